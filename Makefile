@@ -1,0 +1,48 @@
+# Every target sets up what it needs in .venv; all commands run from the repository's root.
+PYTHON ?= python3
+BACKEND ?= fastapi_onnx
+DATA ?= ../shared
+RUN ?= runs/food11
+BIN := .venv/bin
+export BACKEND
+
+.PHONY: run test lint format accuracy train lock clean
+
+run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
+	@exec $(BIN)/python -m serving.launch
+
+test: .venv/dev.installed  ## everything that needs no GPU; browser tests where a Chromium is found
+	$(BIN)/python -m pytest
+
+lint: .venv/dev.installed  ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/dev.installed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+accuracy: .venv/dev.installed  ## DATA=folder with food11-64/ and photos/
+	$(BIN)/python -m training.evaluate $(DATA)
+
+train: .venv/dev.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
+	$(BIN)/python -m training.food11 --data $(DATA) --run $(RUN)
+
+lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
+	./training/lock
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv .venv
+
+.venv/fastapi_%.installed: fastapi_%/requirements.txt flask_app/requirements.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach file,$^,-r $(file))
+	@touch $@
+
+.venv/dev.installed: requirements-dev.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@

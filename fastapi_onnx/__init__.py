@@ -1,0 +1,1 @@
+"""The service with ONNX Runtime as its backend."""

@@ -1,0 +1,100 @@
+"""Inference with ONNX Runtime on the CPU or a CUDA GPU; called by the engine."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from fastapi_onnx.graph import with_uint8_input
+from serving.backend import BackendInfo
+from serving.errors import ConfigurationError
+from serving.logs import logger
+from serving.model import Model
+from serving.settings import Settings
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+class OnnxBackend:
+    """One session, shared by all threads: `InferenceSession.run` is thread-safe."""
+
+    def __init__(self) -> None:
+        self._session: ort.InferenceSession | None = None
+
+    def load(self, model: Model, settings: Settings) -> BackendInfo:
+        """Loads `model.onnx`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
+        path = model.file("model.onnx")
+        try:
+            graph = with_uint8_input(onnx.load(path), model.description.image).SerializeToString()
+            fallback = self._open(graph, settings)
+        except ConfigurationError:
+            raise
+        except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
+            raise ConfigurationError(f"{path} cannot be loaded: {error}") from error
+        assert self._session is not None  # noqa: S101 _open has set it
+        provider = self._session.get_providers()[0]
+        return BackendInfo(
+            backend=f"onnxruntime {ort.__version__}",
+            device="cuda:0" if provider == CUDA else "cpu",
+            execution_provider=provider,
+            precision="fp32",
+            fallback=fallback,
+        )
+
+    def _open(self, graph: bytes, settings: Settings) -> str | None:
+        """Opens the session on the wanted device; returns why `auto` did not take the GPU."""
+        if settings.device == "cpu":
+            self._session = cpu_session(graph, settings)
+            return None
+        try:
+            self._session = cuda_session(graph)
+        except ConfigurationError as error:
+            if settings.device == "cuda":
+                raise
+            logger().warning("no CUDA, the CPU is used", reason=str(error))
+            self._session = cpu_session(graph, settings)
+            return str(error)
+        return None
+
+    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
+        assert self._session is not None  # noqa: S101 load comes first
+        logits: NDArray[np.float32] = self._session.run(None, {"pixels": batch})[0]
+        return logits
+
+    def close(self) -> None:
+        """Drops the session and with it the device's memory."""
+        self._session = None
+
+
+def cpu_session(graph: bytes, settings: Settings) -> ort.InferenceSession:
+    """A session whose threads do not spin while they wait: idle costs nothing."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.intra_op_threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return ort.InferenceSession(graph, options, providers=[CPU])
+
+
+def cuda_session(graph: bytes) -> ort.InferenceSession:
+    """A session that runs on the GPU or not at all. Raises ConfigurationError with what is missing."""
+    if CUDA not in ort.get_available_providers():
+        raise ConfigurationError(
+            "this onnxruntime is built without CUDA; install onnxruntime-gpu[cuda,cudnn] instead"
+        )
+    if hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        session = ort.InferenceSession(
+            graph, options, providers=[(CUDA, {"cudnn_conv_algo_search": "HEURISTIC"})]
+        )
+    except Exception as error:  # its binding raises several types
+        raise ConfigurationError(f"CUDA cannot be used: {error}") from error
+    if session.get_providers()[0] != CUDA:
+        raise ConfigurationError(
+            "onnxruntime-gpu found no usable GPU, or not the CUDA and cuDNN libraries it needs"
+        )
+    session.disable_fallback()
+    return session

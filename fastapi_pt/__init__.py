@@ -1,0 +1,1 @@
+"""The service with PyTorch as its backend."""

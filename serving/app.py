@@ -1,0 +1,78 @@
+"""`create_app`: puts settings, model, classifier and front-ends together."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+
+from serving import __version__, logs
+from serving.backend import Backend
+from serving.classifier import Classifier
+from serving.context import RequestContext
+from serving.errors import InvalidRequestError, ServingError, by_status
+from serving.frontends import native
+from serving.metrics import Metrics
+from serving.middleware import Observer
+from serving.model import Model
+from serving.responses import error_response
+from serving.settings import Settings
+
+
+def create_app(settings: Settings, make_backend: Callable[[], Backend]) -> FastAPI:
+    """The ASGI application. Raises ConfigurationError when the model cannot be described."""
+    logs.configure(settings)
+    metrics = Metrics()
+    classifier = Classifier(Model.read(settings.model_dir), settings, metrics, make_backend)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with classifier.running():
+            yield
+
+    app: FastAPI = FastAPIOffline(
+        title="Food classifier",
+        version=__version__,
+        description="A photo in, its class out. See `/model` for what is served.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.include_router(native.create_router(classifier))
+    add_error_handlers(app)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-ID", "X-Request-Timeout-Ms"],
+            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
+        )
+    app.add_middleware(Observer, metrics=metrics)
+    return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Every error leaves in the native shape."""
+
+    def respond(request: Request, error: ServingError) -> Response:
+        context = RequestContext.of(request)
+        context.code = error.code
+        return error_response(error, context)
+
+    @app.exception_handler(ServingError)
+    async def on_serving_error(request: Request, error: ServingError) -> Response:
+        return respond(request, error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_exception(request: Request, error: HTTPException) -> Response:
+        return respond(request, by_status(error.status_code, str(error.detail), error.headers))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_validation_error(request: Request, error: RequestValidationError) -> Response:
+        problem: dict[str, Any] = error.errors()[0]  # FastAPI's own type
+        place = ".".join(str(part) for part in problem["loc"])
+        return respond(request, InvalidRequestError(f"{place}: {problem['msg']}"))

@@ -1,0 +1,43 @@
+"""What an inference backend must offer; `fastapi_onnx` and `fastapi_pt` implement it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.model import Model
+from serving.settings import Settings
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What `/model` tells about the computation."""
+
+    backend: str
+    """The library and its version."""
+
+    device: str
+    """`cpu` or `cuda:0`, as it really is."""
+
+    execution_provider: str
+    """ONNX Runtime's provider, or PyTorch's device type."""
+
+    precision: str
+    """`fp32` or `fp16`."""
+
+    fallback: str | None = None
+    """Why `auto` did not take the GPU; absent when it did or was not asked to."""
+
+
+class Backend(Protocol):
+    """One model on one device. `load` does the work, the constructor none."""
+
+    def load(self, model: Model, settings: Settings) -> BackendInfo:
+        """Loads the weights. Raises ConfigurationError when the device or a file is missing."""
+
+    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by several threads."""
+
+    def close(self) -> None:
+        """Frees the device."""

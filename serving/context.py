@@ -1,0 +1,42 @@
+"""What one request carries along: its id, its clock, and what the log and the metrics will say."""
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+VALID_ID = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass
+class RequestContext:
+    """Made by `middleware.Observer`, filled on the way."""
+
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    """time.monotonic() at the first byte."""
+
+    code: str = "ok"
+    """The error's code, for log and metrics."""
+
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds per stage, for Server-Timing and the log."""
+
+    @classmethod
+    def of(cls, request: Request) -> "RequestContext":
+        """The context of a request in progress."""
+        context: RequestContext = request.scope["context"]
+        return context
+
+    def server_timing(self) -> str:
+        """The Server-Timing header: every stage and the total so far, in ms."""
+        stages = {**self.stages, "total": time.monotonic() - self.started}
+        return ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in stages.items())
+
+
+def choose_id(offered: bytes | None) -> str:
+    """The client's X-Request-ID where it is harmless, else a new one."""
+    text = (offered or b"").decode("latin-1")
+    return text if VALID_ID.fullmatch(text) else uuid.uuid4().hex

@@ -1,0 +1,31 @@
+"""How many cores this process may really use: the machine's count is wrong in containers."""
+
+import math
+import os
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def quota(cgroup: Path = CGROUP) -> float:
+    """Cores that the control group grants (versions 2 and 1); infinite without a limit."""
+    try:
+        limit, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            limit = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return math.inf
+    if limit == "max" or int(limit) <= 0:
+        return math.inf
+    return int(limit) / int(period)
+
+
+def usable(cgroup: Path = CGROUP) -> int:
+    """Affinity or quota, whichever is smaller; at least 1."""
+    try:
+        affinity = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        affinity = os.cpu_count() or 1
+    return max(1, min(affinity, math.floor(min(quota(cgroup), affinity) + 0.5)))

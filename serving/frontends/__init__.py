@@ -1,0 +1,1 @@
+"""Protocols: each module parses its requests, calls `Classifier.classify`, and formats the answer."""

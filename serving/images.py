@@ -1,0 +1,137 @@
+"""Bytes of a picture -> checked pixels; every limit on untrusted pictures is here.
+
+Called by `classifier.classify` on a decoding thread. The pixels equal what torchvision's Resize,
+CenterCrop and a second Resize give, within one grey level, except that large JPEG files are decoded
+at a reduced scale (`draft`), which is several times faster.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Resampling, Transpose
+
+from serving.errors import ImageTooLargeError, InvalidImageError
+from serving.model import ImagePipeline
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+DRAFT_MARGIN = 2  # a JPEG is never decoded to less than this multiple of the resized picture
+
+
+class ImageDecoder:
+    """Turns the bytes of one picture into the model's input, without mean and std."""
+
+    def __init__(self, pipeline: ImagePipeline, max_pixels: int) -> None:
+        self.pipeline = pipeline
+        self.max_pixels = max_pixels
+
+    def decode(self, data: bytes) -> NDArray[np.uint8]:
+        """A picture file -> RGB pixels, uint8 [height, width, 3] of `pipeline.output_size`.
+
+        Raises InvalidImageError (unknown, truncated, broken) or ImageTooLargeError.
+        """
+        if not data:
+            raise InvalidImageError("the image is empty")
+        with (
+            broken_file_is_the_clients_fault(),
+            Image.open(io.BytesIO(data), formats=FORMATS) as image,
+        ):
+            width, height = image.size
+            if width * height > self.max_pixels:
+                raise ImageTooLargeError(
+                    f"the image has {width}x{height} pixels; at most {self.max_pixels} are accepted"
+                )
+            if image.format == "JPEG":
+                image.draft(None, self._draft_size(width, height))
+            return np.array(self._transform(to_rgb(upright(image))))
+
+    def _draft_size(self, width: int, height: int) -> tuple[int, int]:
+        """The least (width, height) at which a JPEG may be decoded; the codec rounds up."""
+        resize = self.pipeline.resize
+        if isinstance(resize, int):
+            scale = DRAFT_MARGIN * resize / min(width, height)
+            return round(width * scale), round(height * scale)
+        side = DRAFT_MARGIN * max(resize)  # width and height may still be exchanged by EXIF
+        return side, side
+
+    def _transform(self, image: Image.Image) -> Image.Image:
+        """Resize and centre crop in one sampling of the crop's pixels alone, then enlarge."""
+        pipeline = self.pipeline
+        width, height = image.size
+        if isinstance(pipeline.resize, int):
+            short, long = (
+                pipeline.resize,
+                int(pipeline.resize * max(width, height) / min(width, height)),
+            )
+            new_width, new_height = (short, long) if width <= height else (long, short)
+        else:
+            new_height, new_width = pipeline.resize
+        if (crop := pipeline.center_crop) is None:
+            image = image.resize((new_width, new_height), Resampling.BILINEAR)
+        elif crop > min(new_width, new_height):
+            image = image.resize((new_width, new_height), Resampling.BILINEAR)
+            left, top = (new_width - crop) // 2, (new_height - crop) // 2
+            image = image.crop((left, top, left + crop, top + crop))
+        else:
+            left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
+            x, y = width / new_width, height / new_height
+            box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
+            image = image.resize((crop, crop), Resampling.BILINEAR, box)
+        if pipeline.enlarge:
+            image = image.resize(pipeline.enlarge[::-1], Resampling.BILINEAR)
+        return image
+
+
+@contextmanager
+def broken_file_is_the_clients_fault() -> Iterator[None]:
+    """Codecs meet hostile bytes with exceptions of every kind; all of them mean the same."""
+    try:
+        yield
+    except (ImageTooLargeError, InvalidImageError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageTooLargeError("the image has far more pixels than are accepted") from error
+    except UnidentifiedImageError as error:
+        raise InvalidImageError("not a JPEG, PNG, WebP, GIF, BMP or TIFF image") from error
+    except Exception as error:
+        raise InvalidImageError(f"the image cannot be read: {error}"[:200]) from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Applies the EXIF orientation; a broken EXIF block counts as none."""
+    image.load()
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # the picture itself is fine
+        return image
+    if isinstance(orientation, int) and orientation in UPRIGHT:
+        return image.transpose(UPRIGHT[orientation])
+    return image
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode -> RGB: transparency over white, 16 bits a channel reduced to 8."""
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        values = np.nan_to_num(np.asarray(image), nan=0.0)
+        return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,76 @@
+"""The outermost layer around every request: id, time, log line, metrics, and the last 500."""
+
+import time
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.context import RequestContext, choose_id
+from serving.errors import InternalError
+from serving.logs import logger
+from serving.metrics import Metrics
+from serving.responses import error_response
+
+QUIET_PATHS = {"/health/live", "/health/ready", "/metrics"}
+CLIENT_GONE = 499  # nginx's number; it is seen in the log and in the metrics only
+
+
+class Observer:
+    """Pure ASGI: it adds two headers and never touches a body."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on and records how it ended."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        context = RequestContext(choose_id(headers.get(b"x-request-id")))
+        scope["context"] = context
+        status = 0
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = MutableHeaders(scope=message)
+                added["X-Request-ID"] = context.request_id
+                added["Server-Timing"] = context.server_timing()
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observed_send)
+        except ClientDisconnect:
+            status, context.code = CLIENT_GONE, "client_gone"
+        except Exception:
+            logger().exception("request failed", request_id=context.request_id)
+            if status:
+                raise
+            error = InternalError("the server failed; the request may be tried again")
+            context.code = error.code
+            await error_response(error, context)(scope, receive, observed_send)
+        finally:
+            self._record(scope, status or CLIENT_GONE, context)
+
+    def _record(self, scope: Scope, status: int, context: RequestContext) -> None:
+        route = scope.get("route")
+        path = getattr(route, "path", "other")  # never the raw path: a series per path would grow
+        seconds = time.monotonic() - context.started
+        self.metrics.requests.labels(path, str(status), context.code).inc()
+        if path == "/predict":
+            self.metrics.total.observe(seconds)
+        log = logger().debug if path in QUIET_PATHS else logger().info
+        log(
+            "request",
+            request_id=context.request_id,
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            code=context.code,
+            client=(scope.get("client") or ("", 0))[0],
+            ms={k: round(v * 1000, 2) for k, v in {**context.stages, "total": seconds}.items()},
+        )

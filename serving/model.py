@@ -1,0 +1,134 @@
+"""Reads a model's folder: `model.json` with labels and image pipeline, and weights per version.
+
+models/NAME/model.json
+models/NAME/VERSION/model.onnx, model.safetensors
+"""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from serving.errors import ConfigurationError
+
+Size = tuple[PositiveInt, PositiveInt]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class ImagePipeline(BaseModel):
+    """What happens to a picture before the model sees it, in this order."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    resize: PositiveInt | Size
+    """Length of the short side, or [height, width]; bilinear, antialiased."""
+
+    center_crop: PositiveInt | None = None
+    """Side of the square that is cut out of the centre."""
+
+    enlarge: Size | None = None
+    """[height, width] to which the crop is then resized, bilinear."""
+
+    mean: tuple[float, float, float]
+    """Subtracted from pixels in [0, 1], per channel."""
+
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
+    """By which the difference is divided, per channel."""
+
+    @model_validator(mode="after")
+    def check_output_is_fixed(self) -> "ImagePipeline":
+        """A batch needs pictures of one size."""
+        if isinstance(self.resize, int) and self.center_crop is None and self.enlarge is None:
+            raise ValueError("resize by the short side needs center_crop or enlarge after it")
+        return self
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """(height, width) of every picture that comes out."""
+        if self.enlarge:
+            return self.enlarge
+        if self.center_crop:
+            return self.center_crop, self.center_crop
+        assert not isinstance(self.resize, int)  # noqa: S101 check_output_is_fixed holds this
+        return self.resize
+
+
+class Thresholds(BaseModel):
+    """Below either of them, a client should call the answer uncertain."""
+
+    probability: float = Field(ge=0, le=1)
+    margin: float = Field(ge=0, le=1)
+
+
+class ModelDescription(BaseModel):
+    """The content of `model.json`."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    version: Annotated[str, Field(pattern="^[1-9][0-9]*$")]
+    """The subfolder that holds the weights."""
+
+    description: str = ""
+    labels: Annotated[list[str], Field(min_length=1)]
+    """In the order of the outputs."""
+
+    image: ImagePipeline
+    architecture: str | None = None
+    """A name in torchvision.models; needed by the PyTorch backend."""
+
+    body_size: PositiveInt | None = None
+    """Side in pixels to which the network itself reduces its input; absent: no reduction."""
+
+    files: dict[str, Sha256]
+    """Digest of each file, by its path in the folder."""
+
+    thresholds: Thresholds | None = None
+    accuracy: dict[str, float | int | dict[str, float | int]] = {}
+    """As measured through the served pipeline."""
+
+
+class Model:
+    """A model's description and where its files are."""
+
+    def __init__(self, folder: Path, description: ModelDescription) -> None:
+        self.folder = folder
+        self.description = description
+
+    @classmethod
+    def read(cls, folder: Path) -> "Model":
+        """Reads `model.json`. Raises ConfigurationError with the reason."""
+        path = folder / "model.json"
+        try:
+            return cls(folder, ModelDescription.model_validate_json(path.read_bytes()))
+        except OSError as error:
+            raise ConfigurationError(f"no model in {folder}: {error}") from error
+        except ValidationError as error:
+            raise ConfigurationError(f"{path} is not as documented: {error}") from error
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Class names in the order of the outputs."""
+        return self.description.labels
+
+    def file(self, kind: Literal["model.onnx", "model.safetensors"]) -> Path:
+        """The weights of the served version, after comparing their digest with `model.json`."""
+        relative = f"{self.description.version}/{kind}"
+        path = self.folder / relative
+        expected = self.description.files.get(relative)
+        if expected is None or not path.is_file():
+            raise ConfigurationError(f"the model {self.description.name} has no {relative}")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                raise ConfigurationError(f"{path} is not the file that model.json describes")
+        return path

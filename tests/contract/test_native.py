@@ -1,0 +1,318 @@
+"""The native API, on both backends, over real connections."""
+
+import base64
+import http.client
+import json
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from tests import pictures
+
+PHOTO = pictures.jpeg()
+ENCODED = base64.b64encode(PHOTO).decode()
+
+
+def post_json(url: str, body: object, **options: Any) -> requests.Response:
+    """POST /predict with a JSON body."""
+    return requests.post(f"{url}/predict", json=body, timeout=30, **options)
+
+
+def check_error(response: requests.Response, status: int, code: str) -> None:
+    """The documented body of an error, and no trace of the code behind it."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"detail", "code", "request_id"}
+    assert body["code"] == code
+    assert body["request_id"] == response.headers["X-Request-ID"]
+    assert "Traceback" not in response.text
+    assert ".py" not in response.text
+
+
+def test_base64_in_json(backend_url: str) -> None:
+    response = post_json(backend_url, {"image": ENCODED})
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"prediction", "probability"}
+    labels = requests.get(f"{backend_url}/model", timeout=10).json()["labels"]
+    assert body["prediction"] in labels
+    assert 1 / len(labels) <= body["probability"] <= 1
+
+
+def test_every_way_in_gives_the_same_answer(backend_url: str) -> None:
+    url = f"{backend_url}/predict?top_k=3"
+    lines = base64.encodebytes(PHOTO).decode()
+    answers = [
+        requests.post(url, json={"image": ENCODED}, timeout=30),
+        requests.post(url, json={"image": "data:image/jpeg;base64," + ENCODED}, timeout=30),
+        requests.post(url, json={"image": lines}, timeout=30),
+        requests.post(url, json={"image": ENCODED, "comment": "ignored"}, timeout=30),
+        requests.post(url, data=PHOTO, headers={"Content-Type": "image/jpeg"}, timeout=30),
+        requests.post(url, data=PHOTO, headers={"Content-Type": "application/octet-stream"}, timeout=30),
+        requests.post(url, data=PHOTO, timeout=30),
+        requests.post(url, data=iter([PHOTO[:99], PHOTO[99:]]), timeout=30),
+        requests.post(url, files={"image": ("photo.jpg", PHOTO)}, timeout=30),
+        requests.post(url, files={"file": ("../../x", PHOTO, "image/jpeg")}, timeout=30),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    assert all(answer.json() == answers[0].json() for answer in answers)
+
+
+def test_top_k_is_sorted_and_complete(backend_url: str) -> None:
+    labels = requests.get(f"{backend_url}/model", timeout=10).json()["labels"]
+    url = f"{backend_url}/predict?top_k={len(labels)}"
+    body = requests.post(url, data=PHOTO, timeout=30).json()
+    probabilities = [entry["probability"] for entry in body["top"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(probabilities) == pytest.approx(1)
+    assert {entry["label"] for entry in body["top"]} == set(labels)
+    assert body["top"][0] == {"label": body["prediction"], "probability": body["probability"]}
+
+
+@pytest.mark.parametrize("top_k", ["0", "-1", "12", "x", "", "1.5", "99999999999999999999"])
+def test_top_k_out_of_range(backend_url: str, top_k: str) -> None:
+    url = f"{backend_url}/predict?top_k={top_k}"
+    check_error(requests.post(url, data=PHOTO, timeout=30), 422, "invalid_request")
+
+
+def test_headers_of_an_answer(backend_url: str) -> None:
+    response = post_json(backend_url, {"image": ENCODED}, headers={"X-Request-ID": "my-id-1"})
+    assert response.headers["X-Request-ID"] == "my-id-1"
+    stages = re.findall(r"(\w+);dur=([\d.]+)", response.headers["Server-Timing"])
+    assert [name for name, _ in stages] == ["decode", "queue", "infer", "total"]
+    times = {name: float(value) for name, value in stages}
+    assert times["decode"] + times["queue"] + times["infer"] <= times["total"] + 0.1
+
+
+@pytest.mark.parametrize("offered", ["", "x" * 129, "two words", "caf\u00e9"])
+def test_a_request_id_that_could_harm_is_replaced(backend_url: str, offered: str) -> None:
+    headers = {"X-Request-ID": offered.encode("latin-1")}
+    response = requests.get(f"{backend_url}/health/live", headers=headers, timeout=10)
+    assert re.fullmatch("[0-9a-f]{32}", response.headers["X-Request-ID"])
+
+
+@pytest.mark.parametrize("name", pictures.READABLE)
+def test_odd_pictures_are_classified(backend_url: str, name: str) -> None:
+    response = requests.post(f"{backend_url}/predict", data=pictures.READABLE[name](), timeout=30)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("name", pictures.UNREADABLE)
+def test_unreadable_pictures(backend_url: str, name: str) -> None:
+    data = pictures.UNREADABLE[name]()
+    headers = {"Content-Type": "image/png"}
+    response = requests.post(f"{backend_url}/predict", data=data, headers=headers, timeout=30)
+    check_error(response, 400, "invalid_image")
+    if data:
+        encoded = base64.b64encode(data).decode()
+        check_error(post_json(backend_url, {"image": encoded}), 400, "invalid_image")
+
+
+@pytest.mark.parametrize("name", pictures.TOO_LARGE)
+def test_pictures_with_too_many_pixels(backend_url: str, name: str) -> None:
+    data = pictures.TOO_LARGE[name]()
+    response = requests.post(f"{backend_url}/predict", data=data, timeout=30)
+    check_error(response, 413, "image_too_large")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"image": "abc',
+        b"\xff\xfe",
+        b'{"image": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"image": NaN?}',
+    ],
+    ids=range(8),
+)
+def test_what_is_not_json(backend_url: str, body: bytes) -> None:
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    response = requests.post(f"{backend_url}/predict", data=body, headers=headers, timeout=30)
+    check_error(response, 400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        1,
+        "text",
+        [],
+        {},
+        {"image": None},
+        {"image": 1},
+        {"image": ["a"]},
+        {"img": "a"},
+        {"image": ""},
+        {"image": {"b64": ENCODED}},
+        [{"image": ENCODED}],
+    ],
+)
+def test_json_of_another_shape(backend_url: str, body: object) -> None:
+    headers = {"Content-Type": "application/json"}
+    data = json.dumps(body)
+    response = requests.post(f"{backend_url}/predict", data=data, headers=headers, timeout=30)
+    check_error(response, 422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "%%%",
+        "a",
+        "abcde",
+        "====",
+        "ab=c",
+        "café",
+        "data:image/png,abcd",
+        "data:;base64",
+        "-_-_",
+        "https://example.com/a.jpg",
+        ENCODED[:-1] if ENCODED.endswith("=") else ENCODED[:-2] + "*",
+    ],
+)
+def test_what_is_not_base64(backend_url: str, text: str) -> None:
+    check_error(post_json(backend_url, {"image": text}), 400, "invalid_base64")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "application/xml", "video/mp4", "x", "/"],
+)
+def test_unknown_content_types(backend_url: str, content_type: str) -> None:
+    headers = {"Content-Type": content_type}
+    response = requests.post(f"{backend_url}/predict", data=PHOTO, headers=headers, timeout=30)
+    check_error(response, 415, "unsupported_media_type")
+
+
+def test_compressed_bodies_are_not_taken(backend_url: str) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "image/jpeg"}
+    response = requests.post(f"{backend_url}/predict", data=PHOTO, headers=headers, timeout=30)
+    check_error(response, 415, "unsupported_media_type")
+
+
+FORM = "multipart/form-data; boundary=b"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("multipart/form-data", b"--b--"),
+        (FORM, b""),
+        (FORM, b"garbage"),
+        (FORM, b"--b\r\n"),
+        (FORM, b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\ntext\r\n--b--\r\n'),
+        (FORM, b'--b\r\nContent-Disposition: form-data; name="x"; filename="f"\r\n\r\n1\r\n--b--'),
+        (FORM, b"--b\r\nno colon\r\n\r\n1\r\n--b--\r\n"),
+        (FORM, b'--b\r\nContent-Disposition: form-data; filename="f"\r\n\r\n1\r\n--b--\r\n'),
+        (FORM, b"--b\r\n" + b"A: b\r\n" * 1000 + b"\r\n1\r\n--b--\r\n"),
+        (FORM, b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 100 + b"--b--"),
+        (FORM, b'--b\r\nContent-Disposition: form-data; name="image"; filename="f"\r\n\r\n\xff'),
+        ("multipart/form-data; boundary=" + "x" * 5000, b"--x--"),
+    ],
+    ids=range(12),
+)
+def test_broken_forms(backend_url: str, content_type: str, body: bytes) -> None:
+    headers = {"Content-Type": content_type}
+    response = requests.post(f"{backend_url}/predict", data=body, headers=headers, timeout=30)
+    check_error(response, 422, "invalid_request")
+
+
+def test_two_files_in_a_form(backend_url: str) -> None:
+    files = [("image", ("a", PHOTO)), ("file", ("b", PHOTO))]
+    response = requests.post(f"{backend_url}/predict", files=files, timeout=30)
+    check_error(response, 422, "invalid_request")
+
+
+def test_too_many_bytes_by_declaration(backend_url: str) -> None:
+    parts = urlsplit(backend_url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection.putrequest("POST", "/predict")
+    connection.putheader("Content-Length", str(10**12))
+    connection.endheaders()
+    response = connection.getresponse()
+    assert response.status == 413
+    assert json.loads(response.read())["code"] == "payload_too_large"
+    connection.close()
+
+
+def test_too_many_bytes_without_declaration(backend_url: str) -> None:
+    chunks = (bytes(2**20) for _ in range(21))
+    response = requests.post(f"{backend_url}/predict", data=chunks, timeout=30)
+    check_error(response, 413, "payload_too_large")
+
+
+def test_unknown_paths_and_methods(backend_url: str) -> None:
+    check_error(requests.get(f"{backend_url}/nothing", timeout=10), 404, "not_found")
+    response = requests.get(f"{backend_url}/predict", timeout=10)
+    check_error(response, 405, "method_not_allowed")
+    assert response.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "soon", "", "999999999999"])
+def test_deadline_header_out_of_range(backend_url: str, value: str) -> None:
+    response = post_json(backend_url, {"image": ENCODED}, headers={"X-Request-Timeout-Ms": value})
+    check_error(response, 422, "invalid_request")
+
+
+def test_a_deadline_that_cannot_be_met(backend_url: str) -> None:
+    large = pictures.encode(pictures.plate(4000, 3000), "PNG", compress_level=1)
+    response = requests.post(
+        f"{backend_url}/predict", data=large, headers={"X-Request-Timeout-Ms": "1"}, timeout=30
+    )
+    check_error(response, 504, "deadline_exceeded")
+
+
+def test_health_and_model(backend_url: str) -> None:
+    assert requests.get(f"{backend_url}/health/live", timeout=10).status_code == 200
+    assert requests.get(f"{backend_url}/health/ready", timeout=10).status_code == 200
+    model = requests.get(f"{backend_url}/model", timeout=10).json()
+    assert model["name"] == "food11"
+    assert len(model["labels"]) == 11
+    assert model["device"] == "cpu"
+    assert model["precision"] == "fp32"
+    assert model["instances"] >= 1
+    assert model["batch_ms"][str(model["max_batch_size"])] > 0
+    assert model["thresholds"]["probability"] > 0
+
+
+def test_metrics_count_what_happened(backend_url: str) -> None:
+    def value(name: str) -> float:
+        text = requests.get(f"{backend_url}/metrics", timeout=10).text
+        match = re.search(rf"^{re.escape(name)} ([\d.e+]+)$", text, re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    ok = 'serving_requests_total{code="ok",path="/predict",status="200"}'
+    bad = 'serving_requests_total{code="invalid_image",path="/predict",status="400"}'
+    before = [value(name) for name in (ok, bad, "serving_infer_seconds_count")]
+    post_json(backend_url, {"image": ENCODED})
+    requests.post(f"{backend_url}/predict", data=b"no picture", timeout=10)
+    after = [value(name) for name in (ok, bad, "serving_infer_seconds_count")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1]
+    assert value("serving_free_slots") == 256
+
+
+def test_the_example_in_the_documents_works(backend_url: str) -> None:
+    operation = requests.get(f"{backend_url}/openapi.json", timeout=10).json()["paths"]["/predict"]
+    example = operation["post"]["requestBody"]["content"]["application/json"]["example"]
+    assert post_json(backend_url, example).status_code == 200
+    documented = set(operation["post"]["responses"])
+    assert {"200", "400", "401", "408", "413", "415", "422", "500", "503", "504"} == documented
+
+
+def test_the_documents_load_nothing_from_elsewhere(backend_url: str) -> None:
+    start = requests.get(backend_url, timeout=10)
+    assert start.url == f"{backend_url}/docs"
+    sources = re.findall(r'(?:src|href)="([^"]+)"', start.text)
+    assert sources
+    for source in sources:
+        assert source.startswith("/")
+        assert requests.get(backend_url + source, timeout=10).status_code == 200

@@ -1,0 +1,46 @@
+"""Both backends give the same class, and probabilities within 1e-3, for the same photo."""
+
+import numpy as np
+import pytest
+
+from fastapi_onnx.backend import OnnxBackend
+from fastapi_pt.backend import TorchBackend
+from serving.classifier import softmax
+from serving.images import ImageDecoder
+from serving.model import Model
+from serving.settings import Settings
+from tests import pictures
+
+
+@pytest.fixture(scope="module")
+def batch() -> np.ndarray:
+    """Every readable test picture, and noise; uint8 [N, 224, 224, 3]."""
+    settings = Settings()
+    decoder = ImageDecoder(Model.read(settings.model_dir).description.image, 50_000_000)
+    drawn = [decoder.decode(make()) for make in pictures.READABLE.values()]
+    noise = np.random.default_rng(3).integers(0, 256, (8, 224, 224, 3), np.uint8)
+    return np.concatenate([np.stack(drawn), noise])
+
+
+@pytest.fixture(scope="module")
+def logits(batch: np.ndarray) -> list[np.ndarray]:
+    """The logits of the whole batch, per backend."""
+    settings = Settings(device="cpu")
+    model = Model.read(settings.model_dir)
+    answers = []
+    for backend in (OnnxBackend(), TorchBackend()):
+        backend.load(model, settings)
+        whole = backend.infer(batch)
+        single = np.concatenate([backend.infer(batch[i : i + 1]) for i in range(len(batch))])
+        backend.close()
+        assert whole.dtype == np.float32
+        assert whole.shape == (len(batch), len(model.labels))
+        np.testing.assert_allclose(whole, single, atol=1e-3)
+        answers.append(whole)
+    return answers
+
+
+def test_same_class_and_probabilities(logits: list[np.ndarray]) -> None:
+    onnx, pt = (np.stack([softmax(row) for row in rows]) for rows in logits)
+    assert np.array_equal(onnx.argmax(axis=1), pt.argmax(axis=1))
+    assert np.abs(onnx - pt).max() < 1e-3

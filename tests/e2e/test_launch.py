@@ -1,0 +1,60 @@
+"""`python -m serving.launch`, which `make run` starts: API and page together, both ended together."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+import requests
+
+from tests import pictures, servers
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_both_start_and_both_stop(number: signal.Signals) -> None:
+    port, ui_port = str(servers.free_port()), str(servers.free_port())
+    with subprocess.Popen(
+        [sys.executable, "-m", "serving.launch"],
+        cwd=servers.ROOT,
+        env={**os.environ, "PORT": port, "UI_PORT": ui_port, "SERVING_LOG_LEVEL": "warning"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        try:
+            assert launcher.stdout
+            lines = [launcher.stdout.readline() for _ in range(4)]
+            assert f"http://127.0.0.1:{ui_port}" in "".join(lines)
+            assert f"http://127.0.0.1:{port}/docs" in "".join(lines)
+            answer = requests.post(f"http://127.0.0.1:{port}/predict", data=pictures.jpeg(), timeout=30)
+            assert answer.status_code == 200
+            assert requests.get(f"http://127.0.0.1:{ui_port}/test", timeout=30).status_code == 200
+            children = psutil.Process(launcher.pid).children(recursive=True)
+            assert len(children) >= 2
+            launcher.send_signal(number)
+            assert launcher.wait(30) == 0
+            _, alive = psutil.wait_procs(children, timeout=10)
+            assert not alive
+        finally:
+            launcher.terminate()
+
+
+def test_one_that_cannot_start_ends_both() -> None:
+    environment = {
+        **os.environ,
+        "PORT": str(servers.free_port()),
+        "UI_PORT": str(servers.free_port()),
+        "SERVING_MODEL_DIR": "/nonexistent",
+    }
+    result = subprocess.run(
+        [sys.executable, "-m", "serving.launch"],
+        cwd=servers.ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "no model in /nonexistent" in result.stderr

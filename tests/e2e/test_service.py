@@ -1,0 +1,192 @@
+"""Overload, deadlines, cancellation, failures and access, on real connections to a fake backend."""
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import requests
+
+from tests import servers
+from tests.fake import command
+
+SETTINGS = {
+    "SERVING_INSTANCES": "1",
+    "SERVING_QUEUE_SIZE": "4",
+    "SERVING_BODY_TIMEOUT_MS": "500",
+    "SERVING_LOG_LEVEL": "error",
+}
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A service with one instance and four slots."""
+    with servers.application("tests.fake:app", SETTINGS) as base:
+        yield base
+
+
+@pytest.fixture
+def senders() -> Iterator[ThreadPoolExecutor]:
+    """Threads for requests that wait."""
+    with ThreadPoolExecutor(16) as executor:
+        yield executor
+
+
+def predict(url: str, picture: bytes, **headers: str) -> requests.Response:
+    """POST /predict with the picture as the body."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.post(f"{url}/predict", data=picture, headers=named, timeout=30)
+
+
+def metric(url: str, name: str) -> float:
+    """The current value of a series without labels."""
+    text = requests.get(f"{url}/metrics", timeout=10).text
+    found = re.search(rf"^{name} ([\d.e+]+)$", text, re.MULTILINE)
+    assert found, name
+    return float(found[1])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "the condition was never met"
+        time.sleep(0.01)
+
+
+def raw_request(url: str, picture: bytes) -> socket.socket:
+    """Sends a whole request and leaves its answer unread."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0))
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n\r\n"
+    connection.sendall(head.encode() + picture)
+    return connection
+
+
+def test_requests_over_the_limit_are_refused_at_the_door(url: str, senders: ThreadPoolExecutor) -> None:
+    accepted = [senders.submit(predict, url, command(0.4)) for _ in range(4)]
+    wait_for(lambda: metric(url, "serving_free_slots") == 0)
+    wait_for(lambda: metric(url, "serving_queue_depth") == 3)
+    refused = predict(url, command())
+    assert refused.status_code == 503
+    assert refused.json()["code"] == "overloaded"
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert [future.result().status_code for future in accepted] == [200] * 4
+    assert metric(url, "serving_free_slots") == 4
+    assert predict(url, command()).status_code == 200
+
+
+def test_each_request_gets_its_own_answer(url: str, senders: ThreadPoolExecutor) -> None:
+    labels = requests.get(f"{url}/model", timeout=10).json()["labels"]
+    wanted = [index % 11 for index in range(40)]
+
+    def ask(index: int) -> str:
+        while (response := predict(url, command(class_index=index))).status_code == 503:
+            time.sleep(0.01)
+        return str(response.json()["prediction"])
+
+    assert list(senders.map(ask, wanted)) == [labels[index] for index in wanted]
+
+
+def test_a_deadline_holds_while_waiting_and_expired_work_is_not_computed(
+    url: str, senders: ThreadPoolExecutor
+) -> None:
+    first = senders.submit(predict, url, command(2.5))
+    wait_for(lambda: metric(url, "serving_free_slots") == 3)
+    late = predict(url, command(), X_Request_Timeout_Ms="100")
+    assert late.status_code == 504
+    assert late.json()["code"] == "deadline_exceeded"
+    assert not first.done()
+    assert first.result().status_code == 200
+    assert predict(url, command()).status_code == 200
+    assert metric(url, "serving_infer_seconds_count") == 2
+    assert metric(url, "serving_expired_total") == 1
+
+
+def test_a_client_that_leaves_costs_no_computation(url: str, senders: ThreadPoolExecutor) -> None:
+    first = senders.submit(predict, url, command(1))
+    wait_for(lambda: metric(url, "serving_free_slots") == 3)
+    gone = raw_request(url, command(1))
+    wait_for(lambda: metric(url, "serving_free_slots") == 2)
+    others = [senders.submit(predict, url, command(class_index=i)) for i in (3, 4)]
+    wait_for(lambda: metric(url, "serving_free_slots") == 0)
+    gone.close()
+    wait_for(lambda: metric(url, "serving_cancelled_total") == 1)
+    assert [future.result().status_code for future in (first, *others)] == [200] * 3
+    assert metric(url, "serving_infer_seconds_count") == 3
+
+
+@pytest.mark.parametrize("failure", [1, 2])
+def test_a_failing_computation_is_a_500_that_tells_nothing(url: str, failure: int) -> None:
+    response = predict(url, command(failure=failure))
+    assert response.status_code == 500
+    assert response.json()["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert predict(url, command()).status_code == 200
+    assert metric(url, "serving_free_slots") == 4
+
+
+def test_a_body_that_never_ends_is_given_up(url: str) -> None:
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx")
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"request_timeout" in answer
+
+
+def test_many_requests_leave_nothing_open(url: str) -> None:
+    with servers.process_of(url) as process:
+        with requests.Session() as session:
+            for _ in range(20):
+                session.post(f"{url}/predict", data=command(), timeout=10)
+        wait_for(lambda: len(process.net_connections("tcp")) == 1)
+        before = process.num_fds()
+        for _ in range(30):
+            predict(url, command())
+            predict(url, b"no picture")
+            raw_request(url, command()).close()
+        wait_for(lambda: len(process.net_connections("tcp")) == 1)
+        assert process.num_fds() == before
+        wait_for(lambda: metric(url, "serving_free_slots") == 4)
+
+
+def test_an_api_key_is_asked_for() -> None:
+    with servers.application("tests.fake:app", {**SETTINGS, "SERVING_API_KEY": "sesame"}) as url:
+        for wrong in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic sesame"}):
+            refused = predict(url, command(), **wrong)
+            assert refused.status_code == 401
+            assert refused.json()["code"] == "unauthorized"
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
+        assert predict(url, command(), Authorization="Bearer sesame").status_code == 200
+        assert requests.get(f"{url}/health/ready", timeout=10).status_code == 200
+        schema = requests.get(f"{url}/openapi.json", timeout=10).json()
+        assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+
+
+def test_cross_origin_requests_only_where_allowed() -> None:
+    origin = {"Origin": "http://page.example"}
+    with servers.application("tests.fake:app", SETTINGS) as url:
+        answer = requests.get(f"{url}/health/live", headers=origin, timeout=10)
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    allowed = {**SETTINGS, "SERVING_CORS_ORIGINS": "http://page.example, http://b.example"}
+    with servers.application("tests.fake:app", allowed) as url:
+        answer = requests.get(f"{url}/health/live", headers=origin, timeout=10)
+        assert answer.headers["Access-Control-Allow-Origin"] == "http://page.example"
+        assert "Server-Timing" in answer.headers["Access-Control-Expose-Headers"]
+        other = requests.get(f"{url}/health/live", headers={"Origin": "http://c.example"}, timeout=10)
+        assert "Access-Control-Allow-Origin" not in other.headers
+
+
+def test_sigterm_answers_what_was_accepted(senders: ThreadPoolExecutor) -> None:
+    with servers.application("tests.fake:app", SETTINGS) as url, servers.process_of(url) as process:
+        accepted = senders.submit(predict, url, command(1))
+        wait_for(lambda: metric(url, "serving_free_slots") == 3)
+        process.terminate()
+        assert accepted.result().status_code == 200
+        psutil.wait_procs([process], timeout=20)
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

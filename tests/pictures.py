@@ -1,0 +1,149 @@
+"""Pictures for the tests, drawn here: ordinary ones, odd ones, and hostile ones."""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+
+def plate(width: int = 320, height: int = 240) -> Image.Image:
+    """An orange disc on a textured table: smooth areas, edges and noise."""
+    noise = np.random.default_rng(7).integers(0, 40, (height, width, 3), np.uint8)
+    image = Image.fromarray(noise + np.array([90, 60, 40], np.uint8))
+    draw = ImageDraw.Draw(image)
+    side = min(width, height)
+    centre = (width / 2, height / 2)
+    draw.circle(centre, side * 0.45, fill=(240, 240, 235))
+    draw.circle(centre, side * 0.3, fill=(230, 120, 30))
+    draw.rectangle((0, 0, width / 8, height / 8), fill=(20, 160, 40))
+    return image
+
+
+def encode(image: Image.Image, format_: str = "JPEG", **options: Any) -> bytes:
+    """The bytes of a picture file; `options` are Pillow's."""
+    buffer = io.BytesIO()
+    image.save(buffer, format_, **options)
+    return buffer.getvalue()
+
+
+def jpeg(width: int = 320, height: int = 240) -> bytes:
+    """An ordinary photo-like file."""
+    return encode(plate(width, height), quality=85)
+
+
+def rotated(orientation: int) -> bytes:
+    """A JPEG that says by EXIF how it is to be turned."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(plate(), exif=exif)
+
+
+def sixteen_bit_png() -> bytes:
+    """Grey, 16 bits a pixel."""
+    return encode(Image.fromarray((np.arange(64 * 64) * 16).astype(np.uint16).reshape(64, 64)), "PNG")
+
+
+def palette_with_transparency() -> bytes:
+    """A PNG whose palette has a transparent entry."""
+    image = plate().convert("P", palette=Image.Palette.ADAPTIVE)
+    return encode(image, "PNG", transparency=0)
+
+
+def animated(format_: str) -> bytes:
+    """Three frames, of which the first one counts."""
+    frames = [Image.new("RGB", (40, 30), colour) for colour in ("red", "green", "blue")]
+    return encode(frames[0], format_, save_all=True, append_images=frames[1:])
+
+
+def png(width: int, height: int, data: bytes, depth: int = 8, colour: int = 2) -> bytes:
+    """A PNG file from its parts, however wrong they are."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        crc = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def bomb(width: int = 30_000, height: int = 30_000) -> bytes:
+    """A small file that unpacks to 900 million pixels of one bit."""
+    row = b"\x00" * (width // 8 + 1)
+    packer = zlib.compressobj(9)
+    data = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    return png(width, height, data, depth=1, colour=0)
+
+
+READABLE: dict[str, Callable[[], bytes]] = {
+    "jpeg": jpeg,
+    "jpeg large": lambda: jpeg(1600, 1200),
+    "jpeg grey": lambda: encode(plate().convert("L")),
+    "jpeg cmyk": lambda: encode(plate().convert("CMYK")),
+    "jpeg progressive": lambda: encode(plate(), progressive=True),
+    "jpeg rotated": lambda: rotated(6),
+    "jpeg unknown rotation": lambda: rotated(99),
+    "png": lambda: encode(plate(), "PNG"),
+    "png alpha": lambda: encode(plate().convert("RGBA"), "PNG"),
+    "png grey alpha": lambda: encode(plate().convert("LA"), "PNG"),
+    "png palette": palette_with_transparency,
+    "png one bit": lambda: encode(plate().convert("1"), "PNG"),
+    "png 16 bit": sixteen_bit_png,
+    "webp": lambda: encode(plate(), "WEBP"),
+    "webp alpha": lambda: encode(plate().convert("RGBA"), "WEBP"),
+    "webp animated": lambda: animated("WEBP"),
+    "gif": lambda: encode(plate(), "GIF"),
+    "gif animated": lambda: animated("GIF"),
+    "bmp": lambda: encode(plate(), "BMP"),
+    "tiff": lambda: encode(plate(), "TIFF"),
+    "tiff lzw": lambda: encode(plate(), "TIFF", compression="tiff_lzw"),
+    "tiff cmyk": lambda: encode(plate().convert("CMYK"), "TIFF"),
+    "tiff float": lambda: encode(Image.fromarray(np.full((9, 9), np.nan, np.float32)), "TIFF"),
+    "tiff 32 bit": lambda: encode(Image.fromarray(np.full((9, 9), 2**30, np.int32)), "TIFF"),
+    "1x1": lambda: encode(plate(1, 1), "PNG"),
+    "30000x1": lambda: encode(Image.new("RGB", (30_000, 1), "red"), "PNG"),
+    "1x30000": lambda: encode(Image.new("RGB", (1, 30_000), "red"), "PNG"),
+}
+"""Odd, but pictures: they are classified."""
+
+
+def truncated(format_: str) -> Callable[[], bytes]:
+    """The first half of a file."""
+    return lambda: (data := encode(plate(), format_))[: len(data) // 2]
+
+
+def corrupted(format_: str) -> Callable[[], bytes]:
+    """A file whose middle third is gone to zero, its header whole."""
+
+    def make() -> bytes:
+        data = encode(plate(), format_)
+        third = len(data) // 3
+        return data[:third] + bytes(third) + data[2 * third :]
+
+    return make
+
+
+UNREADABLE: dict[str, Callable[[], bytes]] = {
+    "nothing": lambda: b"",
+    "one byte": lambda: b"\xff",
+    "text": lambda: b"this is not a picture",
+    "svg": lambda: b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
+    "pdf": lambda: b"%PDF-1.4\n%%EOF",
+    "zip": lambda: b"PK\x03\x04" + bytes(100),
+    "header only": lambda: png(8, 8, b""),
+    "png rows missing": lambda: png(64, 64, zlib.compress(bytes(100))),
+    "png size 0": lambda: png(0, 0, zlib.compress(b"")),
+    **{f"{f} truncated": truncated(f) for f in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")},
+    **{f"{f} corrupted": corrupted(f) for f in ("PNG",)},
+}
+"""400 invalid_image."""
+
+TOO_LARGE: dict[str, Callable[[], bytes]] = {
+    "bomb": bomb,
+    "promise": lambda: png(2**31 - 1, 2**31 - 1, b""),
+    "just over": lambda: encode(Image.new("1", (10_000, 5_001)), "PNG"),
+}
+"""413 image_too_large."""

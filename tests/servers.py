@@ -1,0 +1,90 @@
+"""Starts the project's programs as real processes on free ports, and ends them again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def free_port() -> int:
+    """A TCP port that was free on 127.0.0.1 a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    """Polls `url` until it answers 200; fails early if the process has ended."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except OSError as error:
+            if process.poll() is not None:
+                raise RuntimeError(f"exit code {process.returncode} before {url} answered") from error
+            if time.monotonic() > end:
+                raise TimeoutError(f"{url} did not answer within {seconds} s") from error
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(
+    arguments: Sequence[str], ready_url: str, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Runs `python -m ARGUMENTS` from the repository's root until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        text=True,
+    )
+    try:
+        wait_until_answers(ready_url, process)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def application(app: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Serves an ASGI application, given as uvicorn takes it; yields its base URL."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    with running(["uvicorn", app, "--port", str(port), "--no-access-log"], f"{url}/health/ready", env):
+        yield url
+
+
+@contextmanager
+def api(backend: str = "fastapi_onnx", env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Runs one backend's service; yields its base URL."""
+    with application(f"{backend}.app:app", env) as url:
+        yield url
+
+
+@contextmanager
+def process_of(url: str) -> Iterator[psutil.Process]:
+    """The child process that listens at `url`."""
+    port = urlsplit(url).port
+    for child in psutil.Process().children(recursive=True):
+        if any(c.laddr and c.laddr.port == port for c in child.net_connections("tcp")):
+            yield child
+            return
+    raise LookupError(url)

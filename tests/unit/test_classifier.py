@@ -1,0 +1,44 @@
+"""The small pure parts of the request's path."""
+
+import numpy as np
+import pytest
+
+from serving import body
+from serving.classifier import softmax
+from serving.context import RequestContext, choose_id
+from serving.errors import InvalidBase64Error, by_status
+
+
+def test_softmax_is_stable() -> None:
+    assert softmax(np.array([1000, 1000, -1000], np.float32)) == pytest.approx([0.5, 0.5, 0])
+
+
+def test_server_timing_is_in_milliseconds() -> None:
+    context = RequestContext("id", stages={"decode": 0.0015})
+    assert context.server_timing().startswith("decode;dur=1.50, total;dur=")
+
+
+@pytest.mark.parametrize("offered", [None, b"", b"a b", b"a\nb", b"\xe9", b"x" * 129])
+def test_request_ids_are_safe(offered: bytes | None) -> None:
+    assert len(choose_id(offered)) == 32
+
+
+@pytest.mark.parametrize(
+    "text", ["AAAA", " AA\nAA\r\n", "data:image/png;base64,AAAA", "DATA:;BASE64,AAAA"]
+)
+def test_base64_forms(text: str) -> None:
+    assert body.from_base64(text) == b"\0\0\0"
+
+
+@pytest.mark.parametrize("text", ["A", "AA", "AAAA=", "A-_A", "data:image/png,AAAA", "data:AAAA"])
+def test_base64_refusals(text: str) -> None:
+    with pytest.raises(InvalidBase64Error):
+        body.from_base64(text)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(404, "not_found"), (405, "method_not_allowed"), (418, "invalid_request")]
+)
+def test_errors_of_the_framework_get_our_shape(status: int, code: str) -> None:
+    error = by_status(status, "text", None)
+    assert (error.status, error.code) == (status, code)

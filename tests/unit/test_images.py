@@ -1,0 +1,154 @@
+"""`serving.images`: equal to torchvision where no shortcut is taken, and safe with any bytes."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import v2
+
+from serving.errors import ImageTooLargeError, InvalidImageError
+from serving.images import ImageDecoder
+from serving.model import ImagePipeline
+from tests import pictures
+
+IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+CROPPED = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), **IDENTITY)
+SQUEEZED = ImagePipeline(resize=(224, 224), **IDENTITY)
+CLASSIC = ImagePipeline(resize=256, center_crop=224, **IDENTITY)
+NARROW = ImagePipeline(resize=32, center_crop=48, **IDENTITY)
+LIMIT = 50_000_000
+
+
+def torchvision_pipeline(pipeline: ImagePipeline) -> v2.Compose:
+    """The reference."""
+    steps: list[object] = [v2.Resize(pipeline.resize)]
+    if pipeline.center_crop:
+        steps.append(v2.CenterCrop(pipeline.center_crop))
+    if pipeline.enlarge:
+        steps.append(v2.Resize(pipeline.enlarge))
+    return v2.Compose(steps)
+
+
+@pytest.mark.parametrize("pipeline", [CROPPED, SQUEEZED, CLASSIC, NARROW])
+@pytest.mark.parametrize("size", [(320, 240), (241, 517), (64, 64), (1003, 77), (30, 200), (9, 9)])
+def test_equals_torchvision_within_one_grey_level(
+    pipeline: ImagePipeline, size: tuple[int, int]
+) -> None:
+    image = pictures.plate(*size)
+    pixels = ImageDecoder(pipeline, LIMIT).decode(pictures.encode(image, "PNG"))
+    expected = np.asarray(torchvision_pipeline(pipeline)(image))
+    assert pixels.shape == expected.shape == (*pipeline.output_size, 3)
+    assert np.abs(pixels.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("pipeline", [CROPPED, SQUEEZED])
+def test_the_draft_of_a_large_jpeg_is_close_to_the_whole(pipeline: ImagePipeline) -> None:
+    data = pictures.jpeg(2000, 1500)
+    pixels = ImageDecoder(pipeline, LIMIT).decode(data).astype(int)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(torchvision_pipeline(pipeline)(image)).astype(int)
+    assert np.abs(pixels - expected).mean() < 3
+
+
+@pytest.mark.parametrize("name", pictures.READABLE)
+def test_odd_pictures_are_read(name: str) -> None:
+    pixels = ImageDecoder(CROPPED, LIMIT).decode(pictures.READABLE[name]())
+    assert pixels.shape == (224, 224, 3)
+    assert pixels.dtype == np.uint8
+
+
+@pytest.mark.parametrize("name", pictures.UNREADABLE)
+def test_what_is_no_picture_is_refused(name: str) -> None:
+    with pytest.raises(InvalidImageError):
+        ImageDecoder(CROPPED, LIMIT).decode(pictures.UNREADABLE[name]())
+
+
+@pytest.mark.parametrize("name", pictures.TOO_LARGE)
+def test_too_many_pixels_are_refused_before_decoding(name: str) -> None:
+    with pytest.raises(ImageTooLargeError):
+        ImageDecoder(CROPPED, LIMIT).decode(pictures.TOO_LARGE[name]())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int) -> None:
+    data = pictures.rotated(orientation)
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        stored = np.asarray(image)
+    turned = {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.transpose(1, 0, 2),
+        6: np.rot90(stored, -1),
+        7: stored[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(stored),
+    }[orientation]
+    upright = pictures.encode(Image.fromarray(np.ascontiguousarray(turned)), "PNG")
+    decoder = ImageDecoder(SQUEEZED, LIMIT)
+    assert np.array_equal(decoder.decode(data), decoder.decode(upright))
+
+
+def centre(data: bytes) -> list[int]:
+    """The middle pixel after decoding."""
+    pixels = ImageDecoder(SQUEEZED, LIMIT).decode(data)
+    return [int(value) for value in pixels[112, 112]]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: pictures.encode(Image.new("RGBA", (9, 9), (255, 0, 0, 0)), "PNG"), 255),
+        (lambda: pictures.encode(Image.new("RGBA", (9, 9), (0, 0, 0, 127)), "PNG"), 128),
+        (lambda: pictures.encode(Image.new("LA", (9, 9), (0, 0)), "PNG"), 255),
+        (
+            lambda: pictures.encode(Image.fromarray(np.full((9, 9), 128 * 256, np.uint16)), "PNG"),
+            128,
+        ),
+        (lambda: pictures.encode(Image.new("L", (9, 9), 77), "PNG"), 77),
+    ],
+    ids=["transparent", "half transparent", "grey transparent", "16 bit", "grey"],
+)
+def test_every_mode_becomes_rgb_over_white(make: Callable[[], bytes], expected: int) -> None:
+    assert centre(make()) == [expected] * 3
+
+
+def test_the_first_frame_counts() -> None:
+    assert centre(pictures.animated("GIF")) == [255, 0, 0]
+
+
+@given(st.binary(max_size=2000))
+@settings(deadline=None)
+def test_any_bytes_end_in_pixels_or_in_a_refusal(data: bytes) -> None:
+    try:
+        pixels = ImageDecoder(CROPPED, LIMIT).decode(data)
+    except (InvalidImageError, ImageTooLargeError):
+        return
+    assert pixels.shape == (224, 224, 3)
+
+
+FILES = [make() for name, make in pictures.READABLE.items() if "large" not in name]
+
+
+@given(
+    st.sampled_from(FILES),
+    st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), max_size=20),
+    st.integers(0, 2**20),
+)
+@settings(deadline=None, max_examples=300)
+def test_any_damage_ends_in_pixels_or_in_a_refusal(
+    data: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
+    damaged = bytearray(data[: cut % (2 * len(data)) + 1])
+    for place, value in changes:
+        damaged[place % len(damaged)] = value
+    try:
+        pixels = ImageDecoder(CROPPED, 1_000_000).decode(bytes(damaged))
+    except (InvalidImageError, ImageTooLargeError):
+        return
+    assert pixels.shape == (224, 224, 3)

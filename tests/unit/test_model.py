@@ -1,0 +1,96 @@
+"""`serving.model` and `serving.cpus`: what is read from files, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import cpus
+from serving.errors import ConfigurationError
+from serving.model import ImagePipeline, Model
+
+STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+DESCRIPTION: dict[str, Any] = {
+    "name": "tiny",
+    "version": "1",
+    "labels": ["a", "b"],
+    "image": {"resize": [224, 224], **STATISTICS},
+    "files": {"1/model.onnx": "0" * 64},
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    (folder / "model.json").write_text(json.dumps({**DESCRIPTION, **changes}))
+    return folder
+
+
+def test_a_model_is_described(tmp_path: Path) -> None:
+    model = Model.read(write(tmp_path))
+    assert model.labels == ["a", "b"]
+    assert model.description.image.output_size == (224, 224)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no model in"):
+        Model.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": []},
+        {"version": "../1"},
+        {"name": "../x"},
+        {"image": {"resize": 64, **STATISTICS}},
+        {"image": {"resize": 0, "center_crop": 1, **STATISTICS}},
+        {"image": {"resize": [1, 1], "mean": [0, 0, 0], "std": [1, 1, 0]}},
+        {"files": {"1/model.onnx": "short"}},
+        {"surprise": 1},
+    ],
+)
+def test_a_wrong_description(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"model\.json is not as documented"):
+        Model.read(write(tmp_path, **changes))
+
+
+def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
+    model = Model.read(write(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"has no 1/model\.onnx"):
+        model.file("model.onnx")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.onnx").write_bytes(b"something else")
+    with pytest.raises(ConfigurationError, match="is not the file"):
+        model.file("model.onnx")
+    with pytest.raises(ConfigurationError, match=r"has no 1/model\.safetensors"):
+        model.file("model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "expected"),
+    [
+        (ImagePipeline(resize=64, center_crop=64, enlarge=(224, 200), **STATISTICS), (224, 200)),
+        (ImagePipeline(resize=256, center_crop=224, **STATISTICS), (224, 224)),
+        (ImagePipeline(resize=(10, 20), **STATISTICS), (10, 20)),
+    ],
+)
+def test_the_size_that_comes_out(pipeline: ImagePipeline, expected: tuple[int, int]) -> None:
+    assert pipeline.output_size == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, float("inf")),
+        ({"cpu.max": "max 100000"}, float("inf")),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, float("inf")),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], expected: float) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert cpus.quota(tmp_path) == expected
+    assert 1 <= cpus.usable(tmp_path) <= max(1, round(min(expected, 10_000)))

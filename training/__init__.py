@@ -1,0 +1,1 @@
+"""How a model directory is made: from zipped photos, or from weights of one's own."""

@@ -1,0 +1,63 @@
+"""Random changes of whole batches on tensors; cheap enough to run between two training steps."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def random_resized_crop(photos: Tensor, size: int, min_area: float) -> Tensor:
+    """Crops each photo at random (area `min_area` to 1, aspect 3:4 to 4:3), mirrors half of them,
+    and enlarges to `size`, all in one bilinear sampling.
+
+    [N, 3, H, W] float -> [N, 3, size, size] float.
+    """
+    n = len(photos)
+    area = torch.empty(n).uniform_(min_area, 1)
+    aspect = torch.empty(n).uniform_(math.log(3 / 4), math.log(4 / 3)).exp()
+    width = (area * aspect).sqrt().clamp(max=1)
+    height = (area / aspect).sqrt().clamp(max=1)
+    mirror = torch.where(torch.rand(n) < 0.5, -1.0, 1.0)
+    theta = torch.zeros(n, 2, 3)
+    theta[:, 0, 0] = width * mirror
+    theta[:, 1, 1] = height
+    theta[:, 0, 2] = (torch.rand(n) * 2 - 1) * (1 - width)
+    theta[:, 1, 2] = (torch.rand(n) * 2 - 1) * (1 - height)
+    grid = functional.affine_grid(theta, [n, 3, size, size], align_corners=False)
+    return functional.grid_sample(photos, grid, padding_mode="border", align_corners=False)
+
+
+def colour_jitter(photos: Tensor, strength: float) -> Tensor:
+    """Brightness, contrast and saturation, each by a factor of 1 ± `strength`; photos are in [0, 1]."""
+    n = len(photos)
+    brightness, contrast, saturation = (
+        torch.empty(3, n, 1, 1, 1).uniform_(1 - strength, 1 + strength).unbind()
+    )
+    photos = photos * brightness
+    mean = photos.mean(dim=(1, 2, 3), keepdim=True)
+    photos = mean + (photos - mean) * contrast
+    grey = photos.mean(dim=1, keepdim=True)
+    return (grey + (photos - grey) * saturation).clamp(0, 1)
+
+
+def random_erasing(photos: Tensor, probability: float) -> Tensor:
+    """Paints one square of a quarter to a half of the side grey in `probability` of the photos."""
+    n, _, height, width = photos.shape
+    side = torch.empty(n, 1).uniform_(0.25, 0.5) * (torch.rand(n, 1) < probability)
+    top, left = torch.rand(n, 1) * (1 - side), torch.rand(n, 1) * (1 - side)
+    y, x = torch.linspace(0, 1, height)[None], torch.linspace(0, 1, width)[None]
+    rows = (y >= top) & (y < top + side)
+    columns = (x >= left) & (x < left + side)
+    return photos.masked_fill((rows[:, None, :, None] & columns[:, None, None, :]), 0.45)
+
+
+def mixup(photos: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Blends each photo and its target distribution with another of the batch (Zhang et al., 2018)."""
+    share = torch.distributions.Beta(alpha, alpha).sample((len(photos),))
+    order = torch.randperm(len(photos))
+    weight = share[:, None, None, None]
+    return (
+        photos * weight + photos[order] * (1 - weight),
+        targets * share[:, None] + targets[order] * (1 - share[:, None]),
+    )

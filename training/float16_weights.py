@@ -1,0 +1,26 @@
+"""Halves an ONNX file: large weights are stored as float16 and cast back by the graph.
+
+ONNX Runtime folds the casts when it loads the file, so that it computes in float32 as before.
+"""
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+SMALL = 256  # numbers; below it a cast node costs as much as it saves
+
+
+def store_weights_as_float16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Exact where the weights are float16 numbers already; otherwise rounds them."""
+    casts = []
+    for tensor in model.graph.initializer:
+        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < SMALL:
+            continue
+        values = numpy_helper.to_array(tensor).astype(np.float16)
+        stored = f"{tensor.name}.float16"
+        casts.append(helper.make_node("Cast", [stored], [tensor.name], to=TensorProto.FLOAT))
+        tensor.CopyFrom(numpy_helper.from_array(values, stored))
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(casts + nodes)
+    return model

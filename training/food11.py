@@ -1,0 +1,125 @@
+"""Makes models/food11 from the zips: train, calibrate, export, measure, describe.
+
+`python -m training.food11 --data DIR --run RUN`; DIR holds food11-64/train.zip, food11-64/val.zip and
+photos/. An interrupted training goes on from RUN; a finished one is not repeated.
+"""
+
+import json
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+from tqdm import tqdm
+
+from fastapi_pt.network import build
+from serving.images import ImageDecoder
+from serving.model import ImagePipeline, Model
+from training import data, evaluate, export, train
+
+LABELS = Path(__file__).with_name("labels.txt")
+CARD = Path(__file__).with_name("MODEL_CARD.template.md")
+IMAGE = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), mean=train.MEAN, std=train.STD)
+
+
+@torch.inference_mode()
+def validation_logits(
+    weights: Path, architecture: str, body_size: int, zipped: Path
+) -> tuple[Tensor, Tensor]:
+    """Logits [N, classes] and classes [N] of the validation photos, through the served pipeline."""
+    network = build(architecture, len(export.read_labels(LABELS)), body_size)
+    network.body.load_state_dict(load_file(weights))
+    network.eval()
+    decoder = ImageDecoder(IMAGE, max_pixels=1_000_000)
+    photos = list(data.iterate(zipped))
+    logits = []
+    for start in tqdm(range(0, len(photos), 64), desc=f"val at {body_size} pixels", mininterval=2):
+        pixels = np.stack([decoder.decode(photo) for photo, _ in photos[start : start + 64]])
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+        logits.append(network(train.normalise(batch)))
+    return torch.cat(logits), torch.tensor([label for _, label in photos])
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The divisor of the logits that gives the validation classes the highest likelihood."""
+    log_temperature = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.LBFGS([log_temperature], lr=0.1, max_iter=100)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(logits / log_temperature.exp(), labels)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return float(log_temperature.exp())
+
+
+def write_card(out: Path, run: Path, temperature: float) -> None:
+    """MODEL_CARD.md from its template and the figures in model.json and the training log."""
+    model = Model.read(out).description
+    epochs = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    val, sharp = model.accuracy["val"], model.accuracy["sharp"]
+    assert isinstance(val, dict) and isinstance(sharp, dict)  # noqa: S101, PT018 evaluate wrote them
+
+    def percent(value: Any) -> str:  # a number of model.json
+        return f"{100 * value:.1f} %"
+
+    text = Template(CARD.read_text()).substitute(
+        architecture=model.architecture,
+        body_size=model.body_size,
+        epochs=len(epochs),
+        hours=f"{sum(epoch['seconds'] for epoch in epochs) / 3600:.1f}",
+        temperature=f"{temperature:.2f}",
+        val_photos=val["photos"],
+        val_top1=percent(val["top1"]),
+        val_top3=percent(val["top3"]),
+        val_ece=percent(val["expected_calibration_error"]),
+        sharp_photos=sharp["photos"],
+        sharp_top1=percent(sharp["top1"]),
+        sharp_top3=percent(sharp["top3"]),
+        sharp_ece=percent(sharp["expected_calibration_error"]),
+    )
+    (out / "MODEL_CARD.md").write_text(text)
+
+
+def main(
+    data_dir: Annotated[Path, typer.Option("--data", help="Holds food11-64/ and photos/.")],
+    run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
+    out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
+    body_size: Annotated[int, typer.Option(help="Pixels at which the network sees a photo.")] = 80,
+) -> None:
+    """Trains unless RUN is finished, then writes the whole model folder."""
+    zips = data_dir / "food11-64"
+    weights = run / "ema.safetensors"
+    if not weights.exists():
+        train.main(zips, run)
+    with safe_open(weights, framework="pt") as file:
+        architecture = file.metadata()["architecture"]
+    logits, labels = validation_logits(weights, architecture, body_size, zips / "val.zip")
+    temperature = fit_temperature(logits, labels)
+    typer.echo(f"top-1 {(logits.argmax(1) == labels).float().mean():.4f}, temperature {temperature:.3f}")
+    export.from_torchvision(
+        weights=weights,
+        labels=LABELS,
+        out=out,
+        name="food11",
+        architecture=architecture,
+        resize=str(IMAGE.resize),
+        center_crop=IMAGE.center_crop,
+        enlarge="224x224",
+        body_size=body_size,
+        temperature=temperature,
+    )
+    evaluate.main(data_dir, out, write=True)
+    write_card(out, run, temperature)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,187 @@
+"""Trains a torchvision classifier from scratch on small photos, on the CPU or a GPU.
+
+`python -m training.train --data DIR --run RUN` reads DIR/train.zip and DIR/val.zip and leaves, under
+RUN, `log.jsonl` (one line an epoch), `checkpoint.safetensors` (all that is needed to go on after an
+interruption: give the same command again) and `ema.safetensors` (the weights to export).
+
+The schedule is warm-up, constant, linear to zero: until the last part begins, `--epochs` may still be
+changed between two runs. Epochs before `--low-epochs` see photos of `--low-size` pixels, the others of
+`--size`. Augmentation grows over the first `--ramp-epochs`. Every epoch seeds its own random numbers,
+so that an interrupted run sees what an uninterrupted one would have seen.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torchvision.models import get_model
+from tqdm import tqdm
+
+from training import augment, data
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def normalise(photos: Tensor) -> Tensor:
+    """[N, 3, H, W] in [0, 1] -> zero mean and unit variance, channels last in memory."""
+    mean = torch.tensor(MEAN, device=photos.device).view(1, 3, 1, 1)
+    std = torch.tensor(STD, device=photos.device).view(1, 3, 1, 1)
+    return ((photos - mean) / std).contiguous(memory_format=torch.channels_last)
+
+
+def learning_rate(epoch: float, peak: float, warmup: float, decay: float, epochs: float) -> float:
+    """Linear warm-up, constant, linear to zero; all in epochs, `epoch` with its fraction."""
+    return peak * min((epoch + 0.01) / warmup, 1.0, (epochs - epoch) / decay)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """No weight decay on biases and batch norm, as is usual."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, photos: Tensor, labels: Tensor, size: int) -> float:
+    """Top-1 share of uint8 photos [N, 3, H, W], enlarged to `size`."""
+    device = next(model.parameters()).device
+    model.eval()
+    hits = 0
+    for part, truth in zip(photos.split(256), labels.split(256), strict=True):
+        batch = functional.interpolate(part.to(device).float() / 255, size=size, mode="bilinear")
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            hits += int((model(normalise(batch)).argmax(1).cpu() == truth).sum())
+    return hits / len(labels)
+
+
+def save_checkpoint(
+    path: Path, epoch: int, model: nn.Module, ema: AveragedModel, optimizer: torch.optim.Optimizer
+) -> None:
+    """Writes model, moving average and optimizer state as plain tensors, then renames into place."""
+    tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
+    tensors |= {f"ema.{k}": v for k, v in ema.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    partial = path.with_suffix(".partial")
+    contiguous = {k: v.cpu().contiguous().clone() for k, v in tensors.items()}
+    save_file(contiguous, partial, metadata={"epoch": str(epoch)})
+    partial.rename(path)
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, ema: AveragedModel, optimizer: torch.optim.Optimizer
+) -> int:
+    """Restores what `save_checkpoint` wrote; returns the number of finished epochs."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 not a dict
+        epoch = int(file.metadata()["epoch"])
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+    model.load_state_dict(part("model."))
+    ema.load_state_dict(part("ema."))
+    for key in ("step", "exp_avg", "exp_avg_sq"):
+        values = part(f"optimizer.{key}.")
+        for name, parameter in model.named_parameters():
+            value = values[name].to(parameter.device)
+            if value.shape == parameter.shape:  # also in the parameter's memory format
+                value = torch.empty_like(parameter).copy_(value)
+            optimizer.state[parameter][key] = value
+    return epoch
+
+
+def main(
+    data_dir: Annotated[Path, typer.Option("--data", help="Folder with train.zip and val.zip.")],
+    run: Annotated[Path, typer.Option(help="Folder for log and checkpoints.")],
+    architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "resnet18",
+    classes: int = 11,
+    epochs: int = 29,
+    low_epochs: int = 29,
+    decay_epochs: int = 12,
+    ramp_epochs: int = 14,
+    size: int = 80,
+    low_size: int = 64,
+    batch_size: int = 64,
+    peak: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-3,
+    weight_decay: float = 0.05,
+    smoothing: Annotated[float, typer.Option(help="Label smoothing.")] = 0.1,
+    ema_decay: float = 0.999,
+    seed: int = 11,
+    device: str = "cuda" if torch.cuda.is_available() else "cpu",
+) -> None:
+    """Trains, epoch by epoch; goes on from RUN/checkpoint.safetensors where there is one."""
+    run.mkdir(parents=True, exist_ok=True)
+    photos, labels = data.load(data_dir / "train.zip")
+    val_photos, val_labels = data.load(data_dir / "val.zip")
+    torch.manual_seed(seed)
+    model = get_model(architecture, weights=None, num_classes=classes)
+    model = model.to(device, memory_format=torch.channels_last)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema_decay), use_buffers=True)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, weight_decay), lr=peak, betas=(0.9, 0.98), fused=True
+    )
+    checkpoint = run / "checkpoint.safetensors"
+    start = load_checkpoint(checkpoint, model, ema, optimizer) if checkpoint.exists() else 0
+    for epoch in range(start, epochs):
+        began = time.monotonic()
+        torch.manual_seed(seed * 1000 + epoch)
+        growth = min(1.0, epoch / ramp_epochs)
+        side = low_size if epoch < low_epochs else size
+        order = torch.randperm(len(labels))
+        steps = len(order) // batch_size
+        model.train()
+        total = 0.0
+        for step in tqdm(range(steps), desc=f"epoch {epoch + 1}/{epochs}", mininterval=10):
+            rate = learning_rate(epoch + step / steps, peak, 0.5, decay_epochs, epochs)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            chosen = order[step * batch_size : (step + 1) * batch_size]
+            batch = photos[chosen].float() / 255
+            batch = augment.random_resized_crop(batch, side, 0.6 - 0.3 * growth)
+            batch = augment.colour_jitter(batch, 0.2 + 0.2 * growth)
+            batch = augment.random_erasing(batch, 0.3 * growth)
+            targets = functional.one_hot(labels[chosen], classes).float()
+            if torch.rand(()) < 0.5 * growth:
+                batch, targets = augment.mixup(batch, targets, 0.3)
+            with torch.autocast(device, dtype=torch.bfloat16):
+                logits = model(normalise(batch.to(device)))
+                loss = functional.cross_entropy(logits, targets.to(device), label_smoothing=smoothing)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            ema.update_parameters(model)
+            total += loss.item()
+        line = {
+            "epoch": epoch + 1,
+            "size": side,
+            "lr": round(rate, 7),
+            "loss": round(total / steps, 4),
+            "val_top1": round(evaluate(model, val_photos, val_labels, size), 4),
+            "val_top1_ema": round(evaluate(ema, val_photos, val_labels, size), 4),
+            "seconds": round(time.monotonic() - began),
+        }
+        with (run / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        tqdm.write(json.dumps(line))
+        save_checkpoint(checkpoint, epoch + 1, model, ema, optimizer)
+    weights = {k: v.cpu().contiguous() for k, v in ema.module.state_dict().items()}
+    save_file(weights, run / "ema.safetensors", metadata={"architecture": architecture})
+
+
+if __name__ == "__main__":
+    typer.run(main)
