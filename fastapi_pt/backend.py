@@ -125,8 +125,7 @@ def optimised_for_cpu(run: nn.Module, size: tuple[int, int]) -> nn.Module:
     """
     example = torch.zeros(2, *size, 3, dtype=torch.uint8)
     with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # the input size is fixed
+        warnings.simplefilter("ignore")  # tracing warns of fixed sizes (they are) and of its age
         traced = torch.jit.freeze(torch.jit.trace(run, example))
         optimised: nn.Module = torch.jit.optimize_for_inference(traced)
     return optimised

@@ -129,8 +129,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
     if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.int64)
-        return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+        values = np.asarray(image)
+        if values.dtype != np.uint16:
+            values = values.clip(0, 65535)
+        return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         values = np.nan_to_num(np.asarray(image), nan=0.0)
         return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -58,7 +58,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return loss
 
     optimizer.step(closure)
-    return float(log_temperature.exp())
+    return log_temperature.exp().item()
 
 
 def write_card(out: Path, run: Path, temperature: float) -> None:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from serving.images import ImageDecoder
 from serving.model import ImagePipeline
 from tests import pictures
 
-IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+IDENTITY: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 CROPPED = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), **IDENTITY)
 SQUEEZED = ImagePipeline(resize=(224, 224), **IDENTITY)
 CLASSIC = ImagePipeline(resize=256, center_crop=224, **IDENTITY)

@@ -10,7 +10,7 @@ from serving import cpus
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 
-STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+STATISTICS: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 DESCRIPTION: dict[str, Any] = {
     "name": "tiny",
     "version": "1",

@@ -1,0 +1,78 @@
+"""One photo, one thread, no HTTP: both backends against the network in plain eager PyTorch.
+
+`python -m benchmarks.backends [--model-dir DIR] [--rounds N]` alternates the candidates round by
+round, so that a busy neighbour meets all of them, and prints the median time of each.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from fastapi_onnx.backend import OnnxBackend
+from fastapi_pt.backend import PixelsToLogits, TorchBackend, read_network
+from serving.backend import Backend
+from serving.model import Model
+from serving.settings import Settings
+
+Infer = Callable[[NDArray[np.uint8]], object]
+CALLS = 10  # in a row, per candidate and round
+
+
+def eager(model: Model) -> Infer:
+    """What a handler does that loads the weights and calls the network."""
+    network = read_network(model, model.file("model.safetensors"))
+    whole = PixelsToLogits(network, model.description.image, torch.float32).eval()
+
+    def infer(batch: NDArray[np.uint8]) -> object:
+        with torch.no_grad():
+            return whole(torch.from_numpy(batch)).numpy()
+
+    return infer
+
+
+def candidates(model: Model) -> dict[str, Infer]:
+    """Name -> a function of pixels, loaded and warm."""
+    settings = Settings(device="cpu", intra_op_threads=1)
+    found: dict[str, Infer] = {"PyTorch eager": eager(model)}
+    backends: dict[str, Backend] = {"fastapi_pt": TorchBackend(), "fastapi_onnx": OnnxBackend()}
+    for name, backend in backends.items():
+        backend.load(model, settings)
+        found[name] = backend.infer
+    return found
+
+
+def main(
+    model_dir: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
+    rounds: Annotated[int, typer.Option(help="How often every candidate has its turn.")] = 30,
+) -> None:
+    """Prints ms for one photo and the ratio to eager PyTorch."""
+    torch.set_num_threads(1)
+    model = Model.read(model_dir)
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (1, *model.description.image.output_size, 3), np.uint8
+    )
+    times: dict[str, list[float]] = {}
+    everyone = candidates(model)
+    for number in tqdm(range(rounds + 1), mininterval=1):
+        for name, infer in everyone.items():
+            started = time.perf_counter()
+            for _ in range(CALLS):
+                infer(pixels)
+            if number:  # the first round warms up
+                times.setdefault(name, []).append((time.perf_counter() - started) / CALLS)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, median in medians.items():
+        ratio = medians["PyTorch eager"] / median
+        typer.echo(f"{name:14} {median * 1000:6.2f} ms  {ratio:4.1f} times as fast as eager")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,103 @@
+"""Serves the page: `python -m flask_app`. The composition root of settings, app and server."""
+
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from flask import Flask
+from pydantic import ValidationError
+from waitress import create_server, wasyncore  # type: ignore[import-untyped]
+
+from flask_app.app import FORM_SLACK, create_app
+from flask_app.settings import MEGABYTE, Settings
+
+STOP_WITHIN_S = 8.0
+
+logger = logging.getLogger("flask_app")
+
+
+class Server:
+    """Waitress around the application, with an end that waits for what was accepted."""
+
+    def __init__(self, app: Flask, settings: Settings) -> None:
+        self._sockets: dict[int, Any] = {}  # Any: waitress has no types
+        largest = 2 * settings.max_upload_bytes + FORM_SLACK  # over the app's own limit: its words
+        self._server = create_server(
+            app,
+            map=self._sockets,
+            host=settings.host,
+            port=settings.port,
+            threads=settings.threads,
+            connection_limit=max(200, 4 * settings.threads),
+            channel_request_lookahead=1,  # makes waitress notice that a waiting client has left
+            max_request_body_size=largest,
+            inbuf_overflow=largest + MEGABYTE,  # bodies stay in memory
+            outbuf_overflow=64 * MEGABYTE,
+            ident=None,
+            **_proxy(settings),
+        )
+        self._host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self._stopping = False
+
+    def serve(self) -> None:
+        """Until SIGTERM or SIGINT; then until what was accepted is answered, with a deadline."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        logger.info("page on http://%s:%d", self._host, self._port)
+        while not self._stopping:
+            wasyncore.loop(timeout=0.5, map=self._sockets, count=1, use_poll=True)
+        for listener in self._listeners():
+            wasyncore.dispatcher.close(listener)
+        deadline = time.monotonic() + STOP_WITHIN_S
+        while self._busy() and time.monotonic() < deadline:
+            wasyncore.loop(timeout=0.1, map=self._sockets, count=1, use_poll=True)
+        self._server.task_dispatcher.shutdown(timeout=1)
+        wasyncore.close_all(self._sockets)
+
+    @property
+    def _port(self) -> int:
+        return int(self._listeners()[0].socket.getsockname()[1])
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _listeners(self) -> list[Any]:
+        return [entry for entry in self._sockets.values() if getattr(entry, "accepting", False)]
+
+    def _busy(self) -> bool:
+        channels = [entry for entry in self._sockets.values() if hasattr(entry, "requests")]
+        return any(channel.requests or channel.total_outbufs_len for channel in channels)
+
+
+def _proxy(settings: Settings) -> dict[str, str]:
+    if settings.trusted_proxy is None:
+        return {}
+    return {
+        "trusted_proxy": settings.trusted_proxy,
+        "trusted_proxy_headers": "x-forwarded-for x-forwarded-proto",
+    }
+
+
+def main() -> int:
+    """Returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    logging.getLogger("waitress").setLevel(logging.WARNING)
+    try:
+        settings = Settings()
+        app = create_app(settings)
+        server = Server(app, settings)
+    except (ValidationError, OSError) as error:
+        logger.error("the page cannot start: %s", error)
+        return 2
+    try:
+        server.serve()
+    finally:
+        app.extensions["api"].close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Builds the Flask application: settings in, routes, headers and error answers wired up."""
+
+import io
+import logging
+import re
+import uuid
+from typing import IO
+from urllib.parse import urlsplit
+
+from flask import Flask, Request, Response, g, request
+from werkzeug.exceptions import HTTPException
+
+from flask_app import words
+from flask_app.api_client import ApiClient
+from flask_app.errors import CrossOriginError, PageError, TooLargeError
+from flask_app.feedback import Feedback
+from flask_app.service import Service
+from flask_app.settings import Settings
+from flask_app.views import Views, answer_error
+
+logger = logging.getLogger(__name__)
+
+FORM_SLACK = 64 * 1024  # names, boundaries and tokens around the photos
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob: data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class InMemoryRequest(Request):
+    """Uploads never touch the disk; Werkzeug would spool those over 500 KB to a file."""
+
+    max_form_parts = 200
+
+    def _get_file_stream(
+        self,
+        total_content_length: int | None,  # noqa: ARG002 the signature is Werkzeug's
+        content_type: str | None,  # noqa: ARG002
+        filename: str | None = None,  # noqa: ARG002
+        content_length: int | None = None,  # noqa: ARG002
+    ) -> IO[bytes]:
+        return io.BytesIO()
+
+
+class PageApp(Flask):
+    """Flask with requests held in memory."""
+
+    request_class = InMemoryRequest
+
+
+def create_app(settings: Settings) -> Flask:
+    """The page; close its `extensions["api"]`. Raises OSError on a bad feedback folder."""
+    app = PageApp(__name__)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_upload_bytes + FORM_SLACK
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    api = app.extensions["api"] = ApiClient(settings)
+    feedback = Feedback(settings)
+    feedback.prepare()
+    views = Views(settings, api, Service(api), feedback)
+    app.before_request(note_request_id)
+    app.before_request(refuse_cross_origin)
+    app.after_request(add_headers)
+    views.add_to(app)
+    add_error_answers(app, views)
+    return app
+
+
+def note_request_id() -> None:
+    """The browser's X-Request-ID if harmless, else a new one; the API gets it, too."""
+    given = request.headers.get("X-Request-ID", "")
+    g.request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else uuid.uuid4().hex
+
+
+def refuse_cross_origin() -> None:
+    """No other site's page may post here through a visitor's browser."""
+    if request.method != "POST":
+        return
+    site = request.headers.get("Sec-Fetch-Site")
+    origin = request.headers.get("Origin")
+    if site is not None:
+        foreign = site not in ("same-origin", "none")
+    else:
+        foreign = origin is not None and urlsplit(origin).netloc != request.host
+    if foreign:
+        raise CrossOriginError
+
+
+def add_headers(response: Response) -> Response:
+    """On every answer."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    if "request_id" in g:
+        response.headers.setdefault("X-Request-ID", g.request_id)
+    if request.endpoint != "static":
+        response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+def add_error_answers(app: Flask, views: Views) -> None:
+    """Every error becomes words: as JSON for the script, as a page for people."""
+
+    @app.errorhandler(PageError)
+    def _(error: PageError) -> Response:
+        return answer_error(views, error)
+
+    @app.errorhandler(HTTPException)
+    def _(error: HTTPException) -> Response:
+        if error.code == 413:
+            return answer_error(views, TooLargeError())
+        return answer_error(views, from_http(error))
+
+    @app.errorhandler(Exception)
+    def _(error: Exception) -> Response:
+        logger.error("request %s failed", g.get("request_id", ""), exc_info=error)
+        return answer_error(views, PageError())
+
+
+def from_http(error: HTTPException) -> PageError:
+    """What the web framework raised on its own (404, 405, a form that cannot be read)."""
+    status = error.code or 500
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, f"http_{status}")
+    allow = {k: v for k, v in error.get_headers() if k == "Allow"}
+    found = PageError(words.error(code, status).title, allow)
+    found.status, found.code = status, code
+    return found

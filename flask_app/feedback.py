@@ -1,0 +1,154 @@
+"""Takes "right" and "wrong, it is ..." and appends each as one line to `feedback.jsonl`.
+
+A prediction is signed when it is shown, so that only answers of this page can be commented. Undo
+appends a line, too: whoever reads the file takes the last line of each id. Off without a folder.
+"""
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from itsdangerous import BadSignature, URLSafeTimedSerializer
+
+from flask_app.errors import BadFeedbackError, FeedbackFullError, FeedbackOffError, RateError
+from flask_app.settings import MEGABYTE, Settings
+
+NONE_OF_THESE = "none of these"
+MAX_AGE_S = 24 * 3600
+REMEMBERED_ADDRESSES = 10_000
+
+
+class Feedback:
+    """One feedback folder, or none."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.feedback_dir
+        self.keeps_photos = settings.feedback_keep_photos and self.on
+        self._max_bytes = settings.feedback_max_mb * MEGABYTE
+        self._limit = RateLimit(settings.feedback_per_minute)
+        self._lock = threading.Lock()
+        self._signer = URLSafeTimedSerializer(settings.secret_key.get_secret_value(), salt="prediction")
+
+    @property
+    def on(self) -> bool:
+        """Whether feedback is asked for."""
+        return self._folder is not None
+
+    def prepare(self) -> None:
+        """Creates the folder. Raises OSError where it cannot be written."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / "feedback.jsonl").open("a"):
+                pass
+
+    def sign(self, photo: bytes, label: str, probability: float, model: str) -> str | None:
+        """A token that stands for one prediction; None when feedback is off."""
+        if not self.on:
+            return None
+        return self._signer.dumps(
+            {
+                "id": secrets.token_hex(8),
+                "model": model,
+                "sha256": sha256(photo).hexdigest(),
+                "predicted": label,
+                "probability": round(probability, 4),
+            }
+        )
+
+    def save(
+        self,
+        token: str,
+        corrected: str | None,
+        labels: Sequence[str],
+        photo: bytes | None,
+        address: str,
+    ) -> None:
+        """Appends one line, and keeps the photo if so configured. Raises FeedbackError.
+
+        `corrected` None means that the prediction is right.
+        """
+        prediction = self._checked(token, address)
+        corrected = prediction["predicted"] if corrected is None else corrected
+        if corrected not in (*labels, NONE_OF_THESE, prediction["predicted"]):
+            raise BadFeedbackError("not a label of the model")
+        if photo and sha256(photo).hexdigest() != prediction["sha256"]:
+            raise BadFeedbackError("not the photo of this prediction")
+        kept = photo if self.keeps_photos and photo else b""
+        name = f"{prediction['id']}.photo" if kept else None
+        line = prediction | {
+            "corrected": None if corrected == NONE_OF_THESE else corrected,
+            "photo": name,
+        }
+        with self._lock:
+            self._append(line, len(kept))
+            if name:
+                (self._open_folder() / name).write_bytes(kept)
+
+    def undo(self, token: str, address: str) -> None:
+        """Appends a line that takes the earlier one back, and removes its photo."""
+        prediction = self._checked(token, address)
+        with self._lock:
+            self._append({"id": prediction["id"], "undone": True}, 0)
+            (self._open_folder() / f"{prediction['id']}.photo").unlink(missing_ok=True)
+
+    def _checked(self, token: str, address: str) -> dict[str, Any]:  # Any: what sign() put in
+        self._open_folder()
+        if wait := self._limit.seconds_to_wait(address):
+            raise RateError(wait)
+        try:
+            prediction: dict[str, Any] = self._signer.loads(token, max_age=MAX_AGE_S)
+        except BadSignature as error:
+            raise BadFeedbackError("the signature is wrong or too old") from error
+        return prediction
+
+    def _append(self, line: Mapping[str, object], extra: int) -> None:
+        folder = self._open_folder()
+        time_utc = datetime.now(UTC).isoformat(timespec="seconds")
+        data = json.dumps({"time": time_utc, **line}, ensure_ascii=False).encode() + b"\n"
+        if _size(folder) + len(data) + extra > self._max_bytes:
+            raise FeedbackFullError
+        descriptor = os.open(folder / "feedback.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            os.write(descriptor, data)  # one write: whole lines even from several processes
+        finally:
+            os.close(descriptor)
+
+    def _open_folder(self) -> Path:
+        if self._folder is None:
+            raise FeedbackOffError
+        return self._folder
+
+
+class RateLimit:
+    """Token buckets: `per_minute` at once, then as many a minute, per address."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._size = float(per_minute)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def seconds_to_wait(self, address: str) -> int:
+        """0 and one token less, or the whole seconds until there is a token."""
+        now = time.monotonic()
+        per_second = self._size / 60
+        with self._lock:
+            tokens, since = self._buckets.pop(address, (self._size, now))
+            tokens = min(self._size, tokens + (now - since) * per_second)
+            free = tokens >= 1
+            self._buckets[address] = (tokens - free, now)
+            if len(self._buckets) > REMEMBERED_ADDRESSES:
+                self._buckets.popitem(last=False)
+        return 0 if free else int((1 - tokens) / per_second) + 1
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files of a folder without subfolders."""
+    return sum(entry.stat().st_size for entry in os.scandir(folder))

@@ -1,0 +1,115 @@
+"""What the page knows about the API: whether it is ready, and which model it serves."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from flask_app import words
+from flask_app.api_client import ApiClient
+from flask_app.errors import ApiError
+
+KEEP_S = 10.0
+DEFAULT_SIDE = 224
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The served model, as far as the page shows it."""
+
+    name: str = ""
+    version: str = ""
+    labels: tuple[str, ...] = ()
+    backend: str = ""
+    device: str = ""
+    provider: str = ""
+    side: int = DEFAULT_SIDE
+    """Short side in pixels to which the service resizes a photo."""
+
+    thresholds: words.Thresholds = field(default_factory=words.Thresholds)
+
+    @property
+    def title(self) -> str:
+        """Name and version in one."""
+        return f"{self.name} {self.version}".strip()
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether photos can be classified now, and why not."""
+
+    state: Literal["ready", "loading", "down"]
+    reason: str | None
+    model: ModelInfo | None
+
+
+class Service:
+    """Asks the API about itself, and remembers the model for a few seconds."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self._lock = threading.Lock()
+        self._model: ModelInfo | None = None
+        self._asked: float | None = None
+
+    def model(self) -> ModelInfo | None:
+        """The model; the last one known while the API does not answer."""
+        with self._lock:
+            now = time.monotonic()
+            if self._asked is not None and now - self._asked < KEEP_S:
+                return self._model
+            self._asked = now
+        try:
+            model = _model_info(self._api.model())
+        except ApiError:
+            return self._model
+        self._model = model
+        return model
+
+    def status(self) -> Status:
+        """Asks now."""
+        try:
+            reason = self._api.not_ready()
+        except ApiError as error:
+            return Status("down", error.detail, self._model)
+        if reason is not None:
+            return Status("loading", reason, self._model)
+        if self._model is None:
+            self._asked = None  # it was asked for while the API was still starting
+        return Status("ready", None, self.model())
+
+
+def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
+    """Reads what is there and of the right type; the API may be older or newer than the page."""
+
+    def text(key: str) -> str:
+        value = raw.get(key)
+        return str(value) if isinstance(value, str | int | float) else ""
+
+    labels = raw.get("labels")
+    return ModelInfo(
+        name=text("name"),
+        version=text("version"),
+        labels=tuple(str(label) for label in labels) if isinstance(labels, list) else (),
+        backend=text("backend"),
+        device=text("device"),
+        provider=text("execution_provider"),
+        side=_side(raw.get("image")),
+        thresholds=_thresholds(raw.get("thresholds")),
+    )
+
+
+def _side(pipeline: object) -> int:
+    size = pipeline.get("resize") if isinstance(pipeline, dict) else None
+    if isinstance(size, list) and size and all(isinstance(side, int) for side in size):
+        size = max(size)
+    return size if isinstance(size, int) and 0 < size <= 4096 else DEFAULT_SIDE
+
+
+def _thresholds(raw: object) -> words.Thresholds:
+    if isinstance(raw, dict):
+        probability, margin = raw.get("probability"), raw.get("margin")
+        if isinstance(probability, int | float) and isinstance(margin, int | float):
+            return words.Thresholds(float(probability), float(margin))
+    return words.Thresholds()

@@ -1,0 +1,78 @@
+"""All settings of the page, read from the environment (prefix `UI_`) and checked at start."""
+
+import secrets
+from pathlib import Path
+
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MEGABYTE = 1024 * 1024
+
+
+class Settings(BaseSettings):
+    """One field, one environment variable: `api_url` is `UI_API_URL`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="UI_", env_ignore_empty=True, use_attribute_docstrings=True
+    )
+
+    api_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
+    """Where this server reaches the API."""
+
+    public_api_url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
+    """The API's address in the code that visitors copy; unset: `api_url`."""
+
+    api_key: SecretStr | None = Field(default=None, min_length=1)
+    """Sent to the API as `Authorization: Bearer KEY`; visitors never see it."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+
+    port: int = Field(default=5000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+
+    threads: int = Field(default=32, ge=4, le=512)
+    """Requests answered at the same time; all but two of them may wait for the API."""
+
+    trusted_proxy: str | None = None
+    """Address of a reverse proxy whose X-Forwarded-For and -Proto are believed."""
+
+    max_upload_mb: int = Field(default=14, ge=1, le=200)
+    """Largest upload, all photos of one form together; in base64 it must fit the API's body limit."""
+
+    connect_timeout_s: PositiveFloat = 2
+    """Time to reach the API."""
+
+    request_timeout_s: PositiveFloat = 30
+    """Time the API has for an answer."""
+
+    retry_after_cap_s: float = Field(default=1, ge=0, le=10)
+    """A 503 that asks for a longer pause than this is handed to the browser, not waited for."""
+
+    secret_key: SecretStr = Field(
+        default_factory=lambda: SecretStr(secrets.token_urlsafe(32)), min_length=16
+    )
+    """Signs predictions for feedback; set it when more than one process serves the page."""
+
+    feedback_dir: Path | None = None
+    """Folder for `feedback.jsonl`; unset: no feedback is asked for or taken."""
+
+    feedback_keep_photos: bool = False
+    """Whether a photo is kept beside its feedback; the page then says so."""
+
+    feedback_max_mb: PositiveInt = 100
+    """Size of the feedback folder from which on nothing more is taken."""
+
+    feedback_per_minute: PositiveInt = 30
+    """Feedback taken from one address in a minute."""
+
+    @field_validator("api_url", "public_api_url")
+    @classmethod
+    def strip_slash(cls, value: str | None) -> str | None:
+        """`http://host/` and `http://host` mean the same."""
+        return value.rstrip("/") if value else value
+
+    @property
+    def max_upload_bytes(self) -> int:
+        """`max_upload_mb` in bytes."""
+        return self.max_upload_mb * MEGABYTE

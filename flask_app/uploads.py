@@ -1,0 +1,27 @@
+"""Reads photos out of the current request: a form's files, or the body itself."""
+
+from flask import request
+
+from flask_app.errors import NoPhotoError, UnsupportedTypeError
+from flask_app.photos import Photo, harmless_name
+
+FIELDS = ("photo", "image", "file")
+
+
+def uploads() -> list[Photo]:
+    """The files of a form; an input left empty is no file."""
+    files = [file for field in FIELDS for file in request.files.getlist(field)]
+    return [Photo(harmless_name(file.filename), file.read()) for file in files if file.filename]
+
+
+def one_upload() -> Photo:
+    """The only photo of a form, or the body. Raises UploadError."""
+    kind = request.mimetype
+    if kind == "multipart/form-data":
+        photos = uploads()
+        if len(photos) != 1:
+            raise NoPhotoError("a form with one photo is expected")
+        return photos[0]
+    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
+        raise UnsupportedTypeError(f"{harmless_name(kind)} is not a photo")
+    return Photo("photo", request.get_data(cache=False))

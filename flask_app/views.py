@@ -1,0 +1,226 @@
+"""The page's routes: read what the browser sent, ask the API, answer in words."""
+
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flask import Flask, Response, g, jsonify, make_response, render_template, request
+
+from flask_app import words
+from flask_app.api_client import Answer, ApiClient
+from flask_app.cancel import Call
+from flask_app.errors import (
+    ApiAnswerError,
+    BadFeedbackError,
+    NoPhotoError,
+    PageBusyError,
+    PageError,
+    TooLargeError,
+    TooManyPhotosError,
+    UploadError,
+)
+from flask_app.feedback import NONE_OF_THESE, Feedback
+from flask_app.photos import Photo, for_the_api, thumbnail
+from flask_app.samples import SAMPLES, sample
+from flask_app.service import Service
+from flask_app.settings import Settings
+from flask_app.uploads import one_upload, uploads
+
+MAX_PHOTOS = 24
+JSON_PATHS = ("/classify", "/status", "/healthz")
+SPARE_THREADS = 2  # never wait for the API, so that the page itself always answers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One classified photo."""
+
+    answer: Answer
+    verdict: words.Verdict
+    token: str | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """One photo on a page that the server renders."""
+
+    name: str
+    picture: str | None
+    outcome: Outcome | None
+    error: words.ErrorWords | None
+
+
+class Views:
+    """All routes; one object per application."""
+
+    def __init__(self, settings: Settings, api: ApiClient, service: Service, feedback: Feedback) -> None:
+        self.settings = settings
+        self.api = api
+        self.service = service
+        self.feedback = feedback
+        self._slots = threading.BoundedSemaphore(settings.threads - SPARE_THREADS)
+
+    def add_to(self, app: Flask) -> None:
+        """Binds the routes."""
+        app.add_url_rule("/", view_func=self.index)
+        app.add_url_rule("/", view_func=self.post, methods=["POST"])
+        app.add_url_rule("/classify", view_func=self.classify, methods=["POST"])
+        app.add_url_rule("/test", view_func=self.test)
+        app.add_url_rule("/status", view_func=self.status)
+        app.add_url_rule("/healthz", view_func=self.healthz)
+        app.add_url_rule("/feedback", view_func=self.save_feedback, methods=["POST"])
+        app.add_url_rule("/feedback/undo", view_func=self.undo_feedback, methods=["POST"])
+
+    def index(self) -> str:
+        """The empty page."""
+        return self.page([])
+
+    def post(self) -> Response:
+        """A plain form: photos or a sample in, a full page out."""
+        key = request.form.get("sample")
+        photos = [sample(key).read()] if key else uploads()
+        if not photos:
+            raise NoPhotoError
+        if len(photos) > MAX_PHOTOS:
+            raise TooManyPhotosError(f"more than {MAX_PHOTOS} photos")
+        cards = []
+        failures: list[PageError] = []
+        for photo in photos:
+            outcome, error = self._try(photo)
+            failures += [error] if error else []
+            said = self.words_of(error) if error else None
+            cards.append(Card(photo.name, thumbnail(photo.content), outcome, said))
+        response = make_response(self.page(cards))
+        if len(failures) == len(cards):
+            response.status_code = failures[0].status
+            response.headers.update(failures[0].headers)
+        return response
+
+    def classify(self) -> Response:
+        """One photo in (the body itself, or a form), the API's JSON out, with `page` added."""
+        outcome = self._classify(one_upload())
+        page = {**asdict(outcome.verdict), "feedback_token": outcome.token}
+        response = jsonify({**outcome.answer.body, "page": page})
+        response.headers.update(outcome.answer.headers)
+        return response
+
+    def test(self) -> str:
+        """Whether page, API and model work together: a sample's class as visible text."""
+        bread = sample("bread")
+        return render_template("test.html", sample=bread, outcome=self._classify(bread.read()))
+
+    def status(self) -> Response:
+        """What the script watches."""
+        status = self.service.status()
+        model = status.model and {
+            "title": status.model.title,
+            "labels": status.model.labels,
+            "backend": status.model.backend,
+            "device": status.model.device,
+            "provider": status.model.provider,
+            "side": status.model.side,
+        }
+        return jsonify({"state": status.state, "reason": status.reason, "model": model})
+
+    def healthz(self) -> Response:
+        """The page itself is alive; the API is only reported."""
+        return jsonify({"status": "ok", "api": self.service.status().state})
+
+    def save_feedback(self) -> Response:
+        """Right, or wrong and what it is."""
+        right = request.form.get("verdict") == "right"
+        corrected = request.form.get("corrected", "")
+        if not right and not corrected:
+            raise BadFeedbackError("which food is it?")
+        model = self.service.model()
+        photo = request.files.get("photo")
+        self.feedback.save(
+            request.form.get("token", ""),
+            None if right else corrected,
+            model.labels if model else (),
+            photo.read() if photo else None,
+            request.remote_addr or "",
+        )
+        return self._said("Thanks, saved.", undo=request.form.get("token"))
+
+    def undo_feedback(self) -> Response:
+        """Takes it back."""
+        self.feedback.undo(request.form.get("token", ""), request.remote_addr or "")
+        return self._said("Taken back.")
+
+    def page(self, cards: list[Card], problem: words.ErrorWords | None = None) -> str:
+        """The whole page."""
+        settings = self.settings
+        return render_template(
+            "page.html",
+            cards=cards,
+            problem=problem,
+            model=self.service.model(),
+            samples=SAMPLES,
+            feedback=self.feedback,
+            none_of_these=NONE_OF_THESE,
+            max_bytes=settings.max_upload_bytes,
+            max_mb=settings.max_upload_mb,
+            api_url=settings.public_api_url or settings.api_url,
+            keyed=settings.api_key is not None,
+        )
+
+    def words_of(self, error: PageError) -> words.ErrorWords:
+        """What happened and what to do; a limit of the page's own is named."""
+        said = words.error(error.code, error.status)
+        if error.code == "payload_too_large" and not isinstance(error, ApiAnswerError):
+            limit = self.settings.max_upload_mb
+            return words.ErrorWords(said.title, f"The limit is {limit} MB. {said.advice}")
+        return said
+
+    def _classify(self, photo: Photo) -> Outcome:
+        if not photo.content:
+            raise NoPhotoError("the file is empty")
+        if len(photo.content) > self.settings.max_upload_bytes:
+            raise TooLargeError
+        if not self._slots.acquire(blocking=False):
+            raise PageBusyError
+        try:
+            call = Call()
+            with call.cancelled_when(request.environ.get("waitress.client_disconnected")):
+                answer = self.api.predict(for_the_api(photo.content), call, g.request_id)
+        finally:
+            self._slots.release()
+        model = self.service.model()
+        verdict = words.verdict(answer.top, model.thresholds if model else words.Thresholds())
+        title = model.title if model else ""
+        return Outcome(answer, verdict, self.feedback.sign(photo.content, *answer.top[0], title))
+
+    def _try(self, photo: Photo) -> tuple[Outcome | None, PageError | None]:
+        """A failure stays on its card."""
+        try:
+            return self._classify(photo), None
+        except PageError as error:
+            return None, error
+
+    def _said(self, title: str, undo: str | None = None) -> Response:
+        if _wants_json():
+            return jsonify({"detail": title})
+        return make_response(render_template("message.html", title=title, undo=undo))
+
+
+def answer_error(views: Views, error: PageError) -> Response:
+    """JSON for programs; for people the page with the words on it."""
+    said = views.words_of(error)
+    if _wants_json():
+        body: dict[str, Any] = error.body()  # Any: JSON
+        response = jsonify({"request_id": g.get("request_id"), **body, "page": asdict(said)})
+    elif request.path == "/" and isinstance(error, UploadError):
+        response = make_response(views.page([], said))
+    else:
+        response = make_response(render_template("message.html", title=said.title, advice=said.advice))
+    response.status_code = error.status
+    response.headers.update(error.headers)
+    return response
+
+
+def _wants_json() -> bool:
+    if request.path in JSON_PATHS:
+        return True
+    accepted = request.accept_mimetypes
+    return accepted["application/json"] > accepted["text/html"]

@@ -1,0 +1,109 @@
+"""A real Chromium, the page as a real process, and a stub in place of the API."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.browser.stub_api import StubApi, stub_api
+from tests.servers import free_port, running
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+Opener = Callable[..., Page]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs a browser."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium with a fresh profile."""
+    found = os.environ.get("SERVING_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), "")
+    if not found:
+        reason = "no Chromium: set SERVING_TEST_CHROMIUM or install one"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    expect.set_options(timeout=15_000)
+    with sync_playwright() as playwright:
+        running_browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        yield running_browser
+        running_browser.close()
+
+
+@pytest.fixture(scope="session")
+def feedback_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page keeps feedback."""
+    return tmp_path_factory.mktemp("feedback")
+
+
+@pytest.fixture(scope="session")
+def session_stub() -> Iterator[StubApi]:
+    """One stub for all tests."""
+    with stub_api() as made:
+        yield made
+
+
+@pytest.fixture
+def stub(session_stub: StubApi) -> Iterator[StubApi]:
+    """The stub as new, whatever the test before it commanded."""
+    session_stub.reset()
+    yield session_stub
+    session_stub.reset()
+
+
+@pytest.fixture(scope="session")
+def base_url(session_stub: StubApi, feedback_dir: Path) -> Iterator[str]:
+    """The page's address."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    env = {
+        "UI_PORT": str(port),
+        "UI_API_URL": session_stub.url,
+        "UI_FEEDBACK_DIR": str(feedback_dir),
+        "UI_FEEDBACK_PER_MINUTE": "1000",
+    }
+    with running(["flask_app"], f"{url}/healthz", env):
+        yield url
+
+
+@pytest.fixture
+def open_page(browser: Browser, base_url: str, stub: StubApi) -> Iterator[Opener]:
+    """Opens the page in a context of its own; no test may break the policy or the script."""
+    assert stub.port
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def opener(path: str = "/", url: str = base_url, **options: Any) -> Page:  # Any: Playwright's
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url + path)
+        if options.get("java_script_enabled", True) and path == "/":
+            expect(page.locator("#service")).to_have_attribute("data-state", "ready")
+        return page
+
+    yield opener
+    for context in contexts:
+        context.close()
+    # Chromium logs every answer of 400 and more, and every lost connection, by itself.
+    assert [text for text in complaints if not text.startswith("Failed to load resource")] == []

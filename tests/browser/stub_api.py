@@ -1,0 +1,211 @@
+"""A small real API for tests of the page: answers as commanded, and notes what it was asked."""
+
+import base64
+import json
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+LABELS = ["Bread", "Dairy product", "Dessert", "Egg", "Fried food", "Meat", "Noodles/Pasta"]
+LABELS += ["Rice", "Seafood", "Soup", "Vegetable/Fruit"]
+SURE = {"Soup": 0.924, "Rice": 0.041, "Meat": 0.02, "Egg": 0.011, "Bread": 0.004}
+UNSURE = {"Soup": 0.41, "Rice": 0.37, "Meat": 0.12, "Egg": 0.06, "Bread": 0.04}
+MODEL = {
+    "name": "food11",
+    "version": "1",
+    "labels": LABELS,
+    "image": {"resize": 256, "center_crop": 224},
+    "backend": "onnx",
+    "device": "cpu",
+    "execution_provider": "CPUExecutionProvider",
+    "thresholds": {"probability": 0.5, "margin": 0.15},
+}
+TIMES = "decode;dur=1.2, queue;dur=0.4, infer;dur=7.3, total;dur=9.6"
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the stub."""
+
+    status: int = 200
+    body: Any = None  # JSON of any shape; bytes are sent as they are
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request to /predict."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Any  # JSON
+
+    @property
+    def photo(self) -> bytes:
+        """The picture in it."""
+        return base64.b64decode(self.body["image"], validate=True)
+
+
+def ok(scores: Mapping[str, float] = SURE) -> Reply:
+    """The best classes, as the API answers with top_k."""
+    top = [{"label": label, "probability": p} for label, p in scores.items()]
+    body = {"prediction": top[0]["label"], "probability": top[0]["probability"], "top": top}
+    return Reply(200, body, {"Server-Timing": TIMES})
+
+
+def error(status: int, code: str, retry_after: int | None = None) -> Reply:
+    """An error as the API words it."""
+    body = {"detail": f"stub says {code}", "code": code, "request_id": "stub-1"}
+    return Reply(status, body, {} if retry_after is None else {"Retry-After": str(retry_after)})
+
+
+class StubApi:
+    """Listens on a port of its own; `down` and `up` keep the port."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.held = threading.Event()
+        """Cleared: /predict waits, until it is set or the client has gone."""
+        self.port = 0
+        self._server: _Server | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """As new: up, ready, nothing asked yet."""
+        self.held.set()
+        if self.port and self._server is None:
+            self.up()
+        self.answers: deque[Reply] = deque()
+        """Used up one by one; then `usual` is the answer."""
+        self.usual = ok()
+        self.ready = Reply(200, {"status": "ready"})
+        self.model: Any = dict(MODEL)  # JSON
+        self.asked: list[Asked] = []
+        self.left = 0
+        """Clients that went while they were held."""
+        self.inside = 0
+        self.most_inside = 0
+        self.connections = 0
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def up(self) -> None:
+        """Listens."""
+        self._server = _Server(self, self.port)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def down(self) -> None:
+        """Refuses connections; ends those that are open."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.end_connections()
+            self._server.server_close()
+            self._server = None
+
+
+@contextmanager
+def stub_api() -> Iterator[StubApi]:
+    """A running stub."""
+    stub = StubApi()
+    stub.up()
+    try:
+        yield stub
+    finally:
+        stub.held.set()
+        stub.down()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Waits for a condition."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited in vain for: {what}")
+        time.sleep(0.01)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+
+    def __init__(self, stub: StubApi, port: int) -> None:
+        self.stub = stub
+        self.open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    def end_connections(self) -> None:
+        for connection in list(self.open):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # Any: socketserver's own
+        """A client that goes away is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.open.add(self.connection)
+        with self.server.stub.lock:
+            self.server.stub.connections += 1
+
+    def finish(self) -> None:
+        self.server.open.discard(self.connection)
+        super().finish()
+
+    def do_GET(self) -> None:
+        stub = self.server.stub
+        self._send(stub.ready if self.path == "/health/ready" else Reply(200, stub.model))
+
+    def do_POST(self) -> None:
+        stub = self.server.stub
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with stub.lock:
+            stub.asked.append(Asked(self.path, dict(self.headers), body))
+            stub.inside += 1
+            stub.most_inside = max(stub.most_inside, stub.inside)
+        gone = self._hold()
+        with stub.lock:
+            stub.inside -= 1
+            stub.left += gone
+            reply = stub.answers.popleft() if stub.answers and not gone else stub.usual
+        if not gone:
+            self._send(reply)
+
+    def _hold(self) -> bool:
+        """Waits while commanded; True when the client left meanwhile."""
+        while not self.server.stub.held.wait(0.01):
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            if readable and not self.connection.recv(1, socket.MSG_PEEK):
+                self.close_connection = True
+                return True
+        return False
+
+    def _send(self, reply: Reply) -> None:
+        raw = isinstance(reply.body, bytes)
+        content = reply.body if raw else json.dumps(reply.body).encode()
+        headers = {"X-Request-ID": self.headers.get("X-Request-ID", "stub-1"), **reply.headers}
+        self.send_response(reply.status)
+        self.send_header("Content-Type", "text/html" if raw else "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 Any: http.server's own
+        """Silent."""

@@ -1,0 +1,238 @@
+"""Photos come in, one or many, and answers come out."""
+
+import base64
+import re
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Opener
+from tests.browser.pictures_of_food import (
+    EGG,
+    GPS_IFD,
+    SOUP,
+    from_a_phone,
+    opened,
+    payload,
+)
+from tests.browser.stub_api import LABELS, UNSURE, StubApi, error, ok, until
+
+GIVE = """([event, target, name, type, text, file]) => {
+  const data = new DataTransfer();
+  if (file) data.items.add(new File([Uint8Array.from(atob(text), c => c.charCodeAt(0))], name, {type}));
+  else data.setData(type, text);
+  const options = {bubbles: true, cancelable: true};
+  const made = event === "paste"
+    ? new ClipboardEvent(event, {...options, clipboardData: data})
+    : new DragEvent(event, {...options, dataTransfer: data});
+  document.querySelector(target).dispatchEvent(made);
+}"""
+
+
+def give(page: Page, event: str, content: Path | tuple[str, str]) -> None:
+    """Drops or pastes a file, or (type, text) as another page would hand it over."""
+    if isinstance(content, Path):
+        text = base64.b64encode(content.read_bytes()).decode()
+        page.evaluate(GIVE, [event, "footer", content.name, "image/jpeg", text, True])
+    else:
+        page.evaluate(GIVE, [event, "footer", "", *content, False])
+
+
+def sentences(page: Page) -> list[str]:
+    return page.locator(".card-sentence").all_inner_texts()
+
+
+def test_choosing_is_enough(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(EGG)
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    expect(page.locator("#say")).to_have_text("fried-egg.jpg: Soup, 92 %")
+    expect(page.get_by_alt_text("fried-egg.jpg")).to_be_visible()
+    widths = [bar.get_attribute("width") for bar in page.locator(".bar rect").all()]
+    assert widths == ["92.4%", "4.1%", "2%", "1.1%", "0.4%"]
+    percents = page.locator(".bar-percent").all_inner_texts()
+    assert percents == ["92 %", "4 %", "2 %", "1 %", "<1 %"]
+    assert stub.asked[0].photo == EGG.read_bytes()
+
+
+def test_the_same_photo_twice(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    for count in (1, 2):
+        page.get_by_label("Choose photos").set_input_files(EGG)
+        expect(page.locator('.card[data-state="done"]')).to_have_count(count)
+    assert len(stub.asked) == 2
+
+
+def test_not_sure(open_page: Opener, stub: StubApi) -> None:
+    stub.answers.append(ok(UNSURE))
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(EGG)
+    expect(page.locator(".card-sentence")).to_have_text("Not sure: Soup 41 %, Rice 37 %")
+    expect(page.locator(".card-note")).to_contain_text("no food at all")
+
+
+def test_it_says_what_it_knows(open_page: Opener) -> None:
+    page = open_page()
+    assert page.locator("#labels li").all_inner_texts() == LABELS
+    expect(page.locator("footer")).to_contain_text("It knows only these 11 foods")
+
+
+def test_samples(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    page.get_by_role("button", name="Soup").click()
+    expect(page.locator(".card-name")).to_have_text("soup.jpg")
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    assert stub.asked[0].photo == SOUP.read_bytes()
+
+
+def test_drop_anywhere(open_page: Opener) -> None:
+    page = open_page()
+    give(page, "dragover", EGG)
+    expect(page.get_by_text("Drop to classify")).to_be_visible()
+    give(page, "drop", EGG)
+    expect(page.get_by_text("Drop to classify")).to_be_hidden()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+
+
+def test_drop_of_a_picture_inside_another_page(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    pixel = "R0lGODlhAQABAIAAAP///wAAACH5BAAAAAAALAAAAAABAAEAAAICRAEAOw=="
+    give(page, "drop", ("text/html", f'<p><img src="data:image/gif;base64,{pixel}">'))
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    assert stub.asked[0].photo.startswith(b"GIF89a")
+
+
+def test_drop_of_an_address(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    give(page, "drop", ("text/uri-list", "https://example.org/soup.jpg"))
+    expect(page.locator(".problem")).to_contain_text("only the address")
+    expect(page.get_by_role("alert").last).to_contain_text("Copy the picture")
+    assert not stub.asked
+
+
+def test_paste_anywhere(open_page: Opener) -> None:
+    page = open_page()
+    give(page, "paste", EGG)
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+
+
+def test_pasted_text_is_left_alone(open_page: Opener) -> None:
+    page = open_page()
+    give(page, "paste", ("text/plain", "soup"))
+    expect(page.locator("#results")).to_be_hidden()
+
+
+def test_large_photos_are_reduced(open_page: Opener, stub: StubApi, tmp_path: Path) -> None:
+    original = from_a_phone(tmp_path)
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(original)
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    sent = opened(stub.asked[0].photo)
+    assert sent.size == (512, 768)  # upright; the short side is twice the model's 256
+    assert not sent.getexif()
+    page.get_by_text("Details").click()
+    expect(page.locator(".sent")).to_contain_text(re.compile("512 . 768 pixels"))
+    page.get_by_role("button", name="Send the original").click()
+    expect(page.locator(".sent")).to_contain_text(re.compile("The file as it is: 2000 . 3000"))
+    assert stub.asked[1].photo == original.read_bytes()
+
+
+def test_the_place_is_removed_from_small_photos(
+    open_page: Opener, stub: StubApi, tmp_path: Path
+) -> None:
+    small = opened(from_a_phone(tmp_path).read_bytes())
+    path = tmp_path / "small.jpg"
+    small.resize((300, 200)).save(path, exif=small.getexif())
+    assert opened(path.read_bytes()).getexif().get_ifd(GPS_IFD)
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(path)
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    sent = opened(stub.asked[0].photo)
+    assert sent.size == (200, 300)
+    assert not sent.getexif()
+
+
+def test_several_photos_three_at_a_time(open_page: Opener, stub: StubApi) -> None:
+    stub.held.clear()
+    page = open_page()
+    files = [payload(f"{i}.jpg", EGG.read_bytes()) for i in range(7)]
+    page.get_by_label("Choose photos").set_input_files(files)
+    until(lambda: stub.inside == 3, "three requests")
+    expect(page.locator('.card[data-state="queued"]')).to_have_count(4)
+    stub.held.set()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(7)
+    assert stub.most_inside == 3
+    assert page.locator(".card-name").all_inner_texts() == [f"{i}.jpg" for i in range(7)]
+
+
+def test_a_failure_stays_on_its_card(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(EGG)
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    stub.answers.append(error(400, "invalid_image"))
+    page.get_by_label("Choose photos").set_input_files(payload("menu.txt", b"Soup", "text/plain"))
+    expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
+    assert sentences(page) == ["This file is not a picture that can be read.", "Soup, 92 %"]
+    expect(page.locator("#alarm")).to_contain_text("menu.txt: This file is not a picture")
+
+
+def test_csv(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    names = ['=cmd|"x".jpg', "soup, hot.jpg"]
+    stub.answers.extend([ok(UNSURE)] * 2)
+    page.get_by_label("Choose photos").set_input_files(
+        [payload(name, EGG.read_bytes()) for name in names]
+    )
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    head, first, second = download.value.path().read_text("utf-8-sig").splitlines()
+    assert head == "photo,state,prediction,probability,second,second_probability,sentence"
+    tail = '"done","Soup","0.41","Rice","0.37","Not sure: Soup 41 %, Rice 37 %"'
+    assert first == f'"\'=cmd|""x"".jpg",{tail}'
+    assert second == f'"soup, hot.jpg",{tail}'
+
+
+def test_clear(open_page: Opener) -> None:
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files([EGG, SOUP])
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    page.get_by_role("button", name="Clear", exact=True).click()
+    expect(page.locator("#results")).to_be_hidden()
+    expect(page.locator(".card")).to_have_count(0)
+
+
+def test_history_lives_in_the_tab(open_page: Opener) -> None:
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(EGG)
+    expect(page.locator("#history-list li")).to_have_count(1)
+    page.reload()
+    expect(page.locator("#history-list li")).to_contain_text("Soup, 92 %")
+    expect(page.locator("#history-list img")).to_have_attribute("src", re.compile("^data:image"))
+    page.get_by_role("button", name="Clear history").click()
+    expect(page.locator("#history")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#history")).to_be_hidden()
+
+
+def test_details(open_page: Opener, base_url: str, stub: StubApi) -> None:
+    page = open_page()
+    name = 'it\'s "soup".jpg'
+    page.get_by_label("Choose photos").set_input_files(payload(name, EGG.read_bytes()))
+    page.get_by_text("Details").click()
+    legend = page.locator(".times-legend li").all_inner_texts()
+    assert [text.strip() for text in legend[:3]] == [
+        "decode 1.2 ms",
+        "queue 0.4 ms",
+        "inference 7.3 ms",
+    ]
+    assert "network" in legend[3]
+    expect(page.locator(".model")).to_contain_text("food11 1, onnx on cpu (CPUExecutionProvider)")
+    curl = page.locator(".curl").inner_text()
+    assert f"'{stub.url}/predict?top_k=5'" in curl
+    assert "'@it'\\''s \"soup\".jpg'" in curl
+    python = page.locator(".python").inner_text()
+    assert 'Path("it\'s \\"soup\\".jpg")' in python
+    compile(python, "shown", "exec")
+    assert '"prediction": "Soup"' in page.locator(".json").inner_text()
+    assert base_url not in curl

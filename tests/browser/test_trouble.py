@@ -1,0 +1,168 @@
+"""Slow, busy, down, offline, too large: what is said, what is done, and how it ends well."""
+
+import json
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import Opener
+from tests.browser.pictures_of_food import EGG, SOUP, payload
+from tests.browser.stub_api import LABELS, StubApi, error, until
+from tests.servers import free_port, running
+
+
+def choose(page: Page, *files: Path) -> None:
+    page.get_by_label("Choose photos").set_input_files(list(files))
+
+
+def test_slow_then_cancel_then_again(open_page: Opener, stub: StubApi) -> None:
+    stub.held.clear()
+    page = open_page()
+    choose(page, EGG)
+    expect(page.locator(".spinning .card-sentence")).to_have_text("Classifying …")
+    expect(page.locator(".spinning .card-sentence")).to_have_text("Still working …")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".card-sentence")).to_have_text("Cancelled")
+    until(lambda: stub.left == 1, "the API to see its client leave")
+    stub.held.set()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+
+
+def test_cancel_of_one_that_waits_for_its_turn(open_page: Opener, stub: StubApi) -> None:
+    stub.held.clear()
+    page = open_page()
+    choose(page, EGG, SOUP, EGG, SOUP)
+    until(lambda: stub.inside == 3, "three requests")
+    page.locator('.card[data-state="queued"]').get_by_role("button", name="Cancel").click()
+    stub.held.set()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(3)
+    expect(page.locator('.card[data-state="cancelled"]')).to_have_count(1)
+    assert len(stub.asked) == 3
+
+
+def test_busy_counts_down_and_tries_again(open_page: Opener, stub: StubApi) -> None:
+    stub.answers.append(error(503, "overloaded", 2))
+    page = open_page()
+    choose(page, EGG)
+    expect(page.locator(".card-sentence")).to_have_text("Busy, trying again in 2 s")
+    expect(page.locator(".card-sentence")).to_have_text("Busy, trying again in 1 s")
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    assert len(stub.asked) == 2
+
+
+def test_cancel_while_busy(open_page: Opener, stub: StubApi) -> None:
+    stub.answers.append(error(503, "overloaded", 50))
+    page = open_page()
+    choose(page, EGG)
+    expect(page.locator(".card-sentence")).to_have_text("Busy, trying again in 50 s")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".card-sentence")).to_have_text("Cancelled")
+
+
+def test_down_and_up_again(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    stub.down()
+    choose(page, EGG)
+    expect(page.locator(".card-sentence")).to_have_text("The classifier cannot be reached.")
+    expect(page.locator("#service")).to_have_attribute("data-state", "down")
+    expect(page.locator("#alarm")).to_contain_text("cannot be reached")
+    expect(page.get_by_alt_text("fried-egg.jpg")).to_be_visible()
+    choose(page, SOUP)
+    expect(page.locator('.card[data-state="waiting"]')).to_have_count(2)
+    stub.up()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    expect(page.locator("#service-text")).to_contain_text("Ready: food11 1")
+    expect(page.locator("#alarm")).to_have_text("")
+
+
+def test_a_page_that_starts_before_the_api(browser: Browser, stub: StubApi, tmp_path: Path) -> None:
+    stub.down()
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    env = {"UI_PORT": str(port), "UI_API_URL": stub.url, "UI_FEEDBACK_DIR": str(tmp_path)}
+    with running(["flask_app"], f"{url}/healthz", env), browser.new_context() as context:
+        page = context.new_page()
+        page.goto(url)
+        expect(page.locator("#service")).to_have_attribute("data-state", "down")
+        expect(page.locator(".knows")).to_be_hidden()
+        stub.up()
+        expect(page.locator("#labels li")).to_have_text(LABELS)
+        choose(page, EGG)
+        page.get_by_role("button", name="Wrong").click()
+        offered = page.get_by_label("It is").locator("option").all_inner_texts()
+        assert offered == ["choose …", *LABELS, "none of these"]
+
+
+def test_loading(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    stub.ready = error(503, "unavailable")
+    stub.usual = error(503, "unavailable", 1)
+    choose(page, EGG)
+    expect(page.locator("#service-text")).to_contain_text("The model is loading")
+    stub.reset()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+
+
+def test_offline_and_back(open_page: Opener) -> None:
+    page = open_page()
+    page.context.set_offline(True)
+    expect(page.locator("#service-text")).to_contain_text("You are offline")
+    choose(page, EGG)
+    expect(page.locator(".card")).to_have_attribute("data-state", "waiting")
+    page.context.set_offline(False)
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+
+
+def test_too_large_is_said_before_sending(open_page: Opener, stub: StubApi, tmp_path: Path) -> None:
+    large = tmp_path / "film.bin"
+    with large.open("wb") as file:
+        file.truncate(21 * 2**20)
+    page = open_page()
+    choose(page, large)
+    expect(page.locator(".card-sentence")).to_have_text("This photo is too large.")
+    expect(page.locator(".card-note")).to_contain_text("The limit is 20 MB")
+    assert not stub.asked
+
+
+def test_heic_says_what_to_do(open_page: Opener) -> None:
+    heic = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(payload("a.heic", heic, "image/heic"))
+    expect(page.locator(".card-note")).to_contain_text("Save it as JPEG")
+
+
+def test_empty_file(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(payload("a.jpg", b""))
+    expect(page.locator(".card-sentence")).to_have_text("This file is empty.")
+    assert not stub.asked
+
+
+def test_an_error_can_be_tried_again(open_page: Opener, stub: StubApi) -> None:
+    stub.answers.append(error(500, "internal_error"))
+    page = open_page()
+    choose(page, EGG)
+    expect(page.locator(".card-sentence")).to_have_text("Something went wrong on the server.")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+
+
+def test_feedback_and_undo(open_page: Opener, feedback_dir: Path) -> None:
+    page = open_page()
+    choose(page, EGG)
+    page.get_by_role("button", name="Wrong").click()
+    expect(page.get_by_label("It is")).to_be_focused()
+    options = page.get_by_label("It is").locator("option").all_inner_texts()
+    assert options[-1] == "none of these"
+    page.get_by_label("It is").select_option("Egg")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("Thanks, saved.").last).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("Taken back.").last).to_be_visible()
+    page.get_by_role("button", name="Right").click()
+    expect(page.get_by_text("Thanks, saved.").last).to_be_visible()
+    text = (feedback_dir / "feedback.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()][-3:]
+    assert [line.get("corrected") for line in lines] == ["Egg", None, "Soup"]
+    assert lines[1]["undone"]
+    assert len({line["id"] for line in lines}) == 1

@@ -1,0 +1,173 @@
+"""Hostile input, other sites, overload: a clear answer, nothing on disk, nothing unescaped."""
+
+import base64
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from pydantic import SecretStr
+
+from tests.browser.page_app import JPEG, PHOTO, form, page_app
+from tests.browser.stub_api import (
+    StubApi,
+    ok,
+    stub_api,
+    until,
+)
+
+
+@pytest.fixture
+def stub() -> Iterator[StubApi]:
+    with stub_api() as running:
+        yield running
+
+
+@pytest.fixture
+def client(stub: StubApi) -> Iterator[FlaskClient]:
+    with page_app(stub) as app:
+        yield app.test_client()
+
+
+def test_nothing_inline(client: FlaskClient) -> None:
+    page = client.post("/", data=form((PHOTO, "egg.jpg"))).text
+    assert " style=" not in page
+    assert not re.search(r"\son\w+=", page)
+    assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == [""]
+
+
+def test_odd_request_ids_are_replaced(stub: StubApi, client: FlaskClient) -> None:
+    client.post("/classify", data=PHOTO, headers={**JPEG, "X-Request-ID": "<b>" * 99})
+    assert re.fullmatch("[0-9a-f]{32}", stub.asked[0].headers["X-Request-ID"])
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type", "status", "code"),
+    [
+        (b"", "image/jpeg", 400, "no_photo"),
+        (b"", "", 400, "no_photo"),
+        (b'{"image": ""}', "application/json", 415, "unsupported_media_type"),
+        (b"a=b", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
+        (b"x", "<script>/x", 415, "unsupported_media_type"),
+        (b"no boundary here", "multipart/form-data", 400, None),
+        (b"--b\r\n\r\nx", "multipart/form-data; boundary=b", 400, None),
+        (b"--b--\r\n", "multipart/form-data; boundary=b", 400, "no_photo"),
+        (b"--b\r\n" * 5000, "multipart/form-data; boundary=b", 400, None),
+    ],
+)
+def test_hostile_bodies(
+    client: FlaskClient, data: bytes, content_type: str, status: int, code: str | None
+) -> None:
+    for path in ("/classify", "/", "/feedback"):
+        answer = client.post(path, data=data, headers={"Content-Type": content_type})
+        assert 400 <= answer.status_code < 500
+        if path == "/classify":
+            assert answer.status_code == status
+            assert code in (None, answer.get_json()["code"])
+
+
+def test_hostile_names_are_escaped(client: FlaskClient) -> None:
+    name = "<img src=x onerror=alert(1)>\"'\u202e" + "y" * 5000 + ".jpg"
+    page = client.post("/", data=form((PHOTO, name)))
+    assert page.status_code == 200
+    assert "<img src=x" not in page.text
+    assert "y" * 100 not in page.text
+
+
+def test_hostile_labels_are_escaped(stub: StubApi, client: FlaskClient) -> None:
+    stub.model["labels"] = ["<b>bold</b>"]
+    stub.answers.append(ok({"<b>bold</b>": 0.9}))
+    assert "<b>bold" not in client.post("/", data=form((PHOTO, "x"))).text
+
+
+def encoded(content: bytes) -> dict[str, Any]:
+    """The same for a large file, which the test client would encode in a temporary file."""
+    head = b'--b\r\nContent-Disposition: form-data; name="photo"; filename="egg.jpg"\r\n\r\n'
+    content_type = "multipart/form-data; boundary=b"
+    return {"data": head + content + b"\r\n--b--\r\n", "content_type": content_type}
+
+
+def test_too_large(stub: StubApi) -> None:
+    with page_app(stub, max_upload_mb=1) as app:
+        client = app.test_client()
+        answer = client.post("/classify", data=b"x" * 2**20 + b"x", headers=JPEG)
+        assert answer.status_code == 413
+        assert "1 MB" in answer.get_json()["page"]["advice"]
+        page = client.post("/", **encoded(b"x" * 2**21))
+        assert page.status_code == 413
+        assert "The limit is 1 MB" in page.text
+    assert not stub.asked
+
+
+def test_uploads_stay_in_memory(
+    stub: StubApi, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a temporary file")
+
+    for name in ("TemporaryFile", "SpooledTemporaryFile", "NamedTemporaryFile", "mkstemp"):
+        monkeypatch.setattr(f"tempfile.{name}", refuse)
+    monkeypatch.setattr("werkzeug.formparser.SpooledTemporaryFile", refuse)
+    large = PHOTO + b"\0" * 3_000_000
+    assert client.post("/", **encoded(large)).status_code == 200
+    assert len(base64.b64decode(stub.asked[0].body["image"])) == len(large)
+
+
+@pytest.mark.parametrize("key", ["../../settings", "nothing", "<b>"])
+def test_unknown_samples(client: FlaskClient, key: str) -> None:
+    assert client.post("/", data={"sample": key}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+    ],
+)
+def test_other_sites_cannot_post(client: FlaskClient, headers: dict[str, str]) -> None:
+    for path in ("/", "/classify", "/feedback", "/feedback/undo"):
+        assert client.post(path, headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Sec-Fetch-Site": "same-origin"}, {"Origin": "http://localhost"}, {}]
+)
+def test_the_own_site_can_post(client: FlaskClient, headers: dict[str, str]) -> None:
+    assert client.post("/classify", data=PHOTO, headers={**JPEG, **headers}).status_code == 200
+
+
+def test_unknown_addresses_and_methods(client: FlaskClient) -> None:
+    assert client.get("/nothing").status_code == 404
+    assert "There is nothing at this address." in client.get("/nothing").text
+    refused = client.get("/classify")
+    assert (refused.status_code, refused.get_json()["code"]) == (405, "method_not_allowed")
+    assert "POST" in refused.headers["Allow"]
+
+
+def test_the_key_stays_on_the_server(stub: StubApi) -> None:
+    with page_app(stub, api_key=SecretStr("secret-key")) as app:
+        page = app.test_client().get("/").text
+    assert "secret-key" not in page
+    assert "Bearer $API_KEY" in page
+
+
+def test_busy_page(stub: StubApi) -> None:
+    """Threads that wait for the API are bounded; the page itself still answers."""
+    stub.held.clear()
+    with page_app(stub, threads=4) as app, ThreadPoolExecutor() as pool:
+
+        def ask() -> int:
+            return app.test_client().post("/classify", data=PHOTO, headers=JPEG).status_code
+
+        asked = [pool.submit(ask) for _ in range(2)]
+        until(lambda: stub.inside == 2, "two requests at the API")
+        answer = app.test_client().post("/classify", data=PHOTO, headers=JPEG)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert app.test_client().get("/healthz").status_code == 200
+        stub.held.set()
+        assert [future.result() for future in asked] == [200, 200]

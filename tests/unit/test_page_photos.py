@@ -1,0 +1,97 @@
+"""File names made harmless, thumbnails, and files that need converting."""
+
+import base64
+import importlib.util
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, features
+
+from flask_app import photos
+from flask_app.errors import ConversionError
+
+HEIC = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
+
+
+def picture(kind: str, mode: str = "RGB", size: tuple[int, int] = (640, 320)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size, "red").save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "harmless"),
+    [
+        ("soup.jpg", "soup.jpg"),
+        ("../../etc/passwd", "passwd"),
+        ("C:\\photos\\soup.jpg", "soup.jpg"),
+        ("a\u202egpj.exe\x00\n", "agpj.exe"),
+        ("", "photo"),
+        (None, "photo"),
+        ("/", "photo"),
+    ],
+)
+def test_names(name: str | None, harmless: str) -> None:
+    assert photos.harmless_name(name) == harmless
+
+
+@given(st.text())
+def test_any_name_becomes_short_and_printable(name: str) -> None:
+    harmless = photos.harmless_name(name)
+    assert 0 < len(harmless) <= photos.MAX_NAME
+    assert "/" not in harmless
+    assert "\n" not in harmless
+
+
+def test_a_long_name_keeps_its_ending() -> None:
+    assert photos.harmless_name("x" * 500 + ".jpeg").endswith(".jpeg")
+
+
+def test_thumbnail_is_small() -> None:
+    url = photos.thumbnail(picture("PNG", "RGBA", (3000, 1500)))
+    assert url is not None
+    head, coded = url.split(",")
+    assert head == "data:image/jpeg;base64"
+    with Image.open(io.BytesIO(base64.b64decode(coded))) as image:
+        assert image.size == (photos.THUMBNAIL_SIDE, photos.THUMBNAIL_SIDE // 2)
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_picture_has_no_thumbnail(content: bytes) -> None:
+    assert photos.thumbnail(content) is None
+
+
+def test_a_broken_picture_has_no_thumbnail() -> None:
+    assert photos.thumbnail(picture("JPEG")[:700]) is None
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_what_the_api_reads_is_left_alone(kind: str) -> None:
+    content = picture(kind)
+    assert photos.for_the_api(content) is content
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_avif_becomes_jpeg() -> None:
+    assert photos.for_the_api(picture("AVIF")).startswith(b"\xff\xd8")
+
+
+def test_heic_without_a_decoder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConversionError, match="pillow-heif"):
+        photos.for_the_api(HEIC)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pillow_heif") is None, reason="no pillow-heif")
+def test_heic_becomes_jpeg() -> None:
+    photos._learn_heic()
+    assert photos.for_the_api(picture("HEIF")).startswith(b"\xff\xd8")
+    with pytest.raises(ConversionError):
+        photos.for_the_api(HEIC)
+
+
+def test_postscript_is_never_opened() -> None:
+    """Pillow would hand it to Ghostscript."""
+    assert photos.thumbnail(picture("EPS")) is None

@@ -1,0 +1,163 @@
+"""`python -m flask_app` as a real process: cancel all the way down, and a clean end."""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flask_app.samples import SAMPLES
+from tests.browser.stub_api import StubApi, stub_api, until
+from tests.servers import ROOT, free_port, running
+
+PHOTO = SAMPLES[0].read().content
+HEAD = (
+    "POST /classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\n"
+    f"Content-Length: {len(PHOTO)}\r\n\r\n"
+).encode()
+
+
+@pytest.fixture
+def stub() -> Iterator[StubApi]:
+    with stub_api() as made:
+        yield made
+
+
+@pytest.fixture
+def page(stub: StubApi) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    port = free_port()
+    env = {"UI_PORT": str(port), "UI_API_URL": stub.url, "UI_MAX_UPLOAD_MB": "1"}
+    with running(["flask_app"], f"http://127.0.0.1:{port}/healthz", env) as process:
+        yield port, process
+
+
+def ask(port: int, body: bytes = PHOTO) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", "/classify", body, {"Content-Type": "image/jpeg"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_cancel_reaches_the_api(stub: StubApi, page: tuple[int, subprocess.Popen[str]]) -> None:
+    stub.held.clear()
+    with socket.create_connection(("127.0.0.1", page[0])) as browser:
+        browser.sendall(HEAD + PHOTO)
+        until(lambda: stub.inside == 1, "the request at the API")
+    until(lambda: stub.left == 1, "the API to see its client leave")
+    stub.held.set()
+    assert ask(page[0])[0] == 200
+
+
+def test_large_bodies_leave_no_file(stub: StubApi, page: tuple[int, subprocess.Popen[str]]) -> None:
+    """Waitress keeps the body in memory: the process opens no temporary file for it."""
+    stub.held.clear()
+    answers: list[tuple[int, bytes]] = []
+    body = PHOTO + b"\0" * 900_000
+    asking = threading.Thread(target=lambda: answers.append(ask(page[0], body)))
+    asking.start()
+    until(lambda: stub.inside == 1, "the request at the API")
+    folder = Path(f"/proc/{page[1].pid}/fd")
+    links = list(folder.iterdir()) if folder.exists() else []
+    targets = [str(link.readlink()) for link in links if int(link.name) > 2]
+    stub.held.set()
+    asking.join()
+    assert answers[0][0] == 200
+    assert not [target for target in targets if "deleted" in target]
+
+
+def test_addresses_come_from_a_trusted_proxy(tmp_path: Path) -> None:
+    """Visitors behind one proxy are limited one by one."""
+    port = free_port()
+    env = {
+        "UI_PORT": str(port),
+        "UI_TRUSTED_PROXY": "127.0.0.1",
+        "UI_FEEDBACK_DIR": str(tmp_path),
+        "UI_FEEDBACK_PER_MINUTE": "1",
+    }
+    with running(["flask_app"], f"http://127.0.0.1:{port}/healthz", env):
+        statuses = [say(port, visitor) for visitor in ("192.0.2.1", "192.0.2.2", "192.0.2.1")]
+    assert statuses == [400, 400, 429]
+
+
+def say(port: int, visitor: str) -> int:
+    """Posts feedback without a signature; the answer's status."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        kind = "application/x-www-form-urlencoded"
+        headers = {"Content-Type": kind, "X-Forwarded-For": visitor}
+        connection.request("POST", "/feedback", "verdict=right&token=x", headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_over_the_limit(page: tuple[int, subprocess.Popen[str]]) -> None:
+    status, body = ask(page[0], b"x" * 1_200_000)
+    assert status == 413
+    assert b"The limit is 1 MB" in body
+
+
+def test_the_end_waits_for_what_was_accepted(
+    stub: StubApi, page: tuple[int, subprocess.Popen[str]]
+) -> None:
+    stub.held.clear()
+    answers: list[tuple[int, bytes]] = []
+    asking = threading.Thread(target=lambda: answers.append(ask(page[0])))
+    asking.start()
+    until(lambda: stub.inside == 1, "the request at the API")
+    page[1].send_signal(signal.SIGTERM)
+    until(lambda: refused(page[0]), "new connections to be refused")
+    stub.held.set()
+    asking.join()
+    assert answers[0][0] == 200
+    assert page[1].wait(15) == 0
+
+
+def refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_one_line_and_a_clean_end(host: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flask_app"],
+        cwd=ROOT,
+        env={**os.environ, "UI_HOST": host, "UI_PORT": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process:
+        assert f"page on http://{host}:" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("env", [{"UI_PORT": "web"}, {"UI_FEEDBACK_DIR": "/dev/null/x"}])
+def test_wrong_settings_end_it_at_once(env: dict[str, str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "flask_app"],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "the page cannot start" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,60 @@
+"""Settings of the page: defaults, and wrong values that keep it from starting."""
+
+import pytest
+from pydantic import ValidationError
+
+from flask_app.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in Settings.model_fields:
+        monkeypatch.delenv(f"UI_{field.upper()}", raising=False)
+
+
+def test_defaults() -> None:
+    settings = Settings()
+    assert settings.api_url == "http://127.0.0.1:8000"
+    assert (settings.host, settings.port) == ("127.0.0.1", 5000)
+    assert settings.max_upload_bytes == 20 * 1024 * 1024
+    assert settings.feedback_dir is None
+    assert not settings.feedback_keep_photos
+
+
+def test_the_secret_is_new_at_every_start() -> None:
+    assert Settings().secret_key != Settings().secret_key
+
+
+def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UI_API_KEY", "hush-hush")
+    assert "hush" not in repr(Settings())
+
+
+def test_empty_variables_mean_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UI_API_KEY", "")
+    assert Settings().api_key is None
+
+
+def test_a_slash_at_the_end_is_dropped() -> None:
+    assert Settings(api_url="http://api:8000/base/").api_url == "http://api:8000/base"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UI_API_URL", "ftp://api"),
+        ("UI_API_URL", "api:8000"),
+        ("UI_API_URL", "http://api/?x=1"),
+        ("UI_PORT", "70000"),
+        ("UI_PORT", "web"),
+        ("UI_MAX_UPLOAD_MB", "0"),
+        ("UI_REQUEST_TIMEOUT_S", "-1"),
+        ("UI_THREADS", "1"),
+        ("UI_SECRET_KEY", "short"),
+        ("UI_FEEDBACK_KEEP_PHOTOS", "perhaps"),
+    ],
+)
+def test_wrong_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError, match=name.removeprefix("UI_").lower()):
+        Settings()

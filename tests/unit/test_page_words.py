@@ -1,0 +1,62 @@
+"""Answers and errors in words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flask_app import errors, words
+
+LIMITS = words.Thresholds(0.5, 0.15)
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (0.0, "0 %"),
+        (0.004, "<1 %"),
+        (0.01, "1 %"),
+        (0.412, "41 %"),
+        (0.9951, ">99 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_percents_are_whole(probability: float, text: str) -> None:
+    assert words.percent(probability) == text
+
+
+@pytest.mark.parametrize(
+    ("top", "sentence", "sure"),
+    [
+        ([("Soup", 0.92), ("Rice", 0.05)], "Soup, 92 %", True),
+        ([("Soup", 0.41), ("Rice", 0.37)], "Not sure: Soup 41 %, Rice 37 %", False),
+        ([("Soup", 0.49), ("Rice", 0.1)], "Not sure: Soup 49 %, Rice 10 %", False),
+        ([("Soup", 0.52), ("Rice", 0.40)], "Not sure: Soup 52 %, Rice 40 %", False),
+        ([("Soup", 0.5), ("Rice", 0.35)], "Soup, 50 %", True),
+        ([("Soup", 1.0)], "Soup, 100 %", True),
+    ],
+)
+def test_sentence(top: list[tuple[str, float]], sentence: str, sure: bool) -> None:
+    verdict = words.verdict(top, LIMITS)
+    assert (verdict.sentence, verdict.sure) == (sentence, sure)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_bars_are_absolute(probabilities: list[float]) -> None:
+    ranked = sorted(probabilities, reverse=True)
+    bars = words.verdict([(f"c{i}", p) for i, p in enumerate(ranked)], LIMITS).bars
+    assert [bar.width for bar in bars] == [round(100 * p, 2) for p in ranked]
+
+
+def _classes(kind: type[errors.PageError]) -> list[type[errors.PageError]]:
+    return [kind, *(sub for child in kind.__subclasses__() for sub in _classes(child))]
+
+
+def test_every_error_has_words_of_its_own() -> None:
+    general = {"internal_error"}
+    codes = {kind.code for kind in _classes(errors.PageError)} - general
+    assert codes <= set(words.ERRORS)
+
+
+def test_unknown_codes_get_general_words() -> None:
+    assert words.error("new_code", 418) == words.ErrorWords(*words.CLIENT_ERROR)
+    assert words.error("new_code", 500) == words.ErrorWords(*words.SERVER_ERROR)
