@@ -6,6 +6,7 @@ RUN ?= runs/food11
 BIN := .venv/bin
 export BACKEND
 
+.DELETE_ON_ERROR:
 .PHONY: run test lint format accuracy train lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch

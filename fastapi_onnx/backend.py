@@ -5,7 +5,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from fastapi_onnx.graph import with_uint8_input
+from fastapi_onnx.graph import INPUT, with_uint8_input
 from serving.backend import BackendInfo
 from serving.errors import ConfigurationError
 from serving.logs import logger
@@ -59,7 +59,7 @@ class OnnxBackend:
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
         assert self._session is not None  # noqa: S101 load comes first
-        logits: NDArray[np.float32] = self._session.run(None, {"pixels": batch})[0]
+        logits: NDArray[np.float32] = self._session.run(None, {INPUT: batch})[0]
         return logits
 
     def close(self) -> None:
@@ -84,11 +84,10 @@ def cuda_session(graph: bytes) -> ort.InferenceSession:
         )
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
+        # nodes that compute shapes may stay on the CPU, where ONNX Runtime prefers them
         session = ort.InferenceSession(
-            graph, options, providers=[(CUDA, {"cudnn_conv_algo_search": "HEURISTIC"})]
+            graph, providers=[(CUDA, {"cudnn_conv_algo_search": "HEURISTIC"})]
         )
     except Exception as error:  # its binding raises several types
         raise ConfigurationError(f"CUDA cannot be used: {error}") from error

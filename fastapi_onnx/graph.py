@@ -7,6 +7,8 @@ from onnx import TensorProto, helper, numpy_helper
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline
 
+INPUT = "serving_pixels"  # a name that a model of one's own will not have
+
 
 def with_uint8_input(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.ModelProto:
     """float [N, 3, H, W] in -> uint8 [N, H, W, 3] in, one quarter of the bytes.
@@ -23,12 +25,12 @@ def with_uint8_input(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mo
     std = np.asarray(pipeline.std, np.float32).reshape(1, 3, 1, 1)
     mean = np.asarray(pipeline.mean, np.float32).reshape(1, 3, 1, 1)
     height, width = pipeline.output_size
-    pixels = helper.make_tensor_value_info("pixels", TensorProto.UINT8, ["N", height, width, 3])
+    pixels = helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["N", height, width, 3])
     nodes = [
-        helper.make_node("Transpose", ["pixels"], ["pixels_nchw"], perm=[0, 3, 1, 2]),
-        helper.make_node("Cast", ["pixels_nchw"], ["pixels_float"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["pixels_float", "pixels_scale"], ["pixels_scaled"]),
-        helper.make_node("Add", ["pixels_scaled", "pixels_shift"], [name]),
+        helper.make_node("Transpose", [INPUT], [f"{INPUT}_nchw"], perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", [f"{INPUT}_nchw"], [f"{INPUT}_float"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [f"{INPUT}_float", f"{INPUT}_scale"], [f"{INPUT}_scaled"]),
+        helper.make_node("Add", [f"{INPUT}_scaled", f"{INPUT}_shift"], [name]),
     ]
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -36,8 +38,8 @@ def with_uint8_input(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mo
     result.graph.input.insert(0, pixels)
     result.graph.initializer.extend(
         [
-            numpy_helper.from_array((1 / (255 * std)).astype(np.float32), "pixels_scale"),
-            numpy_helper.from_array((-mean / std).astype(np.float32), "pixels_shift"),
+            numpy_helper.from_array((1 / (255 * std)).astype(np.float32), f"{INPUT}_scale"),
+            numpy_helper.from_array((-mean / std).astype(np.float32), f"{INPUT}_shift"),
         ]
     )
     body = list(result.graph.node)

@@ -93,12 +93,16 @@ def choose_device(wanted: str) -> tuple[torch.device, str | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a broken driver is reported below, in words
         usable = torch.cuda.is_available()
-    if usable:
-        return torch.device("cuda", 0), None
     if torch.version.cuda is None:
         reason = "this torch is built without CUDA"
-    else:
+    elif not usable:
         reason = f"torch is built for CUDA {torch.version.cuda} but finds no usable GPU or driver"
+    else:
+        try:
+            torch.ones(1, device="cuda").add(1).cpu()
+            return torch.device("cuda", 0), None
+        except RuntimeError as error:  # a GPU too old for this torch, or full
+            reason = str(error)
     if wanted == "cuda":
         raise ConfigurationError(f"CUDA cannot be used: {reason}")
     logger().warning("no CUDA, the CPU is used", reason=reason)

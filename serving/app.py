@@ -14,7 +14,7 @@ from serving import __version__, logs
 from serving.backend import Backend
 from serving.classifier import Classifier
 from serving.context import RequestContext
-from serving.errors import InvalidRequestError, ServingError, by_status
+from serving.errors import InternalError, InvalidRequestError, ServingError, by_status
 from serving.frontends import native
 from serving.metrics import Metrics
 from serving.middleware import Observer
@@ -61,6 +61,9 @@ def add_error_handlers(app: FastAPI) -> None:
     def respond(request: Request, error: ServingError) -> Response:
         context = RequestContext.of(request)
         context.code = error.code
+        if isinstance(error, InternalError):
+            logs.logger().error("internal error", detail=error.detail, request_id=context.request_id)
+            error = InternalError("the server failed; the request may be tried again")
         return error_response(error, context)
 
     @app.exception_handler(ServingError)

@@ -1,48 +1,85 @@
 """Reads a request's body within its limits, and finds the picture in it; called by front-ends."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
 
+import msgspec
 import pybase64
 from fastapi import Request
-from pydantic import ValidationError
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import Field, File, FormParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from serving.errors import (
     InvalidBase64Error,
     InvalidImageError,
     InvalidJsonError,
     InvalidRequestError,
+    OverloadedError,
     PayloadTooLargeError,
     SlowBodyError,
     UnsupportedMediaTypeError,
 )
-from serving.schemas import PredictRequest
 
 IMAGE_FIELDS = (b"image", b"file")
+WHITESPACE = b" \t\r\n"
 MAX_PARTS = 16
+MAX_PART_HEAD = 4096
+MAX_BOUNDARY = 70  # RFC 2046
 
 
-async def read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises PayloadTooLargeError, SlowBodyError or UnsupportedMediaTypeError."""
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise UnsupportedMediaTypeError(f"the content encoding {encoding[:40]!r} is not supported")
-    too_large = PayloadTooLargeError(f"the body has more than {max_bytes} bytes")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise too_large
-    chunks, size = [], 0
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_bytes:
-                    raise too_large
-                chunks.append(chunk)
-    except TimeoutError as error:
-        raise SlowBodyError(f"the body did not arrive within {timeout_s:g} s") from error
-    return b"".join(chunks)
+class Body(msgspec.Struct):
+    """`schemas.PredictRequest`, as it is read."""
+
+    image: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+DECODER = msgspec.json.Decoder(Body)
+SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
+
+
+class BodyReader:
+    """Reads bodies within a limit for each and one for all that are held at the same time."""
+
+    def __init__(self, max_bytes: int, max_buffered_bytes: int, timeout_s: float) -> None:
+        self.max_bytes = max_bytes
+        self.max_buffered_bytes = max_buffered_bytes
+        self.timeout_s = timeout_s
+        self._buffered = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body; it counts as held until the block ends.
+
+        Raises PayloadTooLargeError, SlowBodyError, UnsupportedMediaTypeError or OverloadedError.
+        """
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise UnsupportedMediaTypeError(f"the content encoding {encoding[:40]!r} is not supported")
+        too_large = PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.max_bytes:
+            raise too_large
+        chunks, size = [], 0
+        try:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    async for chunk in request.stream():
+                        size += len(chunk)
+                        self._buffered += len(chunk)
+                        if size > self.max_bytes:
+                            raise too_large
+                        if self._buffered > self.max_buffered_bytes:
+                            raise OverloadedError("too many bytes are waiting already")
+                        chunks.append(chunk)
+            except TimeoutError as error:
+                text = f"the body did not arrive within {self.timeout_s:g} s"
+                raise SlowBodyError(text) from error
+            body = b"".join(chunks)
+            del chunks
+            yield body
+        finally:
+            self._buffered -= size
 
 
 def picture(body: bytes, content_type: str | None) -> bytes:
@@ -66,15 +103,15 @@ def picture(body: bytes, content_type: str | None) -> bytes:
 
 
 def from_json(body: bytes) -> bytes:
-    """`{"image": "<base64>"}` -> the picture's bytes."""
+    """`{"image": "<base64>"}` -> the picture's bytes; other keys are skipped, not built."""
     try:
-        return from_base64(PredictRequest.model_validate_json(body).image)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        if problem["type"] == "json_invalid":
-            raise InvalidJsonError(f"the body is not JSON: {problem['msg']}") from error
-        place = ".".join(str(part) for part in problem["loc"]) or "body"
-        raise InvalidRequestError(f"{place}: {problem['msg']}") from error
+        try:
+            return from_base64(DECODER.decode(body).image)
+        except msgspec.ValidationError as error:
+            SYNTAX.decode(body)  # what breaks off further on is no JSON at all
+            raise InvalidRequestError(f"the body is not as documented: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidJsonError(f"the body is not JSON: {error}"[:200]) from error
 
 
 def from_base64(text: str) -> bytes:
@@ -94,43 +131,33 @@ def decode_base64(text: str) -> bytes:
     try:
         return pybase64.b64decode(text, validate=True)
     except ValueError:
-        return pybase64.b64decode("".join(text.split()), validate=True)
+        return pybase64.b64decode(text.encode("ascii").translate(None, WHITESPACE), validate=True)
 
 
 def from_multipart(body: bytes, boundary: bytes | None) -> bytes:
-    """The one file field `image` or `file` of a form, kept in memory."""
-    if not boundary:
-        raise InvalidRequestError("multipart/form-data needs a boundary")
-    files: list[bytes] = []
-    parts = 0
-
-    def count() -> None:
-        nonlocal parts
-        parts += 1
-        if parts > MAX_PARTS:
-            raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
-
-    def on_field(_: Field) -> None:
-        count()
-
-    def on_file(file: File) -> None:
-        count()
-        if file.field_name in IMAGE_FIELDS:
-            file.file_object.seek(0)
-            files.append(file.file_object.read())
-
-    try:
-        parser = FormParser(
-            "multipart/form-data",
-            on_field,
-            on_file,
-            boundary=boundary,
-            config={"MAX_MEMORY_FILE_SIZE": len(body) + 1},
-        )
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise InvalidRequestError(f"the form cannot be read: {error}"[:200]) from error
+    """The one file field `image` or `file` of a form (RFC 7578), without a copy of the rest."""
+    if not boundary or len(boundary) > MAX_BOUNDARY:
+        raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
+    parts = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2)
+    if len(parts) > MAX_PARTS + 2:
+        raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
+    if len(parts) < 3 or not parts[-1].startswith(b"--"):
+        raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
+    files = [content for name, content in map(split_part, parts[1:-1]) if name in IMAGE_FIELDS]
     if len(files) != 1:
         raise InvalidRequestError(f"send one file in the field image or file; got {len(files)}")
     return files[0]
+
+
+def split_part(part: bytes) -> tuple[bytes, bytes]:
+    """One part of a form -> (field name, content); the name of what is no file is empty."""
+    head, separator, content = part.partition(b"\r\n\r\n")
+    if not separator or len(head) > MAX_PART_HEAD:
+        raise InvalidRequestError("the form cannot be read: a part has no head, or too long a one")
+    for line in head.split(b"\r\n"):
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == b"content-disposition":
+            _, options = parse_options_header(value)
+            if b"filename" in options:
+                return options.get(b"name", b""), content
+    return b"", content

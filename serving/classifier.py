@@ -1,7 +1,7 @@
-"""The one entry of every front-end: `classify` turns the bytes of a picture into a prediction.
+"""The one entry of every front-end: `classify` turns a picture file into a prediction.
 
-The path: admission, decode (a thread), `pool.submit`, softmax and top-k. Every request holds a slot
-from admission to answer, so that overload is decided at the door.
+The path: admission, find and decode the picture (a thread), `pool.submit`, softmax and top-k. Every
+request holds a slot from admission to answer, so that overload is decided at the door.
 """
 
 import asyncio
@@ -17,13 +17,21 @@ from numpy.typing import NDArray
 
 from serving import cpus
 from serving.backend import Backend, BackendInfo
-from serving.errors import DeadlineExceededError, DrainingError, OverloadedError, UnavailableError
+from serving.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    DrainingError,
+    OverloadedError,
+    UnavailableError,
+)
 from serving.images import ImageDecoder
 from serving.logs import logger
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.pool import InferencePool
 from serving.settings import Settings
+
+ReadPicture = Callable[[], bytes]
 
 
 @dataclass(frozen=True)
@@ -77,11 +85,10 @@ class Classifier:
             yield
         finally:
             self._draining = True
-            for executor in (self._decoders, self._pool):
-                if isinstance(executor, InferencePool):
-                    executor.close()
-                elif executor:
-                    executor.shutdown(wait=True, cancel_futures=True)
+            if self._decoders:
+                self._decoders.shutdown(wait=True, cancel_futures=True)
+            if self._pool:
+                self._pool.close()
             self._pool = None
             self._backend.close()
 
@@ -114,8 +121,13 @@ class Classifier:
         times = []
         for _ in range(10):
             started = time.perf_counter()
-            self._backend.infer(batch)
+            logits = self._backend.infer(batch)
             times.append(time.perf_counter() - started)
+        if logits.shape != (1, len(self.model.labels)):
+            raise ConfigurationError(
+                f"the model answers with shape {logits.shape} to one picture, "
+                f"but model.json has {len(self.model.labels)} labels"
+            )
         return {1: round(float(np.median(times[5:])) * 1000, 3)}
 
     def describe(self) -> dict[str, Any]:
@@ -138,21 +150,27 @@ class Classifier:
         if self._pool is None:
             raise UnavailableError("the model is not loaded yet")
 
-    async def classify(self, data: bytes, top_k: int, deadline: float) -> Prediction:
-        """The bytes of a picture file -> its `top_k` classes.
-
-        `deadline` is a time of `time.monotonic()`. Raises InvalidImageError, ImageTooLargeError,
-        OverloadedError, DrainingError, UnavailableError or DeadlineExceededError. Cancelling the
-        task frees the slot, and what has not begun is not computed.
-        """
+    def check_free_slot(self) -> None:
+        """Raises what `check_ready` raises, or OverloadedError when no slot is free."""
         self.check_ready()
         if self._in_flight >= self.settings.queue_size:
             raise OverloadedError(f"all {self.settings.queue_size} slots are taken")
+
+    async def classify(self, read: ReadPicture, top_k: int, deadline: float) -> Prediction:
+        """A picture file -> its `top_k` classes.
+
+        `read` finds the file's bytes in what the client sent; it runs on a decoding thread, and what
+        it raises goes to the caller. `deadline` is a time of `time.monotonic()`. Raises
+        InvalidImageError, ImageTooLargeError, OverloadedError, DrainingError, UnavailableError or
+        DeadlineExceededError. Cancelling the task frees the slot, and what has not begun is not
+        computed.
+        """
+        self.check_free_slot()
         self._in_flight += 1
         try:
             loop = asyncio.get_running_loop()
             async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
-                return await self._classify(data, top_k, deadline)
+                return await self._classify(read, top_k, deadline)
         except (TimeoutError, DeadlineExceededError) as error:
             self.metrics.expired.inc()
             raise DeadlineExceededError("the request was not answered before its deadline") from error
@@ -162,11 +180,15 @@ class Classifier:
         finally:
             self._in_flight -= 1
 
-    async def _classify(self, data: bytes, top_k: int, deadline: float) -> Prediction:
+    async def _classify(self, read: ReadPicture, top_k: int, deadline: float) -> Prediction:
         assert self._pool is not None  # noqa: S101 check_ready holds this
-        pixels, decode_s = await asyncio.get_running_loop().run_in_executor(
-            self._decoders, self._decode, data
-        )
+        held = [read]
+        try:
+            pixels, decode_s = await asyncio.get_running_loop().run_in_executor(
+                self._decoders, self._decode, held
+            )
+        finally:
+            held.clear()  # a cancelled item stays in the executor's queue, its bytes must not
         outcome = await self._pool.submit(pixels, deadline)
         self.metrics.observe_stages(decode_s, outcome.queue_s, outcome.infer_s)
         return Prediction(
@@ -176,9 +198,9 @@ class Classifier:
             infer_s=outcome.infer_s,
         )
 
-    def _decode(self, data: bytes) -> tuple[NDArray[np.uint8], float]:
+    def _decode(self, held: list[ReadPicture]) -> tuple[NDArray[np.uint8], float]:
         started = time.perf_counter()
-        pixels = self._decoder.decode(data)
+        pixels = self._decoder.decode(held.pop()())
         return pixels, time.perf_counter() - started
 
     def _best(self, logits: NDArray[np.float32], top_k: int) -> list[Score]:

@@ -16,6 +16,7 @@ from types import FrameType
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 15
+UVICORN = ["--no-access-log", "--timeout-graceful-shutdown", "10"]
 
 
 class Launcher:
@@ -29,7 +30,7 @@ class Launcher:
         self.page_url = f"http://{reachable(ui_host)}:{ui_port}"
         backend = environment.get("BACKEND", "fastapi_onnx")
         self.commands = [
-            ["uvicorn", f"{backend}.app:app", "--host", host, "--port", port, "--no-access-log"],
+            ["uvicorn", f"{backend}.app:app", "--host", host, "--port", port, *UVICORN],
             ["flask_app"],
         ]
         self.environment = {
@@ -80,6 +81,8 @@ class Launcher:
                 waiting.pop(0)
             elif self.stopping.wait(0.2):
                 return False
+        if waiting and not self._ended():
+            print(f"{waiting[0]} did not answer within {START_TIMEOUT_S} s", file=sys.stderr)  # noqa: T201
         return not waiting and not self._ended()
 
     def _stop(self) -> None:
@@ -97,13 +100,16 @@ class Launcher:
 
 def reachable(host: str) -> str:
     """The address under which a server that listens on `host` is reached from here."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 compared, not bound
+    if host in ("0.0.0.0", "::"):  # noqa: S104 compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 def answers(url: str) -> bool:
-    """Whether GET `url` gives 200."""
+    """Whether GET `url` gives 200; never through a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 http, from our own settings
+        with opener.open(url, timeout=2):
             return True
     except (OSError, urllib.error.URLError):
         return False

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.context import RequestContext, choose_id
 from serving.errors import InternalError
-from serving.logs import logger
+from serving.logs import LEVELS, logger
 from serving.metrics import Metrics
 from serving.responses import error_response
 
@@ -63,8 +63,9 @@ class Observer:
         self.metrics.requests.labels(path, str(status), context.code).inc()
         if path == "/predict":
             self.metrics.total.observe(seconds)
-        log = logger().debug if path in QUIET_PATHS else logger().info
-        log(
+        level = "warning" if status >= 500 else "debug" if path in QUIET_PATHS else "info"
+        logger().log(
+            LEVELS[level],
             "request",
             request_id=context.request_id,
             method=scope["method"],

@@ -65,6 +65,8 @@ class InferencePool:
         logits = self._backend.infer(pixels[np.newaxis])
         if logits.shape != (1, self._classes):
             raise InternalError(f"the model answered with shape {logits.shape}")
+        if not np.isfinite(logits).all():
+            raise InternalError("the model answered with numbers that are not finite")
         return Outcome(logits[0], started - submitted, time.monotonic() - started)
 
     def close(self) -> None:

@@ -40,6 +40,9 @@ class Settings(BaseSettings):
     max_body_bytes: PositiveInt = 20 * 1024 * 1024
     """Largest body that is accepted, in bytes."""
 
+    max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
+    """Bodies held at the same time, all requests together; more is answered 503 `overloaded`."""
+
     max_image_pixels: PositiveInt = 50_000_000
     """Largest picture that is decoded, width times height; checked before decoding."""
 

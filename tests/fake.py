@@ -1,11 +1,13 @@
 """A service whose backend does what a picture's colour commands; `uvicorn tests.fake:app`.
 
-Red: seconds of computation, in hundredths. Green 1: the computation fails. Green 2: it answers with
-too few outputs. Blue is the class that is answered.
+Red 1: the computation lasts until the file FAKE_GATE exists. Green 1: it fails. Green 2: it answers
+with too few outputs. Green 3: with numbers that are none. Blue is the class that is answered.
 """
 
 import io
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,22 +32,23 @@ class FakeBackend:
         """Obeys the first pixel of each picture."""
         logits = np.zeros((len(batch), CLASSES), np.float32)
         for row, (red, green, blue) in zip(logits, batch[:, 0, 0].tolist(), strict=True):
-            time.sleep(red / 100)
+            while red and not Path(os.environ["FAKE_GATE"]).exists():
+                time.sleep(0.005)
             if green == 1:
                 raise RuntimeError("commanded to fail, with secret details")
             if green == 2:
                 return logits[:, :-1]
-            row[blue % CLASSES] = 5
+            row[blue % CLASSES] = np.nan if green == 3 else 5
         return logits
 
     def close(self) -> None:
         """Nothing to free."""
 
 
-def command(seconds: float = 0, failure: int = 0, class_index: int = 0) -> bytes:
+def command(held: bool = False, failure: int = 0, class_index: int = 0) -> bytes:
     """The picture that commands this."""
     buffer = io.BytesIO()
-    colour = (round(seconds * 100), failure, class_index)
+    colour = (int(held), failure, class_index)
     Image.new("RGB", (8, 8), colour).save(buffer, "PNG")
     return buffer.getvalue()
 

@@ -78,6 +78,26 @@ def bomb(width: int = 30_000, height: int = 30_000) -> bytes:
     return png(width, height, data, depth=1, colour=0)
 
 
+def tiff_with_tiles(tile: int, width: int = 1, height: int = 1) -> bytes:
+    """A TIFF whose tiles are far larger than the picture."""
+    data = zlib.compress(bytes(1000))
+    tags = [
+        *((256, width), (257, height), (258, 8), (259, 8), (262, 1), (277, 1)),
+        *((322, tile), (323, tile), (324, 8), (325, len(data))),
+    ]
+    start = 8 + len(data)
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    directory = struct.pack("<H", len(tags)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", start) + data + directory
+
+
+def jpeg_with_scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    data = encode(plate(64, 48), progressive=True)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + scan * count + data[-2:]
+
+
 READABLE: dict[str, Callable[[], bytes]] = {
     "jpeg": jpeg,
     "jpeg large": lambda: jpeg(1600, 1200),
@@ -135,6 +155,7 @@ UNREADABLE: dict[str, Callable[[], bytes]] = {
     "zip": lambda: b"PK\x03\x04" + bytes(100),
     "header only": lambda: png(8, 8, b""),
     "png rows missing": lambda: png(64, 64, zlib.compress(bytes(100))),
+    "jpeg of many scans": lambda: jpeg_with_scans(1000),
     "png size 0": lambda: png(0, 0, zlib.compress(b"")),
     **{f"{f} truncated": truncated(f) for f in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")},
     **{f"{f} corrupted": corrupted(f) for f in ("PNG",)},
@@ -144,6 +165,7 @@ UNREADABLE: dict[str, Callable[[], bytes]] = {
 TOO_LARGE: dict[str, Callable[[], bytes]] = {
     "bomb": bomb,
     "promise": lambda: png(2**31 - 1, 2**31 - 1, b""),
+    "tiff of large tiles": lambda: tiff_with_tiles(16384),
     "just over": lambda: encode(Image.new("1", (10_000, 5_001)), "PNG"),
 }
 """413 image_too_large."""

@@ -6,14 +6,14 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+
+from serving import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,18 +25,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 60) -> None:
+def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 110) -> None:
     """Polls `url` until it answers 200; fails early if the process has ended."""
     end = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError as error:
-            if process.poll() is not None:
-                raise RuntimeError(f"exit code {process.returncode} before {url} answered") from error
-            if time.monotonic() > end:
-                raise TimeoutError(f"{url} did not answer within {seconds} s") from error
+    while not launch.answers(url):
+        if process.poll() is not None:
+            raise RuntimeError(f"exit code {process.returncode} before {url} answered")
+        if time.monotonic() > end:
+            raise TimeoutError(f"{url} did not answer within {seconds} s")
         time.sleep(0.05)
 
 

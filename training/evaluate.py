@@ -27,9 +27,9 @@ from training import data
 
 Probabilities = NDArray[np.float64]
 Labels = NDArray[np.int64]
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "fastapi_onnx": OnnxBackend,
-    "fastapi_pt": TorchBackend,
+BACKENDS: dict[str, tuple[str, Callable[[], Backend]]] = {
+    "fastapi_onnx": ("model.onnx", OnnxBackend),
+    "fastapi_pt": ("model.safetensors", TorchBackend),
 }
 
 
@@ -146,7 +146,9 @@ def main(
     decoder = ImageDecoder(model.description.image, settings.max_image_pixels)
     results: dict[str, dict[str, Any]] = {}
     answers: dict[str, list[NDArray[np.int64]]] = {}
-    for name, make_backend in BACKENDS.items():
+    for name, (file, make_backend) in BACKENDS.items():
+        if f"{model.description.version}/{file}" not in model.description.files:
+            continue
         backend = make_backend()
         backend.load(model, settings)
         val, val_labels = predict(
@@ -161,10 +163,11 @@ def main(
         typer.echo(f"{name}: {json.dumps(results[name])}")
     matrix = confusion(val, val_labels)
     print_confusion(matrix, model.labels)
-    first, second = (np.concatenate(parts) for parts in answers.values())
-    typer.echo(f"both backends give the same class for {(first == second).mean():.2%} of all photos")
+    first, *others = (np.concatenate(parts) for parts in answers.values())
+    for second in others:
+        typer.echo(f"both backends give the same class for {(first == second).mean():.2%} of all photos")
     if write:
-        model.description.accuracy = results["fastapi_onnx"]
+        model.description.accuracy = next(iter(results.values()))
         model.description.thresholds = uncertain_below(val, val_labels)
         text = model.description.model_dump_json(indent=2, exclude_none=True)
         (model_dir / "model.json").write_text(text + "\n")

@@ -6,7 +6,6 @@ Both write `OUT/model.json` and `OUT/VERSION/...`; `training.evaluate` adds the 
 """
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -138,7 +137,7 @@ def from_torchvision(
     folder = out / version
     folder.mkdir(parents=True, exist_ok=True)
     body = network.body.state_dict().items()
-    half = {k: v.half() if v.is_floating_point() else v for k, v in body}
+    half = {k: v.half() if v.is_floating_point() and v.ndim > 1 else v for k, v in body}
     save_file(half, folder / "model.safetensors")
     # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
     network.body.load_state_dict({k: v.float() for k, v in half.items()})
@@ -174,7 +173,7 @@ def from_onnx(
     onnx.checker.check_model(str(file), full_check=True)
     folder = out / version
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, folder / "model.onnx")
+    onnx.save(onnx.load(file), folder / "model.onnx")  # one file, also where weights lay beside it
     write_description(
         out,
         ModelDescription(
@@ -192,10 +191,14 @@ def scale_logits(body: nn.Module, factor: float) -> None:
 
     Temperature scaling (Guo et al., 2017) without another node in the graph.
     """
-    last = [module for module in body.modules() if isinstance(module, nn.Linear)][-1]
+    if factor == 1:
+        return
+    layers = [module for module in body.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise typer.BadParameter("a temperature needs a network that ends in a linear layer")
     with torch.no_grad():
-        last.weight.mul_(factor)
-        last.bias.mul_(factor)
+        for parameter in layers[-1].parameters():
+            parameter.mul_(factor)
 
 
 if __name__ == "__main__":

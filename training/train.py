@@ -6,7 +6,8 @@ interruption: give the same command again) and `ema.safetensors` (the weights to
 
 The schedule is warm-up, constant, linear to zero: until the last part begins, `--epochs` may still be
 changed between two runs. Epochs before `--low-epochs` see photos of `--low-size` pixels, the others of
-`--size`. Augmentation grows over the first `--ramp-epochs`. Every epoch seeds its own random numbers,
+`--size`. Augmentation grows by 1/`--ramp-epochs` of its full strength an epoch, up to
+`--augmentation`. Every epoch seeds its own random numbers,
 so that an interrupted run sees what an uninterrupted one would have seen.
 """
 
@@ -109,10 +110,11 @@ def main(
     run: Annotated[Path, typer.Option(help="Folder for log and checkpoints.")],
     architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "resnet18",
     classes: int = 11,
-    epochs: int = 29,
-    low_epochs: int = 29,
-    decay_epochs: int = 12,
+    epochs: int = 26,
+    low_epochs: int = 26,
+    decay_epochs: int = 15,
     ramp_epochs: int = 14,
+    augmentation: Annotated[float, typer.Option(help="Where its growth ends; 1: full.")] = 0.65,
     size: int = 80,
     low_size: int = 64,
     batch_size: int = 64,
@@ -139,7 +141,7 @@ def main(
     for epoch in range(start, epochs):
         began = time.monotonic()
         torch.manual_seed(seed * 1000 + epoch)
-        growth = min(1.0, epoch / ramp_epochs)
+        growth = min(augmentation, epoch / ramp_epochs)
         side = low_size if epoch < low_epochs else size
         order = torch.randperm(len(labels))
         steps = len(order) // batch_size

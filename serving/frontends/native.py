@@ -4,9 +4,10 @@ import asyncio
 import hmac
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Header, Query, Request, Response, Security
+from fastapi import APIRouter, Depends, Header, Query, Request, Response, Security, params
 from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -23,7 +24,7 @@ from serving.responses import json_response
 from serving.schemas import HealthResponse, ModelResponse, PredictResponse
 
 T = TypeVar("T")
-BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for the documents; see `authorize`
+BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for the documents; see `guard`
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -45,14 +46,18 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
             await asyncio.wait({task})
 
 
-def authorize(request: Request, key: str | None) -> None:
-    """Compares the bearer token in constant time. Raises UnauthorizedError."""
+def guard(key: str | None) -> list[params.Depends]:
+    """The dependency that compares the bearer token in constant time; none without a key."""
     if key is None:
-        return
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    given = token.strip().encode("latin-1")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given, key.encode()):
-        raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+        return []
+
+    async def authorize(request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("latin-1")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given, key.encode()):
+            raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+
+    return [Security(BEARER), Depends(authorize)]
 
 
 def answer(prediction: Prediction, with_top: bool) -> Response:
@@ -70,6 +75,9 @@ def create_router(classifier: Classifier) -> APIRouter:
     router = APIRouter()
     settings = classifier.settings
     key = settings.api_key.get_secret_value() if settings.api_key else None
+    reader = body.BodyReader(
+        settings.max_body_bytes, settings.max_buffered_bytes, settings.body_timeout_ms / 1000
+    )
     class_count = Annotated[int, Field(ge=1, le=len(classifier.model.labels))]
     top_k_query = Query(description="Also list the k most probable classes.")
     timeout_header = Header(
@@ -85,7 +93,7 @@ def create_router(classifier: Classifier) -> APIRouter:
         response_model=PredictResponse,
         responses=docs.errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
         openapi_extra=docs.predict_body(),
-        dependencies=[Security(BEARER)] if key else [],
+        dependencies=guard(key),
     )
     async def predict(
         request: Request,
@@ -96,14 +104,14 @@ def create_router(classifier: Classifier) -> APIRouter:
 
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
-        authorize(request, key)
         context = RequestContext.of(request)
-        data = body.picture(
-            await body.read(request, settings.max_body_bytes, settings.body_timeout_ms / 1000),
-            request.headers.get("content-type"),
-        )
-        deadline = time.monotonic() + timeout_ms / 1000
-        prediction = await unless_disconnected(request, classifier.classify(data, top_k or 1, deadline))
+        classifier.check_free_slot()
+        async with reader.read(request) as content:
+            read = partial(body.picture, content, request.headers.get("content-type"))
+            deadline = time.monotonic() + timeout_ms / 1000
+            prediction = await unless_disconnected(
+                request, classifier.classify(read, top_k or 1, deadline)
+            )
         context.stages = {
             "decode": prediction.decode_s,
             "queue": prediction.queue_s,

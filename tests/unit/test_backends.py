@@ -21,7 +21,7 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 PIPELINE = ImagePipeline(resize=(8, 8), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: see tests/gpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("backend", [OnnxBackend(), TorchBackend()], ids=["onnx", "pt"])
 def test_cuda_without_a_gpu_refuses_to_start(backend: Backend) -> None:
     settings = Settings(device="cuda")
@@ -29,7 +29,7 @@ def test_cuda_without_a_gpu_refuses_to_start(backend: Backend) -> None:
         backend.load(Model.read(settings.model_dir), settings)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: see tests/gpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("backend", [OnnxBackend(), TorchBackend()], ids=["onnx", "pt"])
 def test_auto_says_why_it_took_the_cpu(backend: Backend) -> None:
     settings = Settings(device="auto")

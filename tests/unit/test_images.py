@@ -74,6 +74,14 @@ def test_too_many_pixels_are_refused_before_decoding(name: str) -> None:
         ImageDecoder(CROPPED, LIMIT).decode(pictures.TOO_LARGE[name]())
 
 
+@pytest.mark.parametrize("size", [(1, 3000), (3000, 1)])
+def test_a_thread_of_a_picture_does_not_grow_without_bound(size: tuple[int, int]) -> None:
+    stretched = ImagePipeline(resize=256, enlarge=(224, 224), **IDENTITY)
+    data = pictures.encode(Image.new("RGB", size), "PNG")
+    with pytest.raises(ImageTooLargeError):
+        ImageDecoder(stretched, LIMIT).decode(data)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(orientation: int) -> None:
     data = pictures.rotated(orientation)
@@ -101,6 +109,12 @@ def centre(data: bytes) -> list[int]:
     return [int(value) for value in pixels[112, 112]]
 
 
+def sixteen_bits_with_transparency() -> bytes:
+    """A grey PNG of 0x4000 in which another value is transparent."""
+    image = Image.fromarray(np.full((9, 9), 0x4000, np.uint16))
+    return pictures.encode(image, "PNG", transparency=1)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -112,8 +126,9 @@ def centre(data: bytes) -> list[int]:
             128,
         ),
         (lambda: pictures.encode(Image.new("L", (9, 9), 77), "PNG"), 77),
+        (sixteen_bits_with_transparency, 64),
     ],
-    ids=["transparent", "half transparent", "grey transparent", "16 bit", "grey"],
+    ids=["transparent", "half transparent", "grey transparent", "16 bit", "grey", "16 bit transparent"],
 )
 def test_every_mode_becomes_rgb_over_white(make: Callable[[], bytes], expected: int) -> None:
     assert centre(make()) == [expected] * 3
