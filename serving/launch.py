@@ -16,7 +16,10 @@ from types import FrameType
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 15
-UVICORN = ["--no-access-log", "--timeout-graceful-shutdown", "10"]
+UVICORN = [
+    *("--http", "serving.http_protocol:BoundedHttpToolsProtocol"),
+    *("--no-access-log", "--timeout-graceful-shutdown", "10"),
+]
 
 
 class Launcher:

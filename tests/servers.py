@@ -64,7 +64,7 @@ def running(
 def application(app: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
     """Serves an ASGI application, given as uvicorn takes it; yields its base URL."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    with running(["uvicorn", app, "--port", str(port), "--no-access-log"], f"{url}/health/ready", env):
+    with running(["uvicorn", app, "--port", str(port), *launch.UVICORN], f"{url}/health/ready", env):
         yield url
 
 

@@ -93,7 +93,7 @@ def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds food11-64/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
     out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
-    body_size: Annotated[int, typer.Option(help="Pixels at which the network sees a photo.")] = 80,
+    body_size: Annotated[int, typer.Option(help="Pixels at which the network sees a photo.")] = 64,
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     zips = data_dir / "food11-64"

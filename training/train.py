@@ -115,7 +115,7 @@ def main(
     decay_epochs: int = 15,
     ramp_epochs: int = 14,
     augmentation: Annotated[float, typer.Option(help="Where its growth ends; 1: full.")] = 0.65,
-    size: int = 80,
+    size: Annotated[int, typer.Option(help="Also the size of the validation.")] = 64,
     low_size: int = 64,
     batch_size: int = 64,
     peak: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-3,

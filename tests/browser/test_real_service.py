@@ -7,15 +7,12 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Opener
-from tests.servers import ROOT, api, free_port, running
+from tests.servers import api, free_port, running
 
 
 @pytest.fixture(scope="module")
 def real_page() -> Iterator[str]:
     """The address of a page in front of the ONNX service."""
-    for needed in ("fastapi_onnx/app.py", "models/food11/1/model.onnx"):
-        if not (ROOT / needed).exists():
-            pytest.skip(f"no {needed}")
     url = f"http://127.0.0.1:{(port := free_port())}"
     with api("fastapi_onnx") as api_url:
         env = {"UI_PORT": str(port), "UI_API_URL": api_url}

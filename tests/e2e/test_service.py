@@ -1,5 +1,6 @@
 """Overload, deadlines, cancellation, failures and access, on real connections to a fake backend."""
 
+import contextlib
 import re
 import socket
 import time
@@ -179,6 +180,23 @@ def test_bytes_that_wait_are_bounded_for_all_requests_together() -> None:
             assert refused.json()["code"] == "overloaded"
             assert refused.headers["Retry-After"]
         wait_for(lambda: predict(url, picture).status_code == 200)
+
+
+def test_a_head_without_end_is_cut_off(url: str) -> None:
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(b"x-filler: " + b"y" * 1000 + b"\r\n")
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(100)
+        assert answer.startswith(b"HTTP/1.1 431") or answer == b""
+    with requests.Session() as session:
+        for _ in range(200):  # one connection, more bytes of heads together than one may have
+            headers = {"X-Filler": "y" * 1000}
+            assert session.get(f"{url}/health/live", headers=headers, timeout=10).status_code == 200
 
 
 def test_many_requests_leave_nothing_open(url: str) -> None:
