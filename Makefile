@@ -24,7 +24,7 @@ format: .venv/dev.installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-accuracy: .venv/dev.installed  ## DATA=folder with food11-64/ and photos/
+accuracy: .venv/dev.installed  ## DATA=folder with data/food11-64/ and photos/
 	$(BIN)/python -m training.evaluate $(DATA)
 
 train: .venv/dev.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped

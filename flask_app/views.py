@@ -106,8 +106,8 @@ class Views:
 
     def test(self) -> str:
         """Whether page, API and model work together: a sample's class as visible text."""
-        bread = sample("bread")
-        return render_template("test.html", sample=bread, outcome=self._classify(bread.read()))
+        soup = sample("soup")
+        return render_template("test.html", sample=soup, outcome=self._classify(soup.read()))
 
     def status(self) -> Response:
         """What the script watches."""

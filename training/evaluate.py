@@ -1,6 +1,6 @@
 """Measures a model folder through the served pipeline: `images.ImageDecoder`, then each backend.
 
-`python -m training.evaluate DATA` reads DATA/food11-64/val.zip and DATA/photos/labels.csv and prints
+`python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv and prints
 accuracy, calibration and confusion for both backends, and how often they agree. With `--write` the
 figures go into model.json, and the confusion picture beside it.
 """
@@ -136,7 +136,7 @@ def print_confusion(matrix: NDArray[np.int64], labels: list[str]) -> None:
 
 
 def main(
-    data_dir: Annotated[Path, typer.Argument(help="Folder with food11-64/ and photos/.")],
+    data_dir: Annotated[Path, typer.Argument(help="Folder with data/food11-64/ and photos/.")],
     model_dir: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
     write: Annotated[bool, typer.Option(help="Put the figures into the model's folder.")] = False,
 ) -> None:
@@ -152,7 +152,7 @@ def main(
         backend = make_backend()
         backend.load(model, settings)
         val, val_labels = predict(
-            backend, decoder, data.iterate(data_dir / "food11-64" / "val.zip"), f"{name} val"
+            backend, decoder, data.iterate(data_dir / "data" / "food11-64" / "val.zip"), f"{name} val"
         )
         sharp, sharp_labels = predict(
             backend, decoder, sharp_photos(data_dir / "photos"), f"{name} sharp photos"

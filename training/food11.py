@@ -1,6 +1,6 @@
 """Makes models/food11 from the zips: train, calibrate, export, measure, describe.
 
-`python -m training.food11 --data DIR --run RUN`; DIR holds food11-64/train.zip, food11-64/val.zip and
+`python -m training.food11 --data DIR --run RUN`; DIR holds data/food11-64/train.zip and val.zip, and
 photos/. An interrupted training goes on from RUN; a finished one is not repeated.
 """
 
@@ -28,7 +28,7 @@ CARD = Path(__file__).with_name("MODEL_CARD.template.md")
 IMAGE = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), mean=train.MEAN, std=train.STD)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: the temperature is fitted on the result
 def validation_logits(
     weights: Path, architecture: str, body_size: int, zipped: Path
 ) -> tuple[Tensor, Tensor]:
@@ -90,13 +90,13 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
 
 
 def main(
-    data_dir: Annotated[Path, typer.Option("--data", help="Holds food11-64/ and photos/.")],
+    data_dir: Annotated[Path, typer.Option("--data", help="Holds data/food11-64/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
     out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
     body_size: Annotated[int, typer.Option(help="Pixels at which the network sees a photo.")] = 64,
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
-    zips = data_dir / "food11-64"
+    zips = data_dir / "data" / "food11-64"
     weights = run / "ema.safetensors"
     if not weights.exists():
         train.main(zips, run)

@@ -111,7 +111,7 @@ def main(
     architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "resnet18",
     classes: int = 11,
     epochs: int = 26,
-    low_epochs: int = 26,
+    low_epochs: int = 0,
     decay_epochs: int = 15,
     ramp_epochs: int = 14,
     augmentation: Annotated[float, typer.Option(help="Where its growth ends; 1: full.")] = 0.65,
