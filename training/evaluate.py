@@ -1,8 +1,8 @@
 """Measures a model folder through the served pipeline: `images.ImageDecoder`, then each backend.
 
-`python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv and prints
-accuracy, calibration and confusion for both backends, and how often they agree. With `--write` the
-figures go into model.json, and the confusion picture beside it.
+`python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv and
+prints accuracy, calibration and confusion for both backends, and how often they agree. With `--write`
+the figures go into model.json, and the confusion picture beside it.
 """
 
 import csv
