@@ -22,6 +22,7 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own signature
         super().__init__(*args, **kwargs)
         self._in_head = True
+        self._moved_on = False
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -39,8 +40,9 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
         """Counts what belongs to a head that is not complete yet."""
         if self._in_head and self._head_timer is None:
             self._start_timer()
+        self._moved_on = False
         super().data_received(data)
-        if not self._in_head:
+        if not self._in_head or self._moved_on:  # part of it, at least, was something else
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -50,6 +52,7 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The body may take its own time."""
         self._in_head = False
+        self._moved_on = True
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
@@ -57,6 +60,7 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """What comes next is the head of another request."""
         self._in_head = True
+        self._moved_on = True
         super().on_message_complete()
 
     def _start_timer(self) -> None:

@@ -120,7 +120,7 @@ def test_too_large_is_said_before_sending(open_page: Opener, stub: StubApi, tmp_
     page = open_page()
     choose(page, large)
     expect(page.locator(".card-sentence")).to_have_text("This photo is too large.")
-    expect(page.locator(".card-note")).to_contain_text("The limit is 20 MB")
+    expect(page.locator(".card-note")).to_contain_text("The limit is 14 MB")
     assert not stub.asked
 
 

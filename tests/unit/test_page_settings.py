@@ -16,7 +16,7 @@ def test_defaults() -> None:
     settings = Settings()
     assert settings.api_url == "http://127.0.0.1:8000"
     assert (settings.host, settings.port) == ("127.0.0.1", 5000)
-    assert settings.max_upload_bytes == 20 * 1024 * 1024
+    assert settings.max_upload_bytes == 14 * 1024 * 1024
     assert settings.feedback_dir is None
     assert not settings.feedback_keep_photos
 
