@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from fastapi_onnx.graph import INPUT, with_uint8_input
 from serving.backend import BackendInfo
 from serving.errors import ConfigurationError
-from serving.logs import logger
 from serving.model import Model
 from serving.settings import Settings
 
@@ -51,7 +50,6 @@ class OnnxBackend:
         except ConfigurationError as error:
             if settings.device == "cuda":
                 raise
-            logger().warning("no CUDA, the CPU is used", reason=str(error))
             self._session = cpu_session(graph, settings)
             return str(error)
         return None

@@ -1,1 +1,3 @@
 """The service with PyTorch as its backend."""
+
+BACKEND = "fastapi_pt.backend:TorchBackend"

@@ -1,6 +1,6 @@
 """`create_app`: puts settings, model, classifier and front-ends together."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,11 +11,11 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from serving import __version__, logs
-from serving.backend import Backend
 from serving.classifier import Classifier
 from serving.context import RequestContext
+from serving.engine.source import EngineSource, OwnEngine
 from serving.errors import InternalError, InvalidRequestError, ServingError, by_status
-from serving.frontends import native
+from serving.frontends import admin, native
 from serving.metrics import Metrics
 from serving.middleware import Observer
 from serving.model import Model
@@ -23,11 +23,17 @@ from serving.responses import error_response
 from serving.settings import Settings
 
 
-def create_app(settings: Settings, make_backend: Callable[[], Backend]) -> FastAPI:
-    """The ASGI application. Raises ConfigurationError when the model cannot be described."""
+def create_app(settings: Settings, backend: str, source: EngineSource | None = None) -> FastAPI:
+    """The ASGI application; its classifier is `app.state.classifier`.
+
+    `backend` names a `serving.backend.Backend` as `module:class`; only the workers import it. Without
+    `source`, the application starts its own engine. Raises ConfigurationError when the model cannot
+    be described.
+    """
     logs.configure(settings)
-    metrics = Metrics()
-    classifier = Classifier(Model.read(settings.model_dir), settings, metrics, make_backend)
+    metrics = Metrics(shared=source is not None)
+    model = Model.read(settings.model_dir)
+    classifier = Classifier(model, settings, metrics, source or OwnEngine(backend, settings))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -41,14 +47,23 @@ def create_app(settings: Settings, make_backend: Callable[[], Backend]) -> FastA
         lifespan=lifespan,
         redoc_url=None,
     )
+    app.state.classifier = classifier
     app.include_router(native.create_router(classifier))
+    if settings.admin_key:
+        app.include_router(admin.create_router(classifier, settings.admin_key))
     add_error_handlers(app)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-ID", "X-Request-Timeout-Ms"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "X-Priority",
+                "X-Request-ID",
+                "X-Request-Timeout-Ms",
+            ],
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
     app.add_middleware(Observer, metrics=metrics)
@@ -61,7 +76,7 @@ def add_error_handlers(app: FastAPI) -> None:
     def respond(request: Request, error: ServingError) -> Response:
         context = RequestContext.of(request)
         context.code = error.code
-        if isinstance(error, InternalError):
+        if type(error) is InternalError:
             logs.logger().error("internal error", detail=error.detail, request_id=context.request_id)
             error = InternalError("the server failed; the request may be tried again")
         return error_response(error, context)

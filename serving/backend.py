@@ -37,7 +37,7 @@ class Backend(Protocol):
         """Loads the weights. Raises ConfigurationError when the device or a file is missing."""
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by several threads."""
+        """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by one thread at a time."""
 
     def close(self) -> None:
         """Frees the device."""

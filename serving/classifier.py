@@ -1,34 +1,29 @@
 """The one entry of every front-end: `classify` turns a picture file into a prediction.
 
-The path: admission, find and decode the picture (a thread), `pool.submit`, softmax and top-k. Every
-request holds a slot from admission to answer, so that overload is decided at the door.
+The path: a slot of the engine, find and decode the picture (a thread), `Slot.submit`, softmax and
+top-k. A request holds its slot from admission to answer, so that overload is decided at the door.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving import cpus
-from serving.backend import Backend, BackendInfo
-from serving.errors import (
-    ConfigurationError,
-    DeadlineExceededError,
-    DrainingError,
-    OverloadedError,
-    UnavailableError,
-)
+from serving.decoders import DecoderThreads
+from serving.engine.client import EngineClient, Slot
+from serving.engine.memory import Health
+from serving.engine.source import EngineSource, Offer
+from serving.errors import DeadlineExceededError, DrainingError, UnavailableError
 from serving.images import ImageDecoder
 from serving.logs import logger
 from serving.metrics import Metrics
 from serving.model import Model
-from serving.pool import InferencePool
 from serving.settings import Settings
 
 ReadPicture = Callable[[], bytes]
@@ -52,161 +47,171 @@ class Prediction:
     infer_s: float
 
 
-class Classifier:
-    """Holds the loaded backend, the threads and the slots; made by `app.create_app`."""
+class Served:
+    """One model version in service: its description, its image pipeline, its engine."""
 
-    def __init__(
-        self,
-        model: Model,
-        settings: Settings,
-        metrics: Metrics,
-        make_backend: Callable[[], Backend],
-    ) -> None:
+    def __init__(self, offer: Offer, settings: Settings, metrics: Metrics) -> None:
+        self.offer = offer
+        self.labels = offer.model.labels
+        self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
+        self.client = EngineClient(offer.attachment, metrics.observe_item)
+
+    def decode(self, read: ReadPicture) -> tuple[NDArray[np.uint8], float]:
+        """Pixels, and the seconds that took; on a decoding thread."""
+        started = time.perf_counter()
+        return self.decoder.decode(read()), time.perf_counter() - started
+
+
+class Classifier:
+    """Holds the engine in service and the decoding threads; made by `app.create_app`."""
+
+    def __init__(self, model: Model, settings: Settings, metrics: Metrics, source: EngineSource) -> None:
         self.model = model
         self.settings = settings
         self.metrics = metrics
-        self.info: BackendInfo | None = None
-        self.instances = 0
-        self.batch_ms: dict[int, float] = {}
-        self._decoder = ImageDecoder(model.description.image, settings.max_image_pixels)
-        self._backend = make_backend()
-        self._pool: InferencePool | None = None
-        self._decoders: ThreadPoolExecutor | None = None
-        self._in_flight = 0
+        self.source = source
+        self._served: Served | None = None
+        self._decoders = DecoderThreads(cpus.usable())
         self._draining = False
-        metrics.free_slots.set_function(lambda: settings.queue_size - self._in_flight)
-        metrics.queue_depth.set_function(lambda: self._pool.waiting if self._pool else 0)
+        self._switching = asyncio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Loads and warms up the model, serves until the block ends, then frees everything."""
-        await asyncio.to_thread(self._load)
+        """Serves from the moment when the workers are ready until the block ends."""
+        self._decoders.start()
+        await self.adopt(await self.source.first())
         try:
             yield
         finally:
             self._draining = True
-            if self._decoders:
-                self._decoders.shutdown(wait=True, cancel_futures=True)
-            if self._pool:
-                self._pool.close()
-            self._pool = None
-            self._backend.close()
+            served, self._served = self._served, None
+            if served:
+                served.client.close()
+                await served.offer.release()
+            self._decoders.close()
 
-    def _load(self) -> None:
-        self.info = self._backend.load(self.model, self.settings)
-        self.instances = self._instances(self.info)
-        self.batch_ms = self._warm_up()
-        self._decoders = ThreadPoolExecutor(cpus.usable(), thread_name_prefix="decode")
-        self._pool = InferencePool(self._backend, self.instances, len(self.model.labels))
+    async def adopt(self, offer: Offer) -> None:
+        """Puts an engine into service; returns when the one before has answered all it had taken."""
+        new = Served(offer, self.settings, self.metrics)
+        new.client.open()
+        old, self._served = self._served, new
+        self.metrics.follow(new.client.memory)
+        if offer.profile["info"]["fallback"]:
+            logger().warning("no CUDA, the CPU is used", reason=offer.profile["info"]["fallback"])
         logger().info(
             "model ready",
-            model=self.model.description.name,
-            version=self.model.description.version,
-            device=self.info.device,
-            instances=self.instances,
-            batch_ms={str(size): ms for size, ms in self.batch_ms.items()},
+            model=offer.model.description.name,
+            version=offer.model.description.version,
+            device=offer.profile["info"]["device"],
+            instances=offer.attachment.geometry.workers,
+            **{k: v for k, v in offer.profile.items() if k != "info"},
         )
+        if old:
+            await old.client.drained()
+            old.client.close()
+            await old.offer.release()
 
-    def _instances(self, info: BackendInfo) -> int:
-        if self.settings.instances != "auto":
-            return self.settings.instances
-        if info.device != "cpu":
-            return 1
-        return max(1, cpus.usable() // self.settings.intra_op_threads)
+    async def switch(self, version: str) -> None:
+        """Serves another version from now on; no request fails. Raises ConfigurationError."""
+        async with self._switching:
+            if self.served.offer.model.description.version != version:
+                await self.source.switch(version, self.adopt)
 
-    def _warm_up(self) -> dict[int, float]:
-        """Runs the batch size in use until it is warm; returns its time in ms."""
-        height, width = self.model.description.image.output_size
-        batch = np.zeros((1, height, width, 3), np.uint8)
-        times = []
-        for _ in range(10):
-            started = time.perf_counter()
-            logits = self._backend.infer(batch)
-            times.append(time.perf_counter() - started)
-        if logits.shape != (1, len(self.model.labels)):
-            raise ConfigurationError(
-                f"the model answers with shape {logits.shape} to one picture, "
-                f"but model.json has {len(self.model.labels)} labels"
-            )
-        return {1: round(float(np.median(times[5:])) * 1000, 3)}
+    @property
+    def served(self) -> Served:
+        """What is in service. Raises UnavailableError before the model is loaded."""
+        if self._served is None:
+            raise UnavailableError("the model is not loaded yet")
+        return self._served
 
     def describe(self) -> dict[str, Any]:
         """What `/model` answers. Raises UnavailableError before the model is loaded."""
-        if self.info is None:
-            raise UnavailableError("the model is not loaded yet")
+        offer = self.served.offer
         fields = {"name", "version", "description", "labels", "image", "thresholds", "accuracy"}
+        profile = offer.profile
         return {
-            **self.model.description.model_dump(include=fields),
-            **asdict(self.info),
-            "instances": self.instances,
-            "max_batch_size": max(self.batch_ms),
-            "batch_ms": {str(size): ms for size, ms in self.batch_ms.items()},
+            **offer.model.description.model_dump(include=fields),
+            **profile["info"],
+            "instances": self.served.client.memory.ready_workers[0],
+            "web_processes": offer.attachment.geometry.webs,
+            "max_batch_size": profile["batch_cap"],
+            "batch_ms": profile["batch_ms"],
+            "idle_threads": profile["idle_threads"],
+            "idle_ms": profile["idle_ms"],
         }
 
+    def start_draining(self) -> None:
+        """New requests are refused from now on; what was accepted goes on."""
+        self._draining = True
+
+    async def drained(self) -> None:
+        """Returns when everything that was accepted has been answered."""
+        if self._served:
+            await self._served.client.drained()
+
     def check_ready(self) -> None:
-        """Raises DrainingError or UnavailableError unless requests can be answered."""
+        """Raises DrainingError or UnavailableError unless a worker could answer now."""
+        self._check_open()
+        if self.served.client.health is not Health.READY:
+            raise UnavailableError("no worker is ready")
+
+    def _check_open(self) -> None:
         if self._draining:
             raise DrainingError("the service is shutting down")
-        if self._pool is None:
-            raise UnavailableError("the model is not loaded yet")
+        if self.served.client.health is Health.DOWN:
+            raise UnavailableError("no worker is ready")
 
-    def check_free_slot(self) -> None:
-        """Raises what `check_ready` raises, or OverloadedError when no slot is free."""
-        self.check_ready()
-        if self._in_flight >= self.settings.queue_size:
-            raise OverloadedError(f"all {self.settings.queue_size} slots are taken")
+    def check_free_slot(self, bulk: bool) -> None:
+        """Raises what `classify` would raise before it does anything."""
+        self._check_open()
+        self.served.client.check_free(bulk)
 
-    async def classify(self, read: ReadPicture, top_k: int, deadline: float) -> Prediction:
+    async def classify(
+        self, read: ReadPicture, top_k: int, deadline: float, bulk: bool = False
+    ) -> Prediction:
         """A picture file -> its `top_k` classes.
 
         `read` finds the file's bytes in what the client sent; it runs on a decoding thread, and what
-        it raises goes to the caller. `deadline` is a time of `time.monotonic()`. Raises
-        InvalidImageError, ImageTooLargeError, OverloadedError, DrainingError, UnavailableError or
-        DeadlineExceededError. Cancelling the task frees the slot, and what has not begun is not
-        computed.
+        it raises goes to the caller. `deadline` is a time of `time.monotonic()`; `bulk` gives way to
+        everything else. Raises InvalidImageError, ImageTooLargeError, OverloadedError, DrainingError,
+        UnavailableError, DeadlineExceededError or WorkerCrashedError. Cancelling the task frees the
+        slot, and what has not begun is not computed.
         """
-        self.check_free_slot()
-        self._in_flight += 1
-        try:
-            loop = asyncio.get_running_loop()
-            async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
-                return await self._classify(read, top_k, deadline)
-        except (TimeoutError, DeadlineExceededError) as error:
-            self.metrics.expired.inc()
-            raise DeadlineExceededError("the request was not answered before its deadline") from error
-        except asyncio.CancelledError:
-            self.metrics.cancelled.inc()
-            raise
-        finally:
-            self._in_flight -= 1
+        self._check_open()
+        served = self.served
+        loop = asyncio.get_running_loop()
+        with served.client.acquire(bulk) as slot:
+            try:
+                async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
+                    return await self._classify(served, slot, read, top_k, deadline, bulk)
+            except (TimeoutError, DeadlineExceededError) as error:
+                self.metrics.expired.inc()
+                raise DeadlineExceededError(
+                    "the request was not answered before its deadline"
+                ) from error
+            except asyncio.CancelledError:
+                self.metrics.cancelled.inc()
+                raise
 
-    async def _classify(self, read: ReadPicture, top_k: int, deadline: float) -> Prediction:
-        assert self._pool is not None  # noqa: S101 check_ready holds this
-        held = [read]
-        try:
-            pixels, decode_s = await asyncio.get_running_loop().run_in_executor(
-                self._decoders, self._decode, held
-            )
-        finally:
-            held.clear()  # a cancelled item stays in the executor's queue, its bytes must not
-        outcome = await self._pool.submit(pixels, deadline)
-        self.metrics.observe_stages(decode_s, outcome.queue_s, outcome.infer_s)
+    async def _classify(
+        self, served: Served, slot: Slot, read: ReadPicture, top_k: int, deadline: float, bulk: bool
+    ) -> Prediction:
+        pixels, decode_s = await self._decoders.run(lambda: served.decode(read), bulk)
+        outcome = await slot.submit(pixels, deadline, bulk)
+        self.metrics.decode.observe(decode_s)
         return Prediction(
-            top=self._best(outcome.logits, top_k),
+            top=best(served.labels, outcome.logits, top_k),
             decode_s=decode_s,
             queue_s=outcome.queue_s,
             infer_s=outcome.infer_s,
         )
 
-    def _decode(self, held: list[ReadPicture]) -> tuple[NDArray[np.uint8], float]:
-        started = time.perf_counter()
-        pixels = self._decoder.decode(held.pop()())
-        return pixels, time.perf_counter() - started
 
-    def _best(self, logits: NDArray[np.float32], top_k: int) -> list[Score]:
-        probabilities = softmax(logits)
-        order = np.argsort(-probabilities, kind="stable")[:top_k]
-        return [Score(self.model.labels[i], float(probabilities[i])) for i in order]
+def best(labels: list[str], logits: NDArray[np.float32], top_k: int) -> list[Score]:
+    """The `top_k` most probable classes, or all where there are fewer."""
+    probabilities = softmax(logits)
+    order = np.argsort(-probabilities, kind="stable")[:top_k]
+    return [Score(labels[i], float(probabilities[i])) for i in order]
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ ServingError
 │   └── UnavailableError          503 unavailable
 ├── DeadlineExceededError     504 deadline_exceeded
 └── InternalError             500 internal_error
+    └── WorkerCrashedError        500 worker_crashed
 
 ConfigurationError is none of these: it is raised at start, and the service does not start.
 """
@@ -163,6 +164,12 @@ class DeadlineExceededError(ServingError):
 
 class InternalError(ServingError):
     """The server's fault."""
+
+
+class WorkerCrashedError(InternalError):
+    """Two workers died while they computed this request, the second one alone."""
+
+    code = "worker_crashed"
 
 
 def by_status(status: int, detail: str, headers: Mapping[str, str] | None) -> ServingError:

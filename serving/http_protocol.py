@@ -1,7 +1,7 @@
 """HTTP connections with two bounds that uvicorn's have not: the size of a request's head and its time.
 
-Given to uvicorn as `--http serving.http_protocol:BoundedHttpToolsProtocol`, by `launch.py` and the
-Dockerfiles. Bodies have their own bounds, in `body.py`.
+`server.py` uses it; uvicorn by hand wants `--http serving.http_protocol:BoundedHttpToolsProtocol`.
+Bodies have their own bounds, in `body.py`.
 """
 
 import asyncio

@@ -15,11 +15,7 @@ import urllib.request
 from types import FrameType
 
 START_TIMEOUT_S = 120
-STOP_TIMEOUT_S = 15
-UVICORN = [
-    *("--http", "serving.http_protocol:BoundedHttpToolsProtocol"),
-    *("--no-access-log", "--timeout-graceful-shutdown", "10"),
-]
+STOP_TIMEOUT_S = 30
 
 
 class Launcher:
@@ -33,7 +29,7 @@ class Launcher:
         self.page_url = f"http://{reachable(ui_host)}:{ui_port}"
         backend = environment.get("BACKEND", "fastapi_onnx")
         self.commands = [
-            ["uvicorn", f"{backend}.app:app", "--host", host, "--port", port, *UVICORN],
+            ["serving", backend, "--host", host, "--port", port],
             ["flask_app"],
         ]
         self.environment = {

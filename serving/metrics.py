@@ -1,6 +1,14 @@
 """Prometheus metrics of one service, in a registry of their own; served at `/metrics`."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from serving.engine.client import Outcome
+from serving.engine.memory import Memory, State
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -8,8 +16,12 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30
 class Metrics:
     """All series; durations are in seconds, as Prometheus asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = False) -> None:
+        """`shared`: with other web processes, by files in PROMETHEUS_MULTIPROC_DIR."""
         self.registry = CollectorRegistry()
+        self._shared = shared
+        self._engine = EngineCollector()
+        self.registry.register(self._engine)
 
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(name, text, buckets=SECONDS, registry=self.registry)
@@ -22,7 +34,7 @@ class Metrics:
         )
         self.total = histogram("serving_request_seconds", "First byte of a request to its answer.")
         self.decode = histogram("serving_decode_seconds", "Picture file to pixels.")
-        self.queue = histogram("serving_queue_seconds", "Waiting for an instance.")
+        self.queue = histogram("serving_queue_seconds", "Waiting for a worker.")
         self.infer = histogram("serving_infer_seconds", "Computation of a batch.")
         self.batch_size = Histogram(
             "serving_batch_size",
@@ -30,15 +42,9 @@ class Metrics:
             buckets=(1, 2, 4, 8, 16, 32, 64, 128),
             registry=self.registry,
         )
-        self.queue_depth = Gauge(
-            "serving_queue_depth", "Pictures that wait for an instance.", registry=self.registry
-        )
-        self.free_slots = Gauge(
-            "serving_free_slots", "Requests that would still be admitted.", registry=self.registry
-        )
-        self.worker_restarts = Counter(
-            "serving_worker_restarts",
-            "Inference workers that were replaced.",
+        self.skipped = Counter(
+            "serving_skipped",
+            "Pictures never computed, because nobody waited for them any more.",
             registry=self.registry,
         )
         self.cancelled = Counter(
@@ -48,9 +54,57 @@ class Metrics:
             "serving_expired", "Requests that met their deadline.", registry=self.registry
         )
 
-    def observe_stages(self, decode_s: float, queue_s: float, infer_s: float) -> None:
-        """One answered picture."""
-        self.decode.observe(decode_s)
-        self.queue.observe(queue_s)
-        self.infer.observe(infer_s)
-        self.batch_size.observe(1)
+    def follow(self, memory: Memory) -> None:
+        """Reads gauges, and the restarts of workers, from this engine from now on."""
+        self._engine.follow(memory)
+
+    def observe_item(self, state: State, outcome: Outcome | None) -> None:
+        """One picture that left the engine; a batch counts with its first picture."""
+        if outcome is None:
+            if state in (State.SKIPPED, State.EXPIRED):
+                self.skipped.inc()
+            return
+        self.queue.observe(outcome.queue_s)
+        if outcome.leads:
+            self.infer.observe(outcome.infer_s)
+            self.batch_size.observe(outcome.batch_size)
+
+    def text(self) -> bytes:
+        """All series of all web processes, in Prometheus' text format."""
+        if not self._shared:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # prometheus_client's own
+        registry.register(self._engine)
+        return generate_latest(registry)
+
+
+class EngineCollector(Collector):
+    """What the engine's shared memory knows, the same in every web process."""
+
+    def __init__(self) -> None:
+        self._memory: Memory | None = None
+        self._restarts_before = 0
+
+    def follow(self, memory: Memory) -> None:
+        """The version in service has changed."""
+        if self._memory:
+            self._restarts_before += self._memory.restarts[0]
+        self._memory = memory
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for every scrape."""
+        if self._memory is None:
+            return
+        memory = self._memory
+        free = memory.geometry.slots - sum(memory.in_flight)
+        depth = memory.state.tolist().count(State.QUEUED)
+        restarts = self._restarts_before + memory.restarts[0]
+        yield GaugeMetricFamily("serving_queue_depth", "Pictures that wait for a worker.", depth)
+        yield GaugeMetricFamily("serving_free_slots", "Requests that would still be admitted.", free)
+        yield GaugeMetricFamily(
+            "serving_ready_workers", "Workers that could compute now.", memory.ready_workers[0]
+        )
+        yield CounterMetricFamily(
+            "serving_worker_restarts", "Inference workers that were replaced.", restarts
+        )

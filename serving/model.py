@@ -2,6 +2,7 @@
 
 models/NAME/model.json
 models/NAME/VERSION/model.onnx, model.safetensors
+models/NAME/VERSION/model.json    where a version differs from the others; its `files` too
 """
 
 import hashlib
@@ -106,15 +107,18 @@ class Model:
         self.description = description
 
     @classmethod
-    def read(cls, folder: Path) -> "Model":
-        """Reads `model.json`. Raises ConfigurationError with the reason."""
+    def read(cls, folder: Path, version: str | None = None) -> "Model":
+        """Reads `model.json`, or that of a version. Raises ConfigurationError with the reason."""
         path = folder / "model.json"
+        if version is not None and (folder / version / "model.json").exists():
+            path = folder / version / "model.json"
         try:
-            return cls(folder, ModelDescription.model_validate_json(path.read_bytes()))
+            description = ModelDescription.model_validate_json(path.read_bytes())
         except OSError as error:
             raise ConfigurationError(f"no model in {folder}: {error}") from error
         except ValidationError as error:
             raise ConfigurationError(f"{path} is not as documented: {error}") from error
+        return cls(folder, description.model_copy(update={"version": version or description.version}))
 
     @cached_property
     def labels(self) -> list[str]:

@@ -67,4 +67,7 @@ class ModelResponse(BaseModel):
     fallback: str | None = Field(description="Why `auto` did not take the GPU.")
     instances: int
     max_batch_size: int
+    web_processes: int
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
+    idle_threads: int | None = Field(description="Threads for a picture that is alone in the service.")
+    idle_ms: float | None = Field(description="Measured at warm-up: one picture with idle_threads.")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, SecretStr, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,14 +22,47 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`cuda` refuses to start without a usable GPU; `auto` falls back to the CPU and says so."""
 
+    devices: Annotated[list[NonNegativeInt], NoDecode] = []
+    """Indices of the GPUs to use, separated by commas; empty: the first one."""
+
+    gpu_memory_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Share of a GPU's memory that one instance may take."""
+
     instances: PositiveInt | Literal["auto"] = "auto"
-    """Batches that are computed at the same time; `auto`: one per usable core on a CPU, 1 on a GPU."""
+    """Workers per device; `auto`: one per usable core on a CPU, 1 on a GPU."""
 
     intra_op_threads: PositiveInt = 1
     """Threads that one instance uses for one batch on a CPU."""
 
-    queue_size: PositiveInt = 256
+    idle_threads: PositiveInt | Literal["auto"] = "auto"
+    """Threads for a picture that is alone in the service; `auto`: all usable cores, where that pays."""
+
+    max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
+    """Most pictures computed together; `auto`: measured at start, see `/model`."""
+
+    max_queue_delay_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """How long a picture may wait for others to share its batch; 0: take what waits."""
+
+    preferred_batch_sizes: Annotated[list[PositiveInt], NoDecode] = []
+    """Batch sizes, separated by commas, that need no further waiting."""
+
+    queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
     """Requests admitted at the same time; one more is answered 503 `overloaded`."""
+
+    web_processes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that speak HTTP and decode pictures; all share the workers."""
+
+    worker_timeout_ms: PositiveInt | Literal["auto"] = "auto"
+    """A worker that computes one batch longer is replaced; `auto`: 20 times the slowest measured one."""
+
+    shutdown_timeout_s: PositiveFloat = 25
+    """Time to answer what was accepted, after SIGTERM."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port to listen on; 0 takes a free one."""
 
     request_timeout_ms: PositiveInt = 30_000
     """Time from a request's last byte to its answer; a client may ask for less, not for more."""
@@ -49,6 +82,9 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """When set, `/predict` asks for `Authorization: Bearer KEY`."""
 
+    admin_key: SecretStr | None = Field(default=None, min_length=1)
+    """When set, `/admin` exists and asks for this key as a bearer token."""
+
     cors_origins: Annotated[list[str], NoDecode] = []
     """Origins, separated by commas, whose pages may call the API from a browser; empty: none."""
 
@@ -58,10 +94,10 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "json"
     """`json`: one object a line, for machines; `console`: for people."""
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("cors_origins", "devices", "preferred_batch_sizes", mode="before")
     @classmethod
-    def split_origins(cls, value: object) -> object:
-        """`http://a, http://b` -> two origins."""
+    def split_list(cls, value: object) -> object:
+        """`a, b` -> two values."""
         if isinstance(value, str):
-            return [origin.strip() for origin in value.split(",") if origin.strip()]
+            return [part.strip() for part in value.split(",") if part.strip()]
         return value

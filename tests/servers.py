@@ -61,17 +61,10 @@ def running(
 
 
 @contextmanager
-def application(app: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Serves an ASGI application, given as uvicorn takes it; yields its base URL."""
+def api(package: str = "fastapi_onnx", env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Runs one package's service; yields its base URL."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    with running(["uvicorn", app, "--port", str(port), *launch.UVICORN], f"{url}/health/ready", env):
-        yield url
-
-
-@contextmanager
-def api(backend: str = "fastapi_onnx", env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Runs one backend's service; yields its base URL."""
-    with application(f"{backend}.app:app", env) as url:
+    with running(["serving", package, "--port", str(port)], f"{url}/health/ready", env):
         yield url
 
 

@@ -1,16 +1,14 @@
 """The native API: `/predict`, `/health`, `/model`, `/metrics`."""
 
 import asyncio
-import hmac
 import time
 from collections.abc import Coroutine
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response, Security, params
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from fastapi.security import HTTPBearer
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import ClientDisconnect
@@ -18,13 +16,12 @@ from starlette.requests import ClientDisconnect
 from serving import body
 from serving.classifier import Classifier, Prediction
 from serving.context import RequestContext
-from serving.errors import UnauthorizedError
 from serving.frontends import native_docs as docs
+from serving.frontends.guard import guard
 from serving.responses import json_response
 from serving.schemas import HealthResponse, ModelResponse, PredictResponse
 
 T = TypeVar("T")
-BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for the documents; see `guard`
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -44,20 +41,6 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-
-
-def guard(key: str | None) -> list[params.Depends]:
-    """The dependency that compares the bearer token in constant time; none without a key."""
-    if key is None:
-        return []
-
-    async def authorize(request: Request) -> None:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("latin-1")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given, key.encode()):
-            raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
-
-    return [Security(BEARER), Depends(authorize)]
 
 
 def answer(prediction: Prediction, with_top: bool) -> Response:
@@ -87,6 +70,8 @@ def create_router(classifier: Classifier) -> APIRouter:
         include_in_schema=False,  # a tool that tries its range would be answered 504, as it asked
     )
 
+    priority_header = Header(alias="X-Priority", description="`bulk` gives way to everything else.")
+
     @router.post(
         "/predict",
         summary="Classify a photo",
@@ -99,18 +84,20 @@ def create_router(classifier: Classifier) -> APIRouter:
         request: Request,
         top_k: Annotated[class_count | SkipJsonSchema[None], top_k_query] = None,
         timeout_ms: Annotated[int, timeout_header] = settings.request_timeout_ms,
+        priority: Annotated[Literal["interactive", "bulk"], priority_header] = "interactive",
     ) -> Response:
         """Send the photo as base64 in JSON, as the body itself, or as a form's field `image`.
 
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
         context = RequestContext.of(request)
-        classifier.check_free_slot()
+        bulk = priority == "bulk"
+        classifier.check_free_slot(bulk)
         async with reader.read(request) as content:
             read = partial(body.picture, content, request.headers.get("content-type"))
             deadline = time.monotonic() + timeout_ms / 1000
             prediction = await unless_disconnected(
-                request, classifier.classify(read, top_k or 1, deadline)
+                request, classifier.classify(read, top_k or 1, deadline, bulk)
             )
         context.stages = {
             "decode": prediction.decode_s,
@@ -149,8 +136,7 @@ def create_router(classifier: Classifier) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics() -> Response:
-        text = generate_latest(classifier.metrics.registry)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response(classifier.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/", include_in_schema=False)
     async def root() -> Response:

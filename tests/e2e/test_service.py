@@ -14,13 +14,15 @@ import pytest
 import requests
 
 from tests import servers
-from tests.fake import command
+from tests.fake.backend import Failure, command
 
 SETTINGS = {
     "SERVING_INSTANCES": "1",
     "SERVING_QUEUE_SIZE": "4",
     "SERVING_BODY_TIMEOUT_MS": "500",
     "SERVING_LOG_LEVEL": "error",
+    "SERVING_MAX_BATCH_SIZE": "1",
+    "SERVING_WORKER_TIMEOUT_MS": "60000",
 }
 
 
@@ -35,7 +37,7 @@ def gate(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def url(gate: Path) -> Iterator[str]:
     """A service with one instance and four slots."""
-    with servers.application("tests.fake:app", {**SETTINGS, "FAKE_GATE": str(gate)}) as base:
+    with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as base:
         yield base
         gate.touch()
 
@@ -120,7 +122,7 @@ def test_a_deadline_holds_while_waiting_and_expired_work_is_not_computed(
     url: str, gate: Path, senders: ThreadPoolExecutor
 ) -> None:
     first = senders.submit(predict, url, command(held=True))
-    wait_for(lambda: metric(url, "serving_free_slots") == 3)
+    wait_for(gate.with_suffix(".held").exists)
     late = predict(url, command(), X_Request_Timeout_Ms="100")
     assert late.status_code == 504
     assert late.json()["code"] == "deadline_exceeded"
@@ -136,7 +138,7 @@ def test_a_client_that_leaves_costs_no_computation(
     url: str, gate: Path, senders: ThreadPoolExecutor
 ) -> None:
     first = senders.submit(predict, url, command(held=True))
-    wait_for(lambda: metric(url, "serving_free_slots") == 3)
+    wait_for(gate.with_suffix(".held").exists)
     gone = raw_request(url, command())
     wait_for(lambda: metric(url, "serving_free_slots") == 2)
     others = [senders.submit(predict, url, command(class_index=i)) for i in (3, 4)]
@@ -148,8 +150,8 @@ def test_a_client_that_leaves_costs_no_computation(
     assert metric(url, "serving_infer_seconds_count") == 3
 
 
-@pytest.mark.parametrize("failure", [1, 2, 3])
-def test_a_failing_computation_is_a_500_that_tells_nothing(url: str, failure: int) -> None:
+@pytest.mark.parametrize("failure", [Failure.RAISE, Failure.TOO_FEW_OUTPUTS, Failure.NOT_FINITE])
+def test_a_failing_computation_is_a_500_that_tells_nothing(url: str, failure: Failure) -> None:
     response = predict(url, command(failure=failure))
     assert response.status_code == 500
     assert response.json()["code"] == "internal_error"
@@ -169,7 +171,7 @@ def test_a_body_that_never_ends_is_given_up(url: str) -> None:
 
 def test_bytes_that_wait_are_bounded_for_all_requests_together() -> None:
     limited = {**SETTINGS, "SERVING_MAX_BUFFERED_BYTES": "100000", "SERVING_BODY_TIMEOUT_MS": "20000"}
-    with servers.application("tests.fake:app", limited) as url:
+    with servers.api("tests.fake", limited) as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname or "", parts.port or 0)) as slow:
             slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 95001\r\n\r\n")
@@ -216,7 +218,7 @@ def test_many_requests_leave_nothing_open(url: str) -> None:
 
 
 def test_an_api_key_is_asked_for() -> None:
-    with servers.application("tests.fake:app", {**SETTINGS, "SERVING_API_KEY": "sesame"}) as url:
+    with servers.api("tests.fake", {**SETTINGS, "SERVING_API_KEY": "sesame"}) as url:
         assert requests.post(f"{url}/predict?top_k=0", timeout=10).status_code == 401
         for wrong in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic sesame"}):
             refused = predict(url, command(), **wrong)
@@ -231,11 +233,11 @@ def test_an_api_key_is_asked_for() -> None:
 
 def test_cross_origin_requests_only_where_allowed() -> None:
     origin = {"Origin": "http://page.example"}
-    with servers.application("tests.fake:app", SETTINGS) as url:
+    with servers.api("tests.fake", SETTINGS) as url:
         answer = requests.get(f"{url}/health/live", headers=origin, timeout=10)
         assert "Access-Control-Allow-Origin" not in answer.headers
     allowed = {**SETTINGS, "SERVING_CORS_ORIGINS": "http://page.example, http://b.example"}
-    with servers.application("tests.fake:app", allowed) as url:
+    with servers.api("tests.fake", allowed) as url:
         answer = requests.get(f"{url}/health/live", headers=origin, timeout=10)
         assert answer.headers["Access-Control-Allow-Origin"] == "http://page.example"
         assert "Server-Timing" in answer.headers["Access-Control-Expose-Headers"]
@@ -243,13 +245,20 @@ def test_cross_origin_requests_only_where_allowed() -> None:
         assert "Access-Control-Allow-Origin" not in other.headers
 
 
-def test_sigterm_answers_what_was_accepted(url: str, gate: Path, senders: ThreadPoolExecutor) -> None:
+def test_sigterm_refuses_what_is_new_and_answers_what_was_accepted(
+    url: str, gate: Path, senders: ThreadPoolExecutor
+) -> None:
     with servers.process_of(url) as process:
         accepted = senders.submit(predict, url, command(held=True))
         wait_for(lambda: metric(url, "serving_free_slots") == 3)
         process.terminate()
-        wait_for(lambda: not listens(url))
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
+        refused = predict(url, command())
+        assert refused.status_code == 503
+        assert refused.json()["code"] == "draining"
+        assert not accepted.done()
         gate.touch()
         assert accepted.result().status_code == 200
+        wait_for(lambda: not listens(url))
         psutil.wait_procs([process], timeout=20)
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

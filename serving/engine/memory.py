@@ -1,0 +1,189 @@
+"""The one shared mapping: what a slot, a worker and the engine as a whole know about themselves.
+
+An anonymous file descriptor that is passed on, so that a container's small /dev/shm is no limit. Every
+number is aligned and has one writer at a time; a record travels through a pipe, a system call, after
+what it speaks of was written.
+
+A slot's states: FREE, owned by a web process; QUEUED, its record is in a work pipe or in a worker's
+inbox; RUNNING, a worker computes it; then one of the finished states until its web process has read
+the result and made it FREE.
+"""
+
+import mmap
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+RECORD_BYTES = 8
+Code = Literal["b", "i", "I", "q", "Q"]
+PAGE = 4096
+
+
+class State(IntEnum):
+    """Of a slot."""
+
+    FREE = 0
+    QUEUED = 1
+    RUNNING = 2
+    DONE = 3
+    SKIPPED = 4  # cancelled before its turn: never computed
+    EXPIRED = 5  # past its deadline before its turn: never computed
+    FAILED = 6  # the backend raised, or answered nonsense
+    CRASHED = 7  # it was running in two workers that died
+
+
+class Health(IntEnum):
+    """Of the engine; what the web processes tell their clients."""
+
+    STARTING = 0
+    READY = 1
+    RECOVERING = 2  # no worker is ready, one is being started: requests wait
+    DOWN = 3  # workers die before they are ready: requests are refused
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What decides the mapping's layout; the same in every process."""
+
+    slots: int
+    """Of all web processes together; a multiple of `webs`."""
+
+    webs: int
+    workers: int
+    max_batch: int
+    height: int
+    width: int
+    classes: int
+
+    @property
+    def share(self) -> int:
+        """Slots of one web process; slot s belongs to web process s // share."""
+        return self.slots // self.webs
+
+    def as_dict(self) -> dict[str, int]:
+        """For a worker's arguments."""
+        return asdict(self)
+
+
+def record(slot: int, generation: int) -> int:
+    """What travels through the pipes; never 0, so that an empty place in an inbox is 0."""
+    return generation << 32 | (slot + 1)
+
+
+def slot_of(value: int) -> int:
+    """The slot that a record names."""
+    return (value & 0xFFFFFFFF) - 1
+
+
+def generation_of(value: int) -> int:
+    """The use of the slot that a record means; another one is over."""
+    return value >> 32
+
+
+def anonymous_file(size: int) -> int:
+    """A descriptor of `size` zero bytes without a name in any file system."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("serving", 0)
+    else:  # not on macOS
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
+
+
+class Memory:
+    """Views into the mapping: plain arrays, indexed by slot, by worker or by web process."""
+
+    def __init__(self, fd: int, geometry: Geometry) -> None:
+        self.fd = fd
+        self.geometry = geometry
+        self._map = mmap.mmap(fd, self.size(geometry))
+        self._whole = memoryview(self._map)
+        self._next = 0
+        slots, workers, webs = geometry.slots, geometry.workers, geometry.webs
+
+        # the engine, written by the supervisor
+        self.health = self._array("i", 1)
+        self.ready_workers = self._array("i", 1)
+        self.batch_cap = self._array("i", 1)
+        self.restarts = self._array("q", 1)
+
+        # web processes, each written by its own
+        self.in_flight = self._array("i", webs)
+
+        # workers, each written by its own; an inbox is what it has taken and not yet reported
+        self.busy_since = self._times(workers)
+        self.seen = self._times(workers)
+        self.inbox = [self._array("Q", geometry.max_batch) for _ in range(workers)]
+
+        # slots
+        self.state = self._array("i", slots)
+        self.generation = self._array("I", slots)
+        self.bulk = self._array("b", slots)
+        self.cancelled = self._array("b", slots)
+        self.attempts = self._array("i", slots)
+        self.batch_size = self._array("i", slots)
+        self.leads = self._array("b", slots)  # the first of its batch
+        self.deadline = self._times(slots)
+        self.queued_at = self._times(slots)
+        self.started_at = self._times(slots)
+        self.finished_at = self._times(slots)
+        self.outputs: NDArray[np.float32] = self._numbers("f4", (slots, geometry.classes))
+        self.inputs: NDArray[np.uint8] = self._numbers("u1", (slots, geometry.height, geometry.width, 3))
+
+    @staticmethod
+    def size(geometry: Geometry) -> int:
+        """Bytes; pages that are never touched cost nothing."""
+        slot = 64 + geometry.classes * 4 + geometry.height * geometry.width * 3
+        worker = 16 + geometry.max_batch * 8
+        fixed = PAGE * 4 + 64 * (20 + geometry.workers)
+        return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * 16
+
+    @classmethod
+    def create(cls, geometry: Geometry) -> "Memory":
+        """A new mapping, all zeros."""
+        return cls(anonymous_file(cls.size(geometry)), geometry)
+
+    def _place(self, size: int) -> memoryview:
+        part = self._whole[self._next : self._next + size]
+        self._next = -(-(self._next + size) // 64) * 64
+        return part
+
+    def _array(self, code: Code, length: int) -> memoryview:
+        return self._place(np.dtype(code).itemsize * length).cast(code)
+
+    def _times(self, length: int) -> "memoryview[float]":
+        """Of time.monotonic(), whose clock all processes share."""
+        return self._place(8 * length).cast("d")
+
+    def _numbers(self, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        start = -(-self._next // PAGE) * PAGE
+        array = np.ndarray(shape, dtype, self._map, start)
+        self._next = start + array.nbytes
+        return array
+
+    def owner(self, slot: int) -> int:
+        """The web process to which a slot belongs."""
+        return slot // self.geometry.share
+
+    def close(self) -> None:
+        """Closes the descriptor; the pages go with the last view."""
+        os.close(self.fd)
+
+
+class Tally:
+    """Connections that have ended, per web process; read by the one that hands them out."""
+
+    def __init__(self, fd: int, webs: int) -> None:
+        self.fd = fd
+        self.ended = memoryview(mmap.mmap(fd, PAGE)).cast("q")[:webs]
+
+    @classmethod
+    def create(cls, webs: int) -> "Tally":
+        """All zeros."""
+        return cls(anonymous_file(PAGE), webs)

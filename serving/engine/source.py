@@ -1,0 +1,63 @@
+"""Where a web process gets its engine from: it starts one itself, or is given one by `cluster.py`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from serving.engine.client import Attachment
+from serving.engine.supervisor import Supervisor
+from serving.model import Model
+from serving.settings import Settings
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An engine whose workers are ready, as one web process sees it."""
+
+    model: Model
+    attachment: Attachment
+    profile: dict[str, Any]
+    """What the first ready worker measured; see `worker.Worker.load`."""
+
+    release: Callable[[], Awaitable[None]]
+    """To be called when this web process needs it no more."""
+
+
+Adopt = Callable[[Offer], Awaitable[None]]
+
+
+class EngineSource(Protocol):
+    """Of one web process."""
+
+    async def first(self) -> Offer:
+        """The engine to begin with. Raises ConfigurationError."""
+
+    async def switch(self, version: str, adopt: Adopt) -> None:
+        """Loads another version; `adopt` is awaited with it. Raises ConfigurationError."""
+
+
+class OwnEngine:
+    """The web process is the supervisor's process, too."""
+
+    def __init__(self, backend: str, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+
+    async def first(self) -> Offer:
+        """See `EngineSource`."""
+        return await self._load(None)
+
+    async def switch(self, version: str, adopt: Adopt) -> None:
+        """See `EngineSource`."""
+        await adopt(await self._load(version))
+
+    async def _load(self, version: str | None) -> Offer:
+        model = Model.read(self._settings.model_dir, version)
+        supervisor = Supervisor(self._backend, model, self._settings)
+        await asyncio.to_thread(supervisor.start)
+
+        async def release() -> None:
+            await asyncio.to_thread(supervisor.close)
+
+        return Offer(model, supervisor.attachment(0), supervisor.profile, release)

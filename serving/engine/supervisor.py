@@ -1,0 +1,407 @@
+"""Starts the workers of one model version, watches them, replaces them, and loses nothing.
+
+One thread, because a worker dies with the thread that started it. It sleeps until a worker says
+something or ends, or until a web process, which has requests under way, asks it to look around.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from serving import cpus
+from serving.engine import warmup
+from serving.engine.client import NOTICE, Attachment
+from serving.engine.memory import (
+    RECORD_BYTES,
+    Geometry,
+    Health,
+    Memory,
+    State,
+    generation_of,
+    record,
+    slot_of,
+)
+from serving.engine.worker import Arguments
+from serving.errors import ConfigurationError
+from serving.logs import logger
+from serving.model import Model
+from serving.settings import Settings
+
+LOAD_TIMEOUT_S = 180
+LEAST_HANG_S = 3.0
+HANG_BATCHES = 20  # of the slowest measured batch
+MAX_ATTEMPTS = 2
+MAX_BACKOFF_S = 10.0
+FIRST_BACKOFF_S = 0.1
+HEALTHY_AFTER_S = 10.0
+F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # Linux
+
+
+@dataclass
+class Process:
+    """One place for a worker; `popen` changes when it is replaced."""
+
+    index: int
+    gpu: int
+    popen: subprocess.Popen[bytes] | None = None
+    status_fd: int = -1
+    control_fd: int = -1
+    heard: bytes = b""
+    ready: bool = False
+    begun_at: float = 0.0
+    ready_at: float = 0.0
+    asked_at: float = 0.0
+    """When it was last asked whether it is there."""
+
+    deaths: int = 0
+    """In a row, after it had been ready; a long life resets it."""
+
+    failed_starts: int = 0
+    """In a row: it ended before it was ready."""
+
+    start_at: float | None = 0.0
+    """When it is to be started; None while it runs, or is not wanted yet."""
+
+    message: dict[str, Any] = field(default_factory=dict)
+    """What it said when it was ready."""
+
+
+class Supervisor:
+    """`start`, then `attachment` for every web process, then `close`."""
+
+    def __init__(self, backend: str, model: Model, settings: Settings, webs: int = 1) -> None:
+        self._backend = backend
+        self._model = model
+        self._settings = settings
+        self.version = model.description.version
+        height, width = model.description.image.output_size
+        per_device = instances(settings)
+        gpus = settings.devices or [0]
+        auto = settings.max_batch_size == "auto"
+        self.geometry = Geometry(
+            slots=-(-settings.queue_size // webs) * webs,
+            webs=webs,
+            workers=per_device * len(gpus),
+            max_batch=warmup.LARGEST_ON_GPU if auto else int(settings.max_batch_size),
+            height=height,
+            width=width,
+            classes=len(model.labels),
+        )
+        self.profile: dict[str, Any] = {}
+        """The first ready worker's message: backend info, batch_ms, batch_cap, idle_ms."""
+
+        self._error: str | None = None
+        self._processes = [
+            Process(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
+        ]
+        if settings.instances == "auto" and settings.device != "cpu" and gpu_is_possible():
+            for process in self._processes[len(gpus) :]:
+                process.start_at = None
+        self._first_round_over = threading.Event()
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        """Returns when every worker is ready. Raises ConfigurationError when one cannot be."""
+        self.memory = Memory.create(self.geometry)
+        webs = self.geometry.webs
+        self._work = [pipe(self.geometry.slots), pipe(self.geometry.slots)]
+        self._done = [pipe(self.geometry.share) for _ in range(webs)]
+        self._kick = pipe(0)
+        for reader, _ in self._work:
+            os.set_blocking(reader, False)
+        for fd in self._kick:
+            os.set_blocking(fd, False)
+        self._thread = threading.Thread(target=self._main, name="supervisor", daemon=True)
+        self._thread.start()
+        self._first_round_over.wait()
+        if self._error is not None:
+            self.close()
+            raise ConfigurationError(self._error)
+
+    def attachment(self, web: int) -> Attachment:
+        """What the web process needs; the descriptors are this process's."""
+        return Attachment(
+            web=web,
+            geometry=self.geometry,
+            memory_fd=self.memory.fd,
+            work_fds=(self._work[0][1], self._work[1][1]),
+            done_fd=self._done[web][0],
+            kick_fd=self._kick[1],
+        )
+
+    def abandon(self, web: int) -> None:
+        """A web process has died: what it had asked for is not computed any more."""
+        share = self.geometry.share
+        for slot in range(web * share, (web + 1) * share):
+            self.memory.cancelled[slot] = 1
+        self.memory.in_flight[web] = 0
+
+    def close(self) -> None:
+        """Ends the workers; each finishes the batch it computes, if that is soon."""
+        self._closing.set()
+        os.write(self._kick[1], b"k")
+        self._thread.join()
+        for reader, writer in (*self._work, *self._done, self._kick):
+            os.close(reader)
+            os.close(writer)
+        self.memory.close()
+
+    # -- the thread --
+
+    def _main(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._start_due()
+                self._set_health()
+                self._wait()
+                self._watch()
+        except Exception:  # a defect here must not pass for a healthy service
+            logger().exception("the supervisor failed")
+            self._error = "the supervisor failed"
+            self._first_round_over.set()
+        finally:
+            self._end_all()
+
+    def _wait(self) -> None:
+        """Until a worker speaks or ends, a web process asks, or something is due."""
+        poll = select.poll()
+        poll.register(self._kick[0], select.POLLIN)
+        running = {p.status_fd: p for p in self._processes if p.popen}
+        for fd in running:
+            poll.register(fd, select.POLLIN)
+        due = [p.start_at for p in self._processes if p.start_at is not None]
+        due += [p.begun_at + LOAD_TIMEOUT_S for p in running.values() if not p.ready]
+        timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
+        for fd, _ in poll.poll(timeout):
+            if fd == self._kick[0]:
+                os.read(fd, 4096)
+            else:
+                self._hear(running[fd])
+
+    def _hear(self, process: Process) -> None:
+        data = os.read(process.status_fd, 65536)
+        if not data:
+            self._on_death(process)
+            return
+        process.heard += data
+        *lines, process.heard = process.heard.split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "error" in message:
+                self._error = message["error"]
+            else:
+                self._on_ready(process, message)
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for process in self._processes:
+            if process.start_at is not None and process.start_at <= now:
+                self._start(process)
+
+    def _start(self, process: Process) -> None:
+        status, control = pipe(0), pipe(0)
+        arguments = Arguments(
+            index=process.index,
+            parent=os.getpid(),
+            backend=self._backend,
+            model_dir=str(self._model.folder),
+            version=self._model.description.version,
+            gpu=process.gpu,
+            geometry=self.geometry.as_dict(),
+            memory_fd=self.memory.fd,
+            work_fds=(self._work[0][0], self._work[1][0]),
+            done_fds=tuple(writer for _, writer in self._done),
+            control_fd=control[0],
+            status_fd=status[1],
+        )
+        passed = (
+            arguments.memory_fd,
+            *arguments.work_fds,
+            *arguments.done_fds,
+            control[0],
+            status[1],
+        )
+        process.popen = subprocess.Popen(  # noqa: S603 our own module
+            [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(arguments))],
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+        )
+        os.close(control[0])
+        os.close(status[1])
+        os.set_blocking(control[1], False)
+        process.status_fd, process.control_fd = status[0], control[1]
+        process.heard, process.ready, process.start_at = b"", False, None
+        process.begun_at = time.monotonic()
+
+    def _on_ready(self, process: Process, message: dict[str, Any]) -> None:
+        self.profile = self.profile or message
+        if not self.memory.batch_cap[0]:
+            self.memory.batch_cap[0] = min(message["batch_cap"], self.geometry.max_batch)
+            self.profile["batch_cap"] = self.memory.batch_cap[0]
+        process.message, process.ready, process.ready_at = message, True, time.monotonic()
+        process.failed_starts = 0
+        self.memory.busy_since[process.index] = 0
+        self.memory.seen[process.index] = process.ready_at
+        os.write(process.control_fd, b"s")
+        if message["info"]["device"] == "cpu":
+            for waiting in self._processes:  # there was no usable GPU after all
+                if waiting.popen is None and waiting.start_at is None:
+                    waiting.start_at = process.ready_at
+        if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
+            self._first_round_over.set()
+
+    def _on_death(self, process: Process) -> None:
+        """Requeues what the worker had taken, and plans its successor."""
+        assert process.popen is not None  # noqa: S101 it was running
+        process.popen.kill()  # where it only closed its descriptors
+        code = process.popen.wait()
+        os.close(process.status_fd)
+        os.close(process.control_fd)
+        now = time.monotonic()
+        process.start_at = now + self._backoff(process, now)
+        process.popen, process.ready = None, False
+        if not self._first_round_over.is_set():
+            self._error = self._error or f"an inference worker ended with exit code {code}"
+            self._closing.set()
+            self._first_round_over.set()
+            return
+        self.memory.restarts[0] += 1
+        logger().error(
+            "an inference worker died",
+            worker=process.index,
+            exit_code=code,
+            restart_in_s=round(process.start_at - now, 1),
+        )
+        self._rescue(process.index)
+        self.memory.busy_since[process.index] = 0
+
+    def _backoff(self, process: Process, now: float) -> float:
+        """Seconds to wait before the next start; none after a first death in service."""
+        if not process.ready:
+            process.failed_starts += 1
+            return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0**process.failed_starts)
+        process.deaths = 0 if now - process.ready_at > HEALTHY_AFTER_S else process.deaths + 1
+        return 0.0 if process.deaths < 2 else min(1.0, FIRST_BACKOFF_S * 2.0**process.deaths)
+
+    def _rescue(self, index: int) -> None:
+        """The dead worker's inbox: finished items are reported, the others are queued once more."""
+        memory = self.memory
+        inbox = memory.inbox[index]
+        for place, value in enumerate(inbox.tolist()):
+            slot = slot_of(value)
+            if not value or memory.generation[slot] != generation_of(value):
+                continue
+            inbox[place] = 0
+            state = memory.state[slot]
+            if state == State.RUNNING and memory.attempts[slot] >= MAX_ATTEMPTS:
+                memory.state[slot] = state = State.CRASHED
+            if state in (State.QUEUED, State.RUNNING):
+                memory.state[slot] = State.QUEUED
+                send(self._work[memory.bulk[slot]][1], value)
+            elif state != State.FREE:
+                send(self._done[memory.owner(slot)][1], record(slot, memory.generation[slot]))
+
+    def _set_health(self) -> None:
+        """Publishes how many workers are ready, and tells the web processes when that matters."""
+        ready = sum(p.ready for p in self._processes)
+        self.memory.ready_workers[0] = ready
+        if ready:
+            health = Health.READY
+        elif not self._first_round_over.is_set():
+            health = Health.STARTING
+        elif any(not p.failed_starts for p in self._processes):
+            health = Health.RECOVERING
+        else:
+            health = Health.DOWN
+        if self.memory.health[0] != health:
+            self.memory.health[0] = health
+            for _, writer in self._done:
+                send(writer, NOTICE)
+
+    def _watch(self) -> None:
+        """Kills workers that have stopped answering or never get ready; `_hear` does the rest."""
+        now = time.monotonic()
+        for process in self._processes:
+            if process.popen is None:
+                continue
+            if process.ready:
+                stuck = self._silent_for(process, now) > self.hang_limit()
+            else:
+                stuck = now - process.begun_at > LOAD_TIMEOUT_S
+            if stuck:
+                logger().error("an inference worker does not answer", worker=process.index)
+                process.popen.kill()
+
+    def _silent_for(self, process: Process, now: float) -> float:
+        """Seconds for which a worker computes one batch, or, idle, leaves a question unanswered."""
+        if busy_since := self.memory.busy_since[process.index]:
+            return now - busy_since
+        if process.asked_at > self.memory.seen[process.index]:
+            return now - process.asked_at
+        process.asked_at = now
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(process.control_fd, b"?")
+        return 0.0
+
+    def hang_limit(self) -> float:
+        """Seconds after which a worker that computes one batch counts as hung."""
+        if self._settings.worker_timeout_ms != "auto":
+            return self._settings.worker_timeout_ms / 1000
+        slowest: float = max(self.profile.get("batch_ms", {"1": 0.0}).values()) / 1000
+        return max(LEAST_HANG_S, HANG_BATCHES * slowest) + self._settings.max_queue_delay_us / 1e6
+
+    def _end_all(self) -> None:
+        """A worker that computes may finish its batch; none outlives `hang_limit`."""
+        running = [p for p in self._processes if p.popen]
+        for process in running:
+            os.close(process.control_fd)
+        end = time.monotonic() + self.hang_limit()
+        for process in running:
+            assert process.popen is not None  # noqa: S101 the list holds such only
+            if not process.ready:
+                process.popen.kill()
+            try:
+                process.popen.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+            os.close(process.status_fd)
+
+
+def instances(settings: Settings) -> int:
+    """Workers per device; `auto`: one per usable core on a CPU, one on a GPU."""
+    if settings.instances != "auto":
+        return settings.instances
+    if settings.device == "cuda":
+        return 1
+    return max(1, cpus.usable() // settings.intra_op_threads)
+
+
+def gpu_is_possible() -> bool:
+    """Whether an NVIDIA driver shows itself; if not, `auto` will end on the CPU."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
+
+
+def pipe(records: int) -> tuple[int, int]:
+    """(reader, writer) of a pipe that holds so many records."""
+    reader, writer = os.pipe()
+    if sys.platform == "linux":
+        needed = 2 * records * RECORD_BYTES
+        if fcntl.fcntl(writer, F_GETPIPE_SZ) < needed:
+            fcntl.fcntl(writer, F_SETPIPE_SZ, needed)
+    return reader, writer
+
+
+def send(fd: int, value: int) -> None:
+    """Writes one record."""
+    os.write(fd, value.to_bytes(RECORD_BYTES, sys.byteorder))

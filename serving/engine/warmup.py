@@ -1,0 +1,71 @@
+"""Runs and measures every batch size before a worker is ready, and chooses the batch cap.
+
+On a CPU a convolutional network gains nothing from batches, and they only add latency; on a GPU they
+are everything. So the cap is measured, not assumed.
+"""
+
+import time
+
+import numpy as np
+
+from serving.backend import Backend
+from serving.errors import ConfigurationError
+from serving.settings import Settings
+
+LARGEST_ON_CPU = 8
+LARGEST_ON_GPU = 64
+GOOD_ENOUGH = 0.9  # of the best throughput
+WORTH_IT = 0.85  # of the time on fewer threads
+ROUNDS_S = 0.08  # of measuring, per size
+MIN_ROUNDS, MAX_ROUNDS = 3, 20
+
+
+def sizes(settings: Settings, device: str, cap: int) -> list[int]:
+    """The batch sizes to run: powers of two and the largest; a known `cap` needs nothing above it."""
+    largest = cap or largest_batch(settings, device)
+    powers = [1 << power for power in range(largest.bit_length()) if 1 << power <= largest]
+    return sorted({*powers, largest})
+
+
+def largest_batch(settings: Settings, device: str) -> int:
+    """The fixed cap, or the largest size that is tried."""
+    if settings.max_batch_size != "auto":
+        return settings.max_batch_size
+    return LARGEST_ON_CPU if device == "cpu" else LARGEST_ON_GPU
+
+
+def warm_up(
+    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: list[int]
+) -> dict[int, float]:
+    """The time in ms of each batch size; raises ConfigurationError for a wrong output shape."""
+    profile = {}
+    for size in batch_sizes:
+        batch = np.zeros((size, *shape), np.uint8)
+        logits = backend.infer(batch)
+        if logits.shape != (size, classes):
+            raise ConfigurationError(
+                f"the model answers with shape {logits.shape} to {size} pictures, "
+                f"but model.json has {classes} labels"
+            )
+        profile[size] = measure(backend, batch)
+    return profile
+
+
+def measure(backend: Backend, batch: np.ndarray) -> float:
+    """The shortest of some calls in ms: what a quiet machine takes."""
+    backend.infer(batch)
+    times: list[float] = []
+    while len(times) < MIN_ROUNDS or (sum(times) < ROUNDS_S and len(times) < MAX_ROUNDS):
+        started = time.perf_counter()
+        backend.infer(batch)
+        times.append(time.perf_counter() - started)
+    return round(min(times) * 1000, 3)
+
+
+def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
+    """The smallest size whose throughput is nearly the best, or the one that is fixed."""
+    if settings.max_batch_size != "auto":
+        return settings.max_batch_size
+    throughput = {size: size / ms for size, ms in profile.items()}
+    best = max(throughput.values())
+    return min(size for size, rate in throughput.items() if rate >= GOOD_ENOUGH * best)

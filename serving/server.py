@@ -1,0 +1,101 @@
+"""One web process: uvicorn's server, with a shutdown that loses nothing and an idle that costs nothing.
+
+On SIGTERM readiness turns false and new requests are refused, while what was accepted is answered;
+then connections close and the engine ends. A second signal ends the process at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Generator
+from email.utils import formatdate
+
+import uvicorn
+from fastapi import FastAPI
+
+from serving.classifier import Classifier
+from serving.http_protocol import BoundedHttpToolsProtocol
+from serving.settings import Settings
+
+BACKLOG = 2048
+MakeProtocol = Callable[[], asyncio.Protocol]
+
+
+class DatedProtocol(BoundedHttpToolsProtocol):
+    """Sets the Date header when a request comes, not ten times a second without one."""
+
+    _second = 0
+    ended = 0  # connections of this process
+    on_ended: Callable[[int], None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """One connection fewer; `cluster.py` wants to know."""
+        DatedProtocol.ended += 1
+        if DatedProtocol.on_ended is not None:
+            DatedProtocol.on_ended(DatedProtocol.ended)
+        super().connection_lost(exc)
+
+    def on_headers_complete(self) -> None:
+        """The head of a request is complete; its answer carries the time."""
+        if (now := int(time.time())) != DatedProtocol._second:
+            DatedProtocol._second = now
+            date = formatdate(now, usegmt=True).encode()
+            self.server_state.default_headers[:] = [(b"date", date), *self.config.encoded_headers]
+        super().on_headers_complete()
+
+
+class Server(uvicorn.Server):
+    """Serves one application until a signal; `run` returns after an orderly end."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                http=DatedProtocol,
+                access_log=False,
+                log_level="warning",
+                backlog=BACKLOG,
+            )
+        )
+        self._classifier: Classifier = app.state.classifier
+        self._settings = settings
+        self._ended = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+
+    def make_protocol(self) -> asyncio.Protocol:
+        """The protocol of one connection, as uvicorn makes it."""
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are requests to stop, not to die: the exit code stays 0."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.on_signal, number)
+        yield
+
+    def on_signal(self, number: int) -> None:
+        """The first one drains, the second one ends at once."""
+        if self._draining is not None:
+            os._exit(128 + number)
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        end = time.monotonic() + self._settings.shutdown_timeout_s
+        self._classifier.start_draining()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._classifier.drained(), self._settings.shutdown_timeout_s)
+        self.config.timeout_graceful_shutdown = max(1, round(end - time.monotonic()))
+        self.should_exit = True
+        self._ended.set()
+
+    async def main_loop(self) -> None:
+        """Nothing to do until the end."""
+        await self._ended.wait()

@@ -1,0 +1,42 @@
+"""A model that needs no weights, and services of the fake backend that serve it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+CLASSES = 4096
+
+
+def write_model(folder: Path, version: str, prefix: str = "") -> None:
+    """8x8 pictures, 4096 classes named PREFIX0 to PREFIX4095; nothing for a real backend to load."""
+    description = {
+        "name": "fake",
+        "version": version,
+        "labels": [f"{prefix}{index}" for index in range(CLASSES)],
+        "image": {"resize": [8, 8], "mean": [0, 0, 0], "std": [1, 1, 1]},
+        "files": {},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.json").write_text(json.dumps(description))
+
+
+@pytest.fixture(scope="session")
+def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its folder; the class names are the class indices."""
+    folder = tmp_path_factory.mktemp("models") / "fake"
+    write_model(folder, "1")
+    return folder
+
+
+@pytest.fixture
+def fake_settings(fake_model: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a fake service; its gate and its brokenness are files in `tmp_path`."""
+    return {
+        "SERVING_MODEL_DIR": str(fake_model),
+        "SERVING_INSTANCES": "2",
+        "SERVING_LOG_LEVEL": "error",
+        "SERVING_WORKER_TIMEOUT_MS": "60000",
+        "FAKE_GATE": str(tmp_path / "gate"),
+        "FAKE_BROKEN": str(tmp_path / "broken"),
+    }

@@ -1,0 +1,86 @@
+"""A backend that does what a picture's colour commands.
+
+Red, bit 0: the computation makes the file FAKE_GATE.held and lasts until FAKE_GATE exists. Red, the
+other bits: a failure, see `Failure`. Green and blue are the class that is answered. A computation takes
+FAKE_MS milliseconds, and as long as the file FAKE_BROKEN exists nothing can be loaded.
+"""
+
+import io
+import os
+import time
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from serving.backend import BackendInfo
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+
+
+class Failure(IntEnum):
+    """What a picture does to the batch it is in."""
+
+    NONE = 0
+    RAISE = 1
+    TOO_FEW_OUTPUTS = 2
+    NOT_FINITE = 3
+    EXIT = 4
+
+
+class FakeBackend:
+    """Implements `serving.backend.Backend` without a model."""
+
+    def __init__(self) -> None:
+        self.classes = 0
+
+    def load(self, model: Model, settings: Settings) -> BackendInfo:  # noqa: ARG002 the Protocol's
+        """Loads nothing."""
+        broken = os.environ.get("FAKE_BROKEN")
+        if broken and Path(broken).exists():
+            raise ConfigurationError("commanded not to load")
+        self.classes = len(model.labels)
+        return BackendInfo("fake 1", "cpu", "fake", "fp32")
+
+    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Obeys the first pixel of each picture."""
+        logits = np.zeros((len(batch), self.classes), np.float32)
+        time.sleep(float(os.environ.get("FAKE_MS", "0")) / 1000)
+        for row, (red, green, blue) in zip(logits, batch[:, 0, 0].tolist(), strict=True):
+            if red & 1:
+                wait_for_gate(Path(os.environ["FAKE_GATE"]))
+            failure = Failure(red >> 1)
+            if failure is Failure.RAISE:
+                raise RuntimeError("commanded to fail, with secret details")
+            if failure is Failure.TOO_FEW_OUTPUTS:
+                return logits[:, :-1]
+            if failure is Failure.EXIT:
+                os._exit(7)
+            row[(green << 8 | blue) % self.classes] = 20
+            if failure is Failure.NOT_FINITE:
+                row[:] = np.nan
+        return logits
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def wait_for_gate(gate: Path) -> None:
+    """Tells that it waits, then waits."""
+    held = gate.with_suffix(".held")
+    while not gate.exists():
+        held.touch()
+        time.sleep(0.005)
+
+
+def command(
+    held: bool = False, failure: Failure = Failure.NONE, class_index: int = 0, side: int = 8
+) -> bytes:
+    """The picture that commands this."""
+    buffer = io.BytesIO()
+    colour = (int(held) | failure << 1, class_index >> 8, class_index & 255)
+    Image.new("RGB", (side, side), colour).save(buffer, "PNG")
+    return buffer.getvalue()
