@@ -14,10 +14,11 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
+from torchvision.transforms import v2
 from tqdm import tqdm
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_pt.backend import PixelsToLogits, TorchBackend, read_network
+from fastapi_pt.backend import TorchBackend, read_network
 from serving.backend import Backend
 from serving.model import Model
 from serving.settings import Settings
@@ -27,13 +28,16 @@ CALLS = 10  # in a row, per candidate and round
 
 
 def eager(model: Model) -> Infer:
-    """What a handler does that loads the weights and calls the network."""
+    """What a handler does that loads the weights and calls the network on torchvision's tensors."""
     network = read_network(model, model.file("model.safetensors"))
-    whole = PixelsToLogits(network, model.description.image, torch.float32).eval()
+    image = model.description.image
+    steps = v2.Compose(
+        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(image.mean, image.std)]
+    )
 
     def infer(batch: NDArray[np.uint8]) -> object:
         with torch.no_grad():
-            return whole(torch.from_numpy(batch)).numpy()
+            return network(torch.stack([steps(pixels) for pixels in batch])).numpy()
 
     return infer
 

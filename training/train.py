@@ -19,7 +19,7 @@ from typing import Annotated
 import torch
 import typer
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -108,6 +108,7 @@ def load_checkpoint(
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Folder with train.zip and val.zip.")],
     run: Annotated[Path, typer.Option(help="Folder for log and checkpoints.")],
+    start_from: Annotated[Path | None, typer.Option(help="Weights of an earlier run.")] = None,
     architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "resnet18",
     classes: int = 11,
     epochs: int = 26,
@@ -115,6 +116,7 @@ def main(
     decay_epochs: int = 15,
     ramp_epochs: int = 14,
     augmentation: Annotated[float, typer.Option(help="Where its growth ends; 1: full.")] = 0.65,
+    variety: Annotated[float, typer.Option(help="Other cameras, angles, CutMix; 1: full.")] = 0.0,
     size: Annotated[int, typer.Option(help="Also the size of the validation.")] = 64,
     low_size: int = 64,
     batch_size: int = 64,
@@ -131,6 +133,10 @@ def main(
     val_photos, val_labels = data.load(data_dir / "val.zip")
     torch.manual_seed(seed)
     model = get_model(architecture, weights=None, num_classes=classes)
+    if start_from is not None:
+        model.load_state_dict(
+            {k: v.float() if v.is_floating_point() else v for k, v in load_file(start_from).items()}
+        )
     model = model.to(device, memory_format=torch.channels_last)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema_decay), use_buffers=True)
     optimizer = torch.optim.AdamW(
@@ -141,7 +147,7 @@ def main(
     for epoch in range(start, epochs):
         began = time.monotonic()
         torch.manual_seed(seed * 1000 + epoch)
-        growth = min(augmentation, epoch / ramp_epochs)
+        growth = min(augmentation, epoch / ramp_epochs) if ramp_epochs else augmentation
         side = low_size if epoch < low_epochs else size
         order = torch.randperm(len(labels))
         steps = len(order) // batch_size
@@ -153,12 +159,19 @@ def main(
                 group["lr"] = rate
             chosen = order[step * batch_size : (step + 1) * batch_size]
             batch = photos[chosen].float() / 255
-            batch = augment.random_resized_crop(batch, side, 0.6 - 0.3 * growth)
+            batch = augment.random_resized_crop(
+                batch, side, 0.6 - 0.3 * growth, 1 + 0.3 * variety, 0.3 * variety
+            )
             batch = augment.colour_jitter(batch, 0.2 + 0.2 * growth)
+            if variety:
+                batch = augment.camera(batch, variety)
             batch = augment.random_erasing(batch, 0.3 * growth)
             targets = functional.one_hot(labels[chosen], classes).float()
-            if torch.rand(()) < 0.5 * growth:
+            mix = torch.rand(())
+            if mix < 0.5 * growth:
                 batch, targets = augment.mixup(batch, targets, 0.3)
+            elif mix > 1 - 0.35 * variety:
+                batch, targets = augment.cutmix(batch, targets)
             with torch.autocast(device, dtype=torch.bfloat16):
                 logits = model(normalise(batch.to(device)))
                 loss = functional.cross_entropy(logits, targets.to(device), label_smoothing=smoothing)
