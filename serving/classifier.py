@@ -5,6 +5,7 @@ top-k. A request holds its slot from admission to answer, so that overload is de
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from serving import cpus
 from serving.decoders import DecoderThreads
-from serving.engine.client import EngineClient, Slot
+from serving.engine.client import EngineClient
 from serving.engine.memory import Health
 from serving.engine.source import EngineSource, Offer
 from serving.errors import DeadlineExceededError, DrainingError, UnavailableError
@@ -27,6 +28,8 @@ from serving.model import Model
 from serving.settings import Settings
 
 ReadPicture = Callable[[], bytes]
+SMALL_BODY = 96 * 1024  # bytes; a JPEG of that size is decoded in milliseconds, whatever it says
+JPEG = b"\xff\xd8"
 
 
 @dataclass(frozen=True)
@@ -167,15 +170,15 @@ class Classifier:
         self.served.client.check_free(bulk)
 
     async def classify(
-        self, read: ReadPicture, top_k: int, deadline: float, bulk: bool = False
+        self, read: ReadPicture, size: int, top_k: int, deadline: float, bulk: bool = False
     ) -> Prediction:
         """A picture file -> its `top_k` classes.
 
-        `read` finds the file's bytes in what the client sent; it runs on a decoding thread, and what
-        it raises goes to the caller. `deadline` is a time of `time.monotonic()`; `bulk` gives way to
-        everything else. Raises InvalidImageError, ImageTooLargeError, OverloadedError, DrainingError,
-        UnavailableError, DeadlineExceededError or WorkerCrashedError. Cancelling the task frees the
-        slot, and what has not begun is not computed.
+        `read` finds the file's bytes in the `size` bytes that the client sent; it may run on a decoding
+        thread, and what it raises goes to the caller. `deadline` is a time of `time.monotonic()`;
+        `bulk` gives way to everything else. Raises InvalidImageError, ImageTooLargeError,
+        OverloadedError, DrainingError, UnavailableError, DeadlineExceededError or WorkerCrashedError.
+        Cancelling the task frees the slot, and what has not begun is not computed.
         """
         self._check_open()
         served = self.served
@@ -183,7 +186,8 @@ class Classifier:
         with served.client.acquire(bulk) as slot:
             try:
                 async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
-                    return await self._classify(served, slot, read, top_k, deadline, bulk)
+                    pixels, decode_s = await self._decode(served, read, size, bulk)
+                    outcome = await slot.submit(pixels, deadline, bulk)
             except (TimeoutError, DeadlineExceededError) as error:
                 self.metrics.expired.inc()
                 raise DeadlineExceededError(
@@ -192,12 +196,6 @@ class Classifier:
             except asyncio.CancelledError:
                 self.metrics.cancelled.inc()
                 raise
-
-    async def _classify(
-        self, served: Served, slot: Slot, read: ReadPicture, top_k: int, deadline: float, bulk: bool
-    ) -> Prediction:
-        pixels, decode_s = await self._decoders.run(lambda: served.decode(read), bulk)
-        outcome = await slot.submit(pixels, deadline, bulk)
         self.metrics.decode.observe(decode_s)
         return Prediction(
             top=best(served.labels, outcome.logits, top_k),
@@ -206,16 +204,31 @@ class Classifier:
             infer_s=outcome.infer_s,
         )
 
+    async def _decode(
+        self, served: Served, read: ReadPicture, size: int, bulk: bool
+    ) -> tuple[NDArray[np.uint8], float]:
+        """Pixels, and the seconds that took: on a decoding thread, unless nobody else would wait."""
+        if size <= SMALL_BODY and served.client.alone:
+            picture = read()
+            if picture.startswith(JPEG):  # its size bounds its pixels, as no other format's does
+                return served.decode(lambda: picture)
+            return await self._decoders.run(lambda: served.decode(lambda: picture), bulk)
+        return await self._decoders.run(lambda: served.decode(read), bulk)
 
-def best(labels: list[str], logits: NDArray[np.float32], top_k: int) -> list[Score]:
+
+def best(labels: list[str], logits: list[float], top_k: int) -> list[Score]:
     """The `top_k` most probable classes, or all where there are fewer."""
     probabilities = softmax(logits)
-    order = np.argsort(-probabilities, kind="stable")[:top_k]
-    return [Score(labels[i], float(probabilities[i])) for i in order]
+    if top_k == 1:
+        order = [probabilities.index(max(probabilities))]
+    else:
+        order = sorted(range(len(logits)), key=lambda i: -probabilities[i])[:top_k]
+    return [Score(labels[i], probabilities[i]) for i in order]
 
 
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[classes] -> probabilities that add up to 1."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities: NDArray[np.float64] = shifted / shifted.sum()
-    return probabilities
+def softmax(logits: list[float]) -> list[float]:
+    """Probabilities that add up to 1; for the few classes there are, NumPy would be slower."""
+    largest = max(logits)
+    exponentials = [math.exp(logit - largest) for logit in logits]
+    total = sum(exponentials)
+    return [value / total for value in exponentials]

@@ -2,7 +2,6 @@
 
 import time
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,8 +27,8 @@ class Observer:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        context = RequestContext(choose_id(headers.get(b"x-request-id")))
+        offered = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
+        context = RequestContext(choose_id(offered))
         scope["context"] = context
         status = 0
 
@@ -37,9 +36,11 @@ class Observer:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                added = MutableHeaders(scope=message)
-                added["X-Request-ID"] = context.request_id
-                added["Server-Timing"] = context.server_timing()
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", context.request_id.encode()),
+                    (b"server-timing", context.server_timing().encode()),
+                ]
             await send(message)
 
         try:

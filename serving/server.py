@@ -6,6 +6,7 @@ then connections close and the engine ends. A second signal ends the process at 
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -98,4 +99,6 @@ class Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Nothing to do until the end."""
+        gc.collect()
+        gc.freeze()  # what start has made stays, and need not be looked at again and again
         await self._ended.wait()

@@ -46,9 +46,9 @@ def predict(
     """Probabilities [N, classes] and true classes [N], one photo at a time as the service does."""
     rows, labels = [], []
     for photo, label in tqdm(photos, desc=name, unit=" photos", mininterval=2):
-        rows.append(softmax(backend.infer(decoder.decode(photo)[np.newaxis])[0]))
+        rows.append(softmax(backend.infer(decoder.decode(photo)[np.newaxis])[0].tolist()))
         labels.append(label)
-    return np.stack(rows), np.asarray(labels)
+    return np.array(rows), np.asarray(labels)
 
 
 def top_k_accuracy(probabilities: Probabilities, labels: Labels, k: int) -> float:

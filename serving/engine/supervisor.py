@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from serving.engine.memory import (
     record,
     slot_of,
 )
-from serving.engine.worker import Arguments
+from serving.engine.worker import COMPARE, NO, SERVE, YES, Arguments
 from serving.errors import ConfigurationError
 from serving.logs import logger
 from serving.model import Model
@@ -56,6 +56,7 @@ class Process:
     status_fd: int = -1
     control_fd: int = -1
     heard: bytes = b""
+    loaded: bool = False
     ready: bool = False
     begun_at: float = 0.0
     ready_at: float = 0.0
@@ -70,9 +71,6 @@ class Process:
 
     start_at: float | None = 0.0
     """When it is to be started; None while it runs, or is not wanted yet."""
-
-    message: dict[str, Any] = field(default_factory=dict)
-    """What it said when it was ready."""
 
 
 class Supervisor:
@@ -198,8 +196,10 @@ class Supervisor:
             message = json.loads(line)
             if "error" in message:
                 self._error = message["error"]
+            elif "idle_ms" in message:
+                self._on_compared(message)
             else:
-                self._on_ready(process, message)
+                self._on_loaded(process, message)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -243,22 +243,38 @@ class Supervisor:
         process.heard, process.ready, process.start_at = b"", False, None
         process.begun_at = time.monotonic()
 
-    def _on_ready(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_loaded(self, process: Process, message: dict[str, Any]) -> None:
+        """A worker is warm. The first ones wait for each other, then one of them measures in quiet."""
+        process.loaded, process.failed_starts = True, 0
         self.profile = self.profile or message
         if not self.memory.batch_cap[0]:
             self.memory.batch_cap[0] = min(message["batch_cap"], self.geometry.max_batch)
             self.profile["batch_cap"] = self.memory.batch_cap[0]
-        process.message, process.ready, process.ready_at = message, True, time.monotonic()
-        process.failed_starts = 0
-        self.memory.busy_since[process.index] = 0
-        self.memory.seen[process.index] = process.ready_at
-        os.write(process.control_fd, b"s")
         if message["info"]["device"] == "cpu":
             for waiting in self._processes:  # there was no usable GPU after all
                 if waiting.popen is None and waiting.start_at is None:
-                    waiting.start_at = process.ready_at
-        if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
-            self._first_round_over.set()
+                    waiting.start_at = time.monotonic()
+        if self.memory.wide[0]:
+            self._let_serve(process)
+        elif all(p.loaded for p in self._processes if p.popen or p.start_at is not None):
+            os.write(process.control_fd, COMPARE)
+
+    def _on_compared(self, message: dict[str, Any]) -> None:
+        """Whether a picture that is alone gets all threads is known: the workers may begin."""
+        self.profile["idle_ms"] = message["idle_ms"]
+        if message["idle_ms"] is None:
+            self.profile["idle_threads"] = None
+        self.memory.wide[0] = NO if message["idle_ms"] is None else YES
+        for process in self._processes:
+            if process.loaded:
+                self._let_serve(process)
+        self._first_round_over.set()
+
+    def _let_serve(self, process: Process) -> None:
+        process.ready, process.ready_at = True, time.monotonic()
+        self.memory.busy_since[process.index] = 0
+        self.memory.seen[process.index] = process.ready_at
+        os.write(process.control_fd, SERVE)
 
     def _on_death(self, process: Process) -> None:
         """Requeues what the worker had taken, and plans its successor."""
@@ -269,7 +285,7 @@ class Supervisor:
         os.close(process.control_fd)
         now = time.monotonic()
         process.start_at = now + self._backoff(process, now)
-        process.popen, process.ready = None, False
+        process.popen, process.loaded, process.ready = None, False, False
         if not self._first_round_over.is_set():
             self._error = self._error or f"an inference worker ended with exit code {code}"
             self._closing.set()

@@ -7,6 +7,7 @@ are everything. So the cap is measured, not assumed.
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.backend import Backend
 from serving.errors import ConfigurationError
@@ -51,15 +52,29 @@ def warm_up(
     return profile
 
 
-def measure(backend: Backend, batch: np.ndarray) -> float:
+def measure(backend: Backend, batch: NDArray[np.uint8]) -> float:
     """The shortest of some calls in ms: what a quiet machine takes."""
     backend.infer(batch)
     times: list[float] = []
     while len(times) < MIN_ROUNDS or (sum(times) < ROUNDS_S and len(times) < MAX_ROUNDS):
-        started = time.perf_counter()
-        backend.infer(batch)
-        times.append(time.perf_counter() - started)
+        times.append(timed(backend, batch))
     return round(min(times) * 1000, 3)
+
+
+def measure_in_turn(backends: list[Backend], batch: NDArray[np.uint8]) -> list[float]:
+    """The shortest time in ms of each backend, measured in turn: what disturbs, disturbs all."""
+    times: list[list[float]] = [[] for _ in backends]
+    for _ in range(MAX_ROUNDS):
+        for backend, own in zip(backends, times, strict=True):
+            own.append(timed(backend, batch))
+    return [round(min(own) * 1000, 3) for own in times]
+
+
+def timed(backend: Backend, batch: NDArray[np.uint8]) -> float:
+    """The seconds of one call."""
+    started = time.perf_counter()
+    backend.infer(batch)
+    return time.perf_counter() - started
 
 
 def choose_cap(settings: Settings, profile: dict[int, float]) -> int:

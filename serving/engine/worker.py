@@ -10,7 +10,6 @@ import ctypes
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -31,6 +30,8 @@ from serving.model import Model
 from serving.settings import Settings
 
 PR_SET_PDEATHSIG = 1
+COMPARE, SERVE = b"c", b"s"
+YES, NO = 1, 2
 
 
 @dataclass(frozen=True)
@@ -90,27 +91,33 @@ class Worker:
         )
         cap = cap or warmup.choose_cap(settings, profile)
         self._batch = np.empty((cap, *shape), np.uint8)
-        idle_ms = None
         threads = cpus.usable() if settings.idle_threads == "auto" else settings.idle_threads
-        if info.device == "cpu" and threads > settings.intra_op_threads:
-            wide = make()
-            wide.load(model, settings.model_copy(update={"intra_op_threads": threads, "device": "cpu"}))
-            idle_ms = warmup.warm_up(wide, shape, geometry.classes, [1])[1]
-            if idle_ms < profile[1] * warmup.WORTH_IT:
-                self._wide = wide
-            else:
-                idle_ms = None
-                wide.close()
+        if info.device == "cpu" and threads > settings.intra_op_threads and self.memory.wide[0] != NO:
+            self._wide = make()
+            wide = {"intra_op_threads": threads, "device": "cpu"}
+            self._wide.load(model, settings.model_copy(update=wide))
+            warmup.warm_up(self._wide, shape, geometry.classes, [1])
         return {
             "info": asdict(info),
             "batch_ms": profile,
             "batch_cap": cap,
-            "idle_ms": idle_ms,
             "idle_threads": threads if self._wide else None,
         }
 
+    def compare(self) -> dict[str, Any]:
+        """Measures one picture on all threads and on one instance's, while nothing else runs."""
+        assert self._narrow is not None  # noqa: S101 load comes first
+        if self._wide is None:
+            return {"idle_ms": None}
+        picture = self.memory.inputs[:1]
+        narrow_ms, wide_ms = warmup.measure_in_turn([self._narrow, self._wide], picture)
+        return {"idle_ms": wide_ms if wide_ms < narrow_ms * warmup.WORTH_IT else None}
+
     def serve(self) -> None:
         """Takes and computes until it is told to stop."""
+        if self._wide and self.memory.wide[0] == NO:
+            self._wide.close()
+            self._wide = None
         self._batch = self._batch[: self.memory.batch_cap[0]]
         self.queue.cap = self.memory.batch_cap[0]
         memory, index = self.memory, self.index
@@ -236,11 +243,12 @@ def main() -> None:
         tell({"error": f"the model cannot be loaded: {error}"})
         raise SystemExit(1) from error
     tell(message)
-    poll = select.poll()
-    poll.register(arguments.control_fd, select.POLLIN)
-    poll.poll()
-    if os.read(arguments.control_fd, 1):  # nothing: the supervisor has closed it already
-        worker.serve()
+    while word := os.read(arguments.control_fd, 1):  # nothing: the supervisor has closed it
+        if word == COMPARE:
+            tell(worker.compare())
+        else:
+            worker.serve()
+            break
 
 
 if __name__ == "__main__":

@@ -40,8 +40,18 @@ def error(status: int) -> dict[str, Any]:
     return documented
 
 
-def predict_body() -> dict[str, Any]:
-    """The three kinds of body of `/predict`; the JSON one has a real picture as its example."""
+def predict_request(classes: int) -> dict[str, Any]:
+    """The parameters and the three kinds of body of `/predict`; the JSON one has a real picture.
+
+    X-Request-Timeout-Ms is not among them: a tool that tries its range would be answered 504, as it
+    had asked.
+    """
+    top_k = {"type": "integer", "minimum": 1, "maximum": classes}
+    priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
+    parameters = [
+        parameter("top_k", "query", top_k, "Also list the k most probable classes."),
+        parameter("X-Priority", "header", priority, "`bulk` gives way to everything else."),
+    ]
     binary = {"schema": {"type": "string", "format": "binary"}}
     form = {
         "type": "object",
@@ -55,4 +65,9 @@ def predict_body() -> dict[str, Any]:
         "application/octet-stream": binary,
         "multipart/form-data": {"schema": form},
     }
-    return {"requestBody": {"required": True, "content": content}}
+    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
+
+
+def parameter(name: str, place: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """An optional one."""
+    return {"name": name, "in": place, "schema": schema, "description": description}

@@ -1,16 +1,21 @@
 """The small pure parts of the request's path."""
 
-import numpy as np
 import pytest
 
 from serving import body
-from serving.classifier import softmax
+from serving.classifier import best, softmax
 from serving.context import RequestContext, choose_id
 from serving.errors import InvalidBase64Error, by_status
 
 
 def test_softmax_is_stable() -> None:
-    assert softmax(np.array([1000, 1000, -1000], np.float32)) == pytest.approx([0.5, 0.5, 0])
+    assert softmax([1000.0, 1000.0, -1000.0]) == pytest.approx([0.5, 0.5, 0])
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 9])
+def test_best_is_sorted_and_has_at_most_all_classes(top_k: int) -> None:
+    scores = best(["a", "b", "c"], [0.0, 2.0, 1.0], top_k)
+    assert [score.label for score in scores] == ["b", "c", "a"][:top_k]
 
 
 def test_server_timing_is_in_milliseconds() -> None:
