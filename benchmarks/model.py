@@ -1,0 +1,38 @@
+"""The model that servers are compared with: MobileNetV2 at 224x224, random weights."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import torch
+import typer
+from safetensors.torch import save_file
+from torchvision.models import get_model
+
+from training import export
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("runs/benchmark-model"),
+    architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "mobilenet_v2",
+    classes: int = 11,
+) -> None:
+    """Writes a model folder for both backends, fp32, `resize: [224, 224]`."""
+    torch.manual_seed(0)
+    network = get_model(architecture, weights=None, num_classes=classes)
+    with TemporaryDirectory() as folder:
+        weights, labels = Path(folder, "weights.safetensors"), Path(folder, "labels.txt")
+        save_file(network.state_dict(), weights)
+        labels.write_text("".join(f"class {index}\n" for index in range(classes)))
+        export.from_torchvision(
+            weights=weights,
+            labels=labels,
+            out=out,
+            name=architecture.replace("_", "-"),
+            architecture=architecture,
+            resize="224x224",
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)

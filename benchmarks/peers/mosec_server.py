@@ -1,0 +1,39 @@
+"""mosec: one stage, two workers. Two stages (decode, infer) were slower on two cores."""
+
+import os
+import sys
+from typing import Any
+
+import orjson
+from mosec import Server, Worker
+
+from benchmarks.peers.common import Classify
+
+if "PEER_MODEL_DIR" not in os.environ:  # the workers run this file again
+    os.environ["PEER_MODEL_DIR"], port = sys.argv[1:3]
+    sys.argv[1:] = ["--port", port, "--log-level", "error"]  # mosec reads the command line itself
+
+
+class Classifier(Worker):
+    """The body travels as it is."""
+
+    def __init__(self) -> None:
+        self.classify = Classify(os.environ["PEER_MODEL_DIR"])
+
+    def deserialize(self, data: bytes) -> bytes:
+        """Nothing to do."""
+        return data
+
+    def forward(self, data: bytes) -> dict[str, Any]:
+        """One request."""
+        return self.classify.body(data)
+
+    def serialize(self, data: dict[str, Any]) -> bytes:
+        """The answer as JSON."""
+        return orjson.dumps(data)
+
+
+if __name__ == "__main__":
+    server = Server()
+    server.append_worker(Classifier, num=2)
+    server.run()

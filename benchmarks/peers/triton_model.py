@@ -1,0 +1,32 @@
+"""The model.py of Triton's Python backend; copied into its model repository."""
+
+import os
+import sys
+from typing import Any
+
+sys.path += os.environ["PEER_PATH"].split(os.pathsep)  # the stub knows no virtual environment
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from benchmarks.peers.common import Classify
+
+
+class TritonPythonModel:
+    """One instance."""
+
+    def initialize(self, _: dict[str, str]) -> None:
+        """In each instance's process."""
+        self.classify = Classify(os.environ["PEER_MODEL_DIR"])
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Base64 text in, class and probability out."""
+        responses = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()[0].decode()
+            answer = self.classify.text(text)
+            label = np.array([answer["prediction"].encode()], object)
+            probability = np.array([answer["probability"]], np.float32)
+            tensors = [pb_utils.Tensor("LABEL", label), pb_utils.Tensor("PROBABILITY", probability)]
+            responses.append(pb_utils.InferenceResponse(output_tensors=tensors))
+        return responses
