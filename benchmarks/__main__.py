@@ -2,12 +2,13 @@
 
 import typer
 
-from benchmarks import backends, compare, model
+from benchmarks import backends, compare, model, overload
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("model")(model.main)
 app.command("backends")(backends.main)
 app.command("compare")(compare.main)
+app.command("overload")(overload.main)
 
 if __name__ == "__main__":
     app()

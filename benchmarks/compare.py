@@ -17,8 +17,9 @@ import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +48,13 @@ COMMON = [
 START_S = 60
 
 
+class Pipeline(StrEnum):
+    """See `peers.common.Classify`."""
+
+    PLAIN = "plain"
+    SHARED = "shared"
+
+
 @dataclass(frozen=True)
 class Server:
     """One way to serve the model."""
@@ -56,7 +64,7 @@ class Server:
     """What its virtual environment needs beside COMMON; empty: this project's own."""
 
     command: tuple[str, ...]
-    """Arguments of Python; MODEL and PORT are replaced."""
+    """Arguments of Python; MODEL, PORT and PIPELINE are replaced."""
 
     path: str
     body: Callable[[str], dict[str, Any]]
@@ -85,7 +93,7 @@ def ours(name: str, **settings: str) -> Server:
 
 def peer(name: str, package: str, path: str, body: Callable[[str], dict[str, Any]]) -> Server:
     """A file in `benchmarks/peers/`."""
-    command = ("-m", f"benchmarks.peers.{name}_server", "MODEL", "PORT")
+    command = ("-m", f"benchmarks.peers.{name}_server", "MODEL", "PORT", "PIPELINE")
     return Server(name, (package,), command, path, body)
 
 
@@ -124,10 +132,12 @@ def post(url: str, body: bytes) -> bytes:
 
 
 @contextmanager
-def running(server: Server, model_dir: Path, environments: Path, body: bytes) -> Iterator[str]:
+def running(
+    server: Server, model_dir: Path, environments: Path, pipeline: Pipeline, body: bytes
+) -> Iterator[str]:
     """Starts it, waits for its first answer, ends it and all that it has started."""
     url = f"http://127.0.0.1:{PORT}{server.path}"
-    words = {"MODEL": str(model_dir), "PORT": str(PORT)}
+    words = {"MODEL": str(model_dir), "PORT": str(PORT), "PIPELINE": pipeline.value}
     settings = {"SERVING_MODEL_DIR": str(model_dir), "SERVING_LOG_LEVEL": "warning"}
     process = subprocess.Popen(  # noqa: S603
         [python_for(server, environments), *(words.get(word, word) for word in server.command)],
@@ -159,7 +169,7 @@ def running(server: Server, model_dir: Path, environments: Path, body: bytes) ->
 
 def in_process(model_dir: Path, base64: str, threads: int, seconds: float) -> float:
     """Answers a second of `threads` threads that decode, resize and infer in a loop: no HTTP."""
-    workers = [Classify(str(model_dir)) for _ in range(threads)]
+    workers = [Classify(str(model_dir), "shared") for _ in range(threads)]
     counts = [0] * threads
     end = time.monotonic() + seconds
 
@@ -180,7 +190,12 @@ Results = dict[str, dict[str, list[dict[str, float]]]]
 
 
 def measure(
-    model_dir: Path, photo: bytes, servers: list[Server], rounds: int, seconds: float, environments: Path
+    model_dir: Path,
+    photo: bytes,
+    servers: list[Server],
+    rounds: int,
+    seconds: float,
+    start: Callable[[Server, bytes], AbstractContextManager[str]],
 ) -> Results:
     """Every round runs every server once, at 1, 16 and 64 connections."""
     results: Results = {}
@@ -195,7 +210,7 @@ def measure(
             keep("in process, no HTTP", f"{threads} threads", per_second=rate)
         for server in servers:
             body = json.dumps(server.body(base64)).encode()
-            with running(server, model_dir, environments, body) as url:
+            with start(server, body) as url:
                 wrk.run(url, body, 4, 1)
                 for connections in (1, 16, 64):
                     load = wrk.run(url, body, connections, seconds)
@@ -254,15 +269,21 @@ def main(
     seconds: Annotated[float, typer.Option(help="Per load, server and round.")] = 5,
     only: Annotated[list[str] | None, typer.Option(help="Names of servers.")] = None,
     environments: Annotated[Path, typer.Option(help="Where the peers are set up.")] = Path("runs/peers"),
+    pipeline: Annotated[
+        Pipeline, typer.Option(help="What the peers run: a tutorial's handler, or this project's.")
+    ] = Pipeline.PLAIN,
     out: Annotated[Path | None, typer.Option(help="A JSON file for all figures.")] = None,
 ) -> None:
     """Runs this service and the others in turn; prints medians and ratios."""
     servers = [server for server in SERVERS if not only or server.name in only]
     for server in servers:
         python_for(server, environments.resolve())
-    results = measure(
-        model_dir.resolve(), photo.read_bytes(), servers, rounds, seconds, environments.resolve()
-    )
+    folder = model_dir.resolve()
+
+    def start(server: Server, body: bytes) -> AbstractContextManager[str]:
+        return running(server, folder, environments.resolve(), pipeline, body)
+
+    results = measure(folder, photo.read_bytes(), servers, rounds, seconds, start)
     print_table(results)
     if out:
         command = " ".join(["python -m benchmarks", *sys.argv[1:]])

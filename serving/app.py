@@ -17,7 +17,7 @@ from serving.engine.source import EngineSource, OwnEngine
 from serving.errors import InternalError, InvalidRequestError, ServingError, by_status
 from serving.frontends import admin, native
 from serving.metrics import Metrics
-from serving.middleware import Observer
+from serving.middleware import Direct, Observer, ShortWay
 from serving.model import Model
 from serving.responses import error_response
 from serving.settings import Settings
@@ -48,10 +48,12 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
         redoc_url=None,
     )
     app.state.classifier = classifier
-    app.include_router(native.create_router(classifier))
+    predict = native.Predict(classifier)
+    app.include_router(native.create_router(classifier, predict))
     if settings.admin_key:
         app.include_router(admin.create_router(classifier, settings.admin_key))
     add_error_handlers(app)
+    app.add_middleware(ShortWay, direct=Direct("/predict", predict), on_error=respond)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -70,16 +72,18 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     return app
 
 
+def respond(request: Request, error: ServingError) -> Response:
+    """The answer for an error; what went wrong inside stays in the log."""
+    context = RequestContext.of(request)
+    context.code = error.code
+    if type(error) is InternalError:
+        logs.logger().error("internal error", detail=error.detail, request_id=context.request_id)
+        error = InternalError("the server failed; the request may be tried again")
+    return error_response(error, context)
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Every error leaves in the native shape."""
-
-    def respond(request: Request, error: ServingError) -> Response:
-        context = RequestContext.of(request)
-        context.code = error.code
-        if type(error) is InternalError:
-            logs.logger().error("internal error", detail=error.detail, request_id=context.request_id)
-            error = InternalError("the server failed; the request may be tried again")
-        return error_response(error, context)
 
     @app.exception_handler(ServingError)
     async def on_serving_error(request: Request, error: ServingError) -> Response:

@@ -28,6 +28,7 @@ from serving.model import Model
 from serving.settings import Settings
 
 ReadPicture = Callable[[], bytes]
+SLOW = 450.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
 SMALL_BODY = 96 * 1024  # bytes; a JPEG of that size is decoded in milliseconds, whatever it says
 JPEG = b"\xff\xd8"
 
@@ -58,6 +59,8 @@ class Served:
         self.labels = offer.model.labels
         self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
         self.client = EngineClient(offer.attachment, metrics.observe_item)
+        self.slow = throughput(offer) <= SLOW * offer.attachment.geometry.webs
+        """Whether one thread of each web process can decode all that the workers can compute."""
 
     def decode(self, read: ReadPicture) -> tuple[NDArray[np.uint8], float]:
         """Pixels, and the seconds that took; on a decoding thread."""
@@ -207,13 +210,24 @@ class Classifier:
     async def _decode(
         self, served: Served, read: ReadPicture, size: int, bulk: bool
     ) -> tuple[NDArray[np.uint8], float]:
-        """Pixels, and the seconds that took: on a decoding thread, unless nobody else would wait."""
-        if size <= SMALL_BODY and served.client.alone:
+        """Pixels, and the seconds that took.
+
+        On a decoding thread, unless the picture is small and the workers are slow enough, or idle
+        enough, for the event loop to do it: that saves two changes of threads.
+        """
+        if size <= SMALL_BODY and not bulk and (served.slow or served.client.alone):
             picture = read()
             if picture.startswith(JPEG):  # its size bounds its pixels, as no other format's does
                 return served.decode(lambda: picture)
             return await self._decoders.run(lambda: served.decode(lambda: picture), bulk)
         return await self._decoders.run(lambda: served.decode(read), bulk)
+
+
+def throughput(offer: Offer) -> float:
+    """Pictures a second that all workers can compute, by what was measured at warm-up."""
+    batch_ms: dict[str, float] = offer.profile["batch_ms"]
+    fastest = max(int(size) / ms for size, ms in batch_ms.items())
+    return 1000 * fastest * offer.attachment.geometry.workers
 
 
 def best(labels: list[str], logits: list[float], top_k: int) -> list[Score]:

@@ -7,7 +7,7 @@ import litserve
 
 from benchmarks.peers.common import Classify
 
-MODEL_DIR, PORT = sys.argv[1:3]
+MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
 
 
 class Classifier(litserve.LitAPI):
@@ -15,7 +15,7 @@ class Classifier(litserve.LitAPI):
 
     def setup(self, device: str) -> None:  # noqa: ARG002 the interface's
         """In each worker."""
-        self.classify = Classify(MODEL_DIR)
+        self.classify = Classify(MODEL_DIR, PIPELINE)
 
     def decode_request(self, request: dict[str, str], **_: Any) -> str:
         """The base64 text."""

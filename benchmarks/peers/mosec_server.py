@@ -10,7 +10,7 @@ from mosec import Server, Worker
 from benchmarks.peers.common import Classify
 
 if "PEER_MODEL_DIR" not in os.environ:  # the workers run this file again
-    os.environ["PEER_MODEL_DIR"], port = sys.argv[1:3]
+    os.environ["PEER_MODEL_DIR"], port, os.environ["PEER_PIPELINE"] = sys.argv[1:4]
     sys.argv[1:] = ["--port", port, "--log-level", "error"]  # mosec reads the command line itself
 
 
@@ -18,7 +18,7 @@ class Classifier(Worker):
     """The body travels as it is."""
 
     def __init__(self) -> None:
-        self.classify = Classify(os.environ["PEER_MODEL_DIR"])
+        self.classify = Classify(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
 
     def deserialize(self, data: bytes) -> bytes:
         """Nothing to do."""

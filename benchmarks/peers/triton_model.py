@@ -17,7 +17,7 @@ class TritonPythonModel:
 
     def initialize(self, _: dict[str, str]) -> None:
         """In each instance's process."""
-        self.classify = Classify(os.environ["PEER_MODEL_DIR"])
+        self.classify = Classify(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Base64 text in, class and probability out."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytriton
 
-MODEL_DIR, PORT = sys.argv[1:3]
+MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
 CONFIG = """
 name: "classifier"
 backend: "python"
@@ -33,7 +33,7 @@ if __name__ == "__main__":
     stubs = home / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}"
     shutil.copy(stubs / "triton_python_backend_stub", backends / "python")
     libraries = str(home.parent.parent / "nvidia_pytriton.libs")
-    os.environ["PEER_MODEL_DIR"] = MODEL_DIR
+    os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"] = MODEL_DIR, PIPELINE
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([libraries, os.environ.get("LD_LIBRARY_PATH", "")])
     os.environ["PEER_PATH"] = os.pathsep.join(path for path in sys.path if path)
     server = str(home / "bin" / "tritonserver")

@@ -9,7 +9,7 @@ from serving.classifier import Classifier
 from serving.context import RequestContext
 from serving.errors import ConfigurationError, InvalidRequestError
 from serving.frontends import native_docs as docs
-from serving.frontends.guard import guard
+from serving.frontends.guard import KeyCheck
 from serving.logs import logger
 from serving.responses import json_response
 
@@ -35,7 +35,7 @@ def create_router(classifier: Classifier, key: SecretStr) -> APIRouter:
         summary="Serve another version of the model",
         response_model=VersionResponse,
         responses=docs.errors(401, 422, 500, 503),
-        dependencies=guard(key.get_secret_value()),
+        dependencies=KeyCheck(key).enforced(),
     )
     async def switch(request: Request, wanted: VersionRequest) -> Response:
         """Loads it beside the one in service and switches when its workers are warm.

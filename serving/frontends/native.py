@@ -16,7 +16,7 @@ from serving.classifier import Classifier, Prediction
 from serving.context import RequestContext
 from serving.errors import InvalidRequestError
 from serving.frontends import native_docs as docs
-from serving.frontends.guard import guard
+from serving.frontends.guard import KeyCheck
 from serving.responses import json_response
 from serving.schemas import HealthResponse, ModelResponse, PredictResponse
 
@@ -81,14 +81,45 @@ def answer(prediction: Prediction, with_top: bool) -> Response:
     return json_response(content)
 
 
-def create_router(classifier: Classifier) -> APIRouter:
+class Predict:
+    """The handler of `POST /predict`, bound to one classifier."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        settings = classifier.settings
+        self.classifier = classifier
+        self.check_key = KeyCheck(settings.api_key)
+        self.largest_timeout_ms = settings.request_timeout_ms
+        self.reader = body.BodyReader(
+            settings.max_body_bytes, settings.max_buffered_bytes, settings.body_timeout_ms / 1000
+        )
+
+    async def __call__(self, request: Request) -> Response:
+        """Raises ServingError, and ClientDisconnect."""
+        self.check_key(request)
+        classifier = self.classifier
+        top_k = number(request.query_params.get("top_k"), "top_k", len(classifier.model.labels))
+        wanted_ms = number(
+            request.headers.get("x-request-timeout-ms"), "X-Request-Timeout-Ms", self.largest_timeout_ms
+        )
+        bulk = is_bulk(request.headers.get("x-priority"))
+        classifier.check_free_slot(bulk)
+        async with self.reader.read(request) as content:
+            read = partial(body.picture, content, request.headers.get("content-type"))
+            deadline = time.monotonic() + (wanted_ms or self.largest_timeout_ms) / 1000
+            prediction = await unless_disconnected(
+                request, classifier.classify(read, len(content), top_k or 1, deadline, bulk)
+            )
+        RequestContext.of(request).stages = {
+            "decode": prediction.decode_s,
+            "queue": prediction.queue_s,
+            "infer": prediction.infer_s,
+        }
+        return answer(prediction, top_k is not None)
+
+
+def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
     """All native paths, bound to one classifier."""
     router = APIRouter()
-    settings = classifier.settings
-    key = settings.api_key.get_secret_value() if settings.api_key else None
-    reader = body.BodyReader(
-        settings.max_body_bytes, settings.max_buffered_bytes, settings.body_timeout_ms / 1000
-    )
 
     @router.post(
         "/predict",
@@ -96,34 +127,14 @@ def create_router(classifier: Classifier) -> APIRouter:
         response_model=PredictResponse,
         responses=docs.errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
         openapi_extra=docs.predict_request(len(classifier.model.labels)),
-        dependencies=guard(key),
+        dependencies=predict.check_key.documented(),
     )
-    async def predict(request: Request) -> Response:
+    async def classify_a_photo(request: Request) -> Response:
         """Send the photo as base64 in JSON, as the body itself, or as a form's field `image`.
 
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
-        context = RequestContext.of(request)
-        top_k = number(request.query_params.get("top_k"), "top_k", len(classifier.model.labels))
-        wanted_ms = number(
-            request.headers.get("x-request-timeout-ms"),
-            "X-Request-Timeout-Ms",
-            settings.request_timeout_ms,
-        )
-        bulk = is_bulk(request.headers.get("x-priority"))
-        classifier.check_free_slot(bulk)
-        async with reader.read(request) as content:
-            read = partial(body.picture, content, request.headers.get("content-type"))
-            deadline = time.monotonic() + (wanted_ms or settings.request_timeout_ms) / 1000
-            prediction = await unless_disconnected(
-                request, classifier.classify(read, len(content), top_k or 1, deadline, bulk)
-            )
-        context.stages = {
-            "decode": prediction.decode_s,
-            "queue": prediction.queue_s,
-            "infer": prediction.infer_s,
-        }
-        return answer(prediction, top_k is not None)
+        return await predict(request)
 
     @router.get("/health/live", summary="The process answers", response_model=HealthResponse)
     async def live() -> Response:
