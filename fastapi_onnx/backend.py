@@ -60,6 +60,15 @@ class OnnxBackend:
         logits: NDArray[np.float32] = self._session.run(None, {INPUT: batch})[0]
         return logits
 
+    def trim(self) -> None:
+        """Shrinks the CPU arena to what a batch of one needs."""
+        if self._session is None or self._session.get_providers()[0] != CPU:
+            return
+        options = ort.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        _, *shape = self._session.get_inputs()[0].shape
+        self._session.run(None, {INPUT: np.zeros((1, *shape), np.uint8)}, options)
+
     def close(self) -> None:
         """Drops the session and with it the device's memory."""
         self._session = None

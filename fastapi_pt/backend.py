@@ -79,6 +79,11 @@ class TorchBackend:
             )
         return logits
 
+    def trim(self) -> None:
+        """Empties PyTorch's cache of GPU memory; on a CPU it keeps none."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def close(self) -> None:
         """Drops the network and gives the GPU's memory back."""
         self._run = None

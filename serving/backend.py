@@ -39,5 +39,8 @@ class Backend(Protocol):
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by one thread at a time."""
 
+    def trim(self) -> None:
+        """Gives memory back that only warm-up needed; called once, when it is over."""
+
     def close(self) -> None:
         """Frees the device."""

@@ -88,6 +88,8 @@ class Cluster:
             for web in list(self._webs.values()):
                 self._offer(web)
             threading.Thread(target=self._accept, daemon=True).start()
+            host, port = self._listener.getsockname()[:2]
+            logger().info("listening", host=host, port=port, web_processes=count)
             return self._loop()
         finally:
             for web in self._webs.values():

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Generator
 from email.utils import formatdate
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 
 from serving.classifier import Classifier
 from serving.http_protocol import BoundedHttpToolsProtocol
+from serving.logs import logger
 from serving.settings import Settings
 
 BACKLOG = 2048
@@ -81,6 +83,14 @@ class Server(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.on_signal, number)
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens when the engine is ready."""
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:
+                host, port = listener.getsockname()[:2]
+                logger().info("listening", host=host, port=port)
 
     def on_signal(self, number: int) -> None:
         """The first one drains, the second one ends at once."""

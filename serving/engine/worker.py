@@ -6,6 +6,7 @@ has taken and not yet reported always stands in its inbox in shared memory, into
 the records itself: whenever it is killed, nothing it had taken is lost.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -118,6 +119,10 @@ class Worker:
         if self._wide and self.memory.wide[0] == NO:
             self._wide.close()
             self._wide = None
+        for backend in (self._narrow, self._wide):
+            if backend:
+                backend.trim()
+        give_memory_back()
         self._batch = self._batch[: self.memory.batch_cap[0]]
         self.queue.cap = self.memory.batch_cap[0]
         memory, index = self.memory, self.index
@@ -218,6 +223,12 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)
+
+
+def give_memory_back() -> None:
+    """Loading leaves holes in the heap, twice the size of the model; glibc keeps them unless asked."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> None:

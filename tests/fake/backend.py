@@ -64,6 +64,9 @@ class FakeBackend:
                 row[:] = np.nan
         return logits
 
+    def trim(self) -> None:
+        """Nothing to give back."""
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -12,6 +12,14 @@ from serving.settings import Settings
         ("DEVICE", "tpu"),
         ("QUEUE_SIZE", "0"),
         ("INSTANCES", "many"),
+        ("QUEUE_SIZE", "5000"),
+        ("MAX_BATCH_SIZE", "0"),
+        ("MAX_QUEUE_DELAY_US", "-1"),
+        ("PREFERRED_BATCH_SIZES", "4,0"),
+        ("DEVICES", "0,x"),
+        ("GPU_MEMORY_FRACTION", "0"),
+        ("WEB_PROCESSES", "0"),
+        ("PORT", "70000"),
         ("REQUEST_TIMEOUT_MS", "-1"),
         ("LOG_LEVEL", "loud"),
         ("API_KEY", ""),
@@ -27,8 +35,12 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SERVING_INSTANCES", "3")
     monkeypatch.setenv("SERVING_CORS_ORIGINS", "http://a.example, http://b.example")
     monkeypatch.setenv("SERVING_API_KEY", "secret")
+    monkeypatch.setenv("SERVING_DEVICES", "0, 1")
+    monkeypatch.setenv("SERVING_PREFERRED_BATCH_SIZES", "4,8")
     settings = Settings()
     assert settings.instances == 3
+    assert settings.devices == [0, 1]
+    assert settings.preferred_batch_sizes == [4, 8]
     assert settings.cors_origins == ["http://a.example", "http://b.example"]
     assert "secret" not in repr(settings)
 

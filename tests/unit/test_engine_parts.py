@@ -1,0 +1,171 @@
+"""The engine's parts that need no processes: records, layout, the work queue, the choice of a cap."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from serving.engine import warmup
+from serving.engine.memory import (
+    RECORD_BYTES,
+    Geometry,
+    Memory,
+    State,
+    generation_of,
+    record,
+    slot_of,
+)
+from serving.engine.queue import WorkQueue, waiting_records
+from serving.settings import Settings
+
+GEOMETRY = Geometry(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    """A mapping of its own."""
+    mapping = Memory.create(GEOMETRY)
+    yield mapping
+    mapping.close()
+
+
+class Pipes:
+    """A worker's ends and ours."""
+
+    def __init__(self) -> None:
+        self.pairs = [os.pipe() for _ in range(3)]  # interactive, bulk, control
+        for reader, _ in self.pairs[:2]:
+            os.set_blocking(reader, False)
+
+    def queue(self, memory: Memory, cap: int, **settings: object) -> WorkQueue:
+        """Worker 1's."""
+        fds = self.pairs[0][0], self.pairs[1][0]
+        chosen = Settings.model_validate(settings)
+        queue = WorkQueue(memory, 1, fds, self.pairs[2][0], chosen)
+        queue.cap = cap
+        return queue
+
+    def put(self, *slots: int, bulk: bool = False) -> None:
+        """Queues generation 1 of these slots."""
+        for slot in slots:
+            os.write(self.pairs[bulk][1], record(slot, 1).to_bytes(RECORD_BYTES, "little"))
+
+    def close(self) -> None:
+        """All six."""
+        for pair in self.pairs:
+            for fd in pair:
+                os.close(fd)
+
+
+@pytest.fixture
+def pipes() -> Iterator[Pipes]:
+    """Three pipes."""
+    made = Pipes()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("slot", "generation"), [(0, 0), (0, 1), (4095, 0x7FFFFFFF), (7, 12)])
+def test_a_record_holds_slot_and_generation_and_is_never_zero(slot: int, generation: int) -> None:
+    value = record(slot, generation)
+    assert 0 < value < 2**64
+    assert (slot_of(value), generation_of(value)) == (slot, generation)
+
+
+def test_arrays_do_not_overlap(memory: Memory) -> None:
+    arrays = {name: array for name, array in vars(memory).items() if isinstance(array, memoryview)}
+    arrays = {name: array for name, array in arrays.items() if not name.startswith("_")}
+    for place, array in enumerate(arrays.values(), start=1):
+        for index in range(len(array)):
+            array[index] = place
+    memory.outputs[:] = 100
+    memory.inputs[:] = 101
+    for place, (name, array) in enumerate(arrays.items(), start=1):
+        assert set(array.tolist()) == {place}, name
+    assert (memory.outputs == 100).all()
+    assert memory.inputs.shape == (12, 5, 7, 3)
+    assert [memory.owner(slot) for slot in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_another_mapping_of_the_same_descriptor_sees_the_same(memory: Memory) -> None:
+    other = Memory(os.dup(memory.fd), GEOMETRY)
+    memory.state[3] = State.DONE
+    memory.inputs[3] = 9
+    assert other.state[3] == State.DONE
+    assert (other.inputs[3] == 9).all()
+    other.close()
+
+
+def test_a_worker_takes_what_waits_up_to_a_full_batch(memory: Memory, pipes: Pipes) -> None:
+    queue = pipes.queue(memory, cap=3)
+    pipes.put(0, 1, 2, 3)
+    assert [slot_of(value) for value in queue.take() or []] == [0, 1, 2]
+    assert [slot_of(value) for value in memory.inbox[1].tolist() if value] == [0, 1, 2]
+    queue.clear()
+    assert not any(memory.inbox[1])
+    assert [slot_of(value) for value in queue.take() or []] == [3]
+
+
+def test_bulk_waits_for_interactive(memory: Memory, pipes: Pipes) -> None:
+    queue = pipes.queue(memory, cap=4)
+    pipes.put(0, 1, bulk=True)
+    pipes.put(2)
+    assert [slot_of(value) for value in queue.take() or []] == [2]
+    queue.clear()
+    assert [slot_of(value) for value in queue.take() or []] == [0, 1]
+
+
+@pytest.mark.parametrize(("waiting", "taken"), [(1, 1), (2, 2), (3, 2), (4, 4), (5, 4), (7, 4)])
+def test_preferred_sizes_are_taken_first(memory: Memory, pipes: Pipes, waiting: int, taken: int) -> None:
+    queue = pipes.queue(memory, cap=8, preferred_batch_sizes=[2, 4])
+    pipes.put(*range(waiting))
+    assert len(queue.take() or []) == taken
+    assert waiting_records(pipes.pairs[0][0]) == waiting - taken
+
+
+def test_the_delay_counts_from_the_first_items_arrival(memory: Memory, pipes: Pipes) -> None:
+    queue = pipes.queue(memory, cap=8, max_queue_delay_us=10_000_000)
+    memory.queued_at[5] = time.monotonic() - 11  # it has waited long enough already
+    pipes.put(5)
+    assert [slot_of(value) for value in queue.take() or []] == [5]
+
+
+def test_the_queue_ends_with_its_control_pipe(memory: Memory, pipes: Pipes) -> None:
+    queue = pipes.queue(memory, cap=1)
+    os.write(pipes.pairs[2][1], b"?")
+    os.close(pipes.pairs[2][1])
+    assert queue.take() is None
+    assert memory.seen[1] > 0  # the question before the end was answered
+    pipes.pairs[2] = (pipes.pairs[2][0], os.dup(pipes.pairs[2][0]))
+
+
+@pytest.mark.parametrize(
+    ("profile", "cap"),
+    [
+        ({1: 5.0, 2: 10.0, 4: 20.0}, 1),
+        ({1: 5.0, 2: 9.0, 4: 18.0}, 1),  # 10 % more throughput is not worth it
+        ({1: 5.0, 2: 8.0, 4: 16.0}, 2),
+        ({1: 2.0, 8: 2.5, 64: 4.0}, 64),
+    ],
+)
+def test_the_cap_is_the_smallest_size_that_is_nearly_best(profile: dict[int, float], cap: int) -> None:
+    assert warmup.choose_cap(Settings(), profile) == cap
+    assert warmup.choose_cap(Settings(max_batch_size=3), profile) == 3
+
+
+def test_every_power_of_two_and_the_largest_are_run() -> None:
+    assert warmup.sizes(Settings(), "cpu", 0) == [1, 2, 4, 8]
+    assert warmup.sizes(Settings(), "cuda:0", 0)[-1] == 64
+    assert warmup.sizes(Settings(max_batch_size=6), "cpu", 0) == [1, 2, 4, 6]
+    assert warmup.sizes(Settings(), "cpu", 2) == [1, 2]
+
+
+def test_measuring_needs_outputs_of_the_right_shape() -> None:
+    class Wrong:
+        def infer(self, batch: np.ndarray) -> np.ndarray:
+            return np.zeros((len(batch), 3), np.float32)
+
+    with pytest.raises(Exception, match=r"but model\.json has 11 labels"):
+        warmup.warm_up(Wrong(), (5, 7, 3), 11, [1])  # type: ignore[arg-type]
