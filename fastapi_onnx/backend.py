@@ -1,5 +1,7 @@
 """Inference with ONNX Runtime on the CPU or a CUDA GPU; called by the engine."""
 
+import ctypes
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -34,7 +36,7 @@ class OnnxBackend:
         provider = self._session.get_providers()[0]
         return BackendInfo(
             backend=f"onnxruntime {ort.__version__}",
-            device="cuda:0" if provider == CUDA else "cpu",
+            device=f"cuda:{gpu_index(settings)}" if provider == CUDA else "cpu",
             execution_provider=provider,
             precision="fp32",
             fallback=fallback,
@@ -46,7 +48,7 @@ class OnnxBackend:
             self._session = cpu_session(graph, settings)
             return None
         try:
-            self._session = cuda_session(graph)
+            self._session = cuda_session(graph, settings)
         except ConfigurationError as error:
             if settings.device == "cuda":
                 raise
@@ -83,7 +85,26 @@ def cpu_session(graph: bytes, settings: Settings) -> ort.InferenceSession:
     return ort.InferenceSession(graph, options, providers=[CPU])
 
 
-def cuda_session(graph: bytes) -> ort.InferenceSession:
+def gpu_index(settings: Settings) -> int:
+    """The GPU that this worker is for."""
+    return settings.devices[0] if settings.devices else 0
+
+
+def gpu_memory_bytes(index: int) -> int:
+    """Total memory of a GPU, from NVIDIA's driver. Raises ConfigurationError without one."""
+    total, device = ctypes.c_size_t(), ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise ConfigurationError(f"no NVIDIA driver: {error}") from error
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
+        raise ConfigurationError(f"the NVIDIA driver finds no GPU {index}")
+    if driver.cuDeviceTotalMem_v2(ctypes.byref(total), device):
+        raise ConfigurationError(f"the NVIDIA driver does not tell the memory of GPU {index}")
+    return total.value
+
+
+def cuda_session(graph: bytes, settings: Settings) -> ort.InferenceSession:
     """A session that runs on the GPU or not at all. Raises ConfigurationError with what is missing."""
     if CUDA not in ort.get_available_providers():
         raise ConfigurationError(
@@ -91,11 +112,13 @@ def cuda_session(graph: bytes) -> ort.InferenceSession:
         )
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
+    index = gpu_index(settings)
+    options: dict[str, str | int] = {"device_id": index, "cudnn_conv_algo_search": "HEURISTIC"}
+    if settings.gpu_memory_fraction < 1:
+        options["gpu_mem_limit"] = int(gpu_memory_bytes(index) * settings.gpu_memory_fraction)
     try:
         # nodes that compute shapes may stay on the CPU, where ONNX Runtime prefers them
-        session = ort.InferenceSession(
-            graph, providers=[(CUDA, {"cudnn_conv_algo_search": "HEURISTIC"})]
-        )
+        session = ort.InferenceSession(graph, providers=[(CUDA, options)])
     except Exception as error:  # its binding raises several types
         raise ConfigurationError(f"CUDA cannot be used: {error}") from error
     if session.get_providers()[0] != CUDA:

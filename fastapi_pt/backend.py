@@ -46,10 +46,12 @@ class TorchBackend:
     def __init__(self) -> None:
         self._run: nn.Module | None = None
         self._device = torch.device("cpu")
+        self._threads = 1
 
     def load(self, model: Model, settings: Settings) -> BackendInfo:
         """Loads `model.safetensors`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
-        self._device, fallback = choose_device(settings.device)
+        self._threads = settings.intra_op_threads
+        self._device, fallback = choose_device(settings.device, *settings.devices[:1])
         on_gpu = self._device.type == "cuda"
         dtype = torch.float16 if on_gpu else torch.float32
         network = read_network(model, model.file("model.safetensors"))
@@ -58,13 +60,14 @@ class TorchBackend:
         network = network.to(self._device, dtype, **channels_last)
         run = PixelsToLogits(network, model.description.image, dtype).to(self._device).eval()
         if on_gpu:
+            torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, self._device)
             self._run = run
         else:
-            torch.set_num_threads(settings.intra_op_threads)
+            torch.set_num_threads(self._threads)
             self._run = optimised_for_cpu(run, model.description.image.output_size)
         return BackendInfo(
             backend=f"torch {torch.__version__}",
-            device="cuda:0" if on_gpu else "cpu",
+            device=str(self._device),
             execution_provider=self._device.type,
             precision="fp16" if on_gpu else "fp32",
             fallback=fallback,
@@ -73,6 +76,8 @@ class TorchBackend:
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
         assert self._run is not None  # noqa: S101 load comes first
+        if torch.get_num_threads() != self._threads:  # it is the process's, not the network's
+            torch.set_num_threads(self._threads)
         with torch.inference_mode():
             logits: NDArray[np.float32] = (
                 self._run(torch.from_numpy(batch).to(self._device)).cpu().numpy()
@@ -91,7 +96,7 @@ class TorchBackend:
             torch.cuda.empty_cache()
 
 
-def choose_device(wanted: str) -> tuple[torch.device, str | None]:
+def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None]:
     """The device, and why `auto` did not take the GPU. Raises ConfigurationError for `cuda`."""
     if wanted == "cpu":
         return torch.device("cpu"), None
@@ -104,9 +109,10 @@ def choose_device(wanted: str) -> tuple[torch.device, str | None]:
         reason = f"torch is built for CUDA {torch.version.cuda} but finds no usable GPU or driver"
     else:
         try:
-            torch.ones(1, device="cuda").add(1).cpu()
-            return torch.device("cuda", 0), None
-        except RuntimeError as error:  # a GPU too old for this torch, or full
+            device = torch.device("cuda", index)
+            torch.ones(1, device=device).add(1).cpu()
+            return device, None
+        except RuntimeError as error:  # no such GPU, too old for this torch, or full
             reason = str(error)
     if wanted == "cuda":
         raise ConfigurationError(f"CUDA cannot be used: {reason}")
