@@ -286,7 +286,10 @@ def main(
     results = measure(folder, photo.read_bytes(), servers, rounds, seconds, start)
     print_table(results)
     if out:
-        command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+        command = (
+            f"python -m benchmarks compare --photo {photo.name} --rounds {rounds} "
+            f"--seconds {seconds:g} --pipeline {pipeline.value}"
+        )
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(
             json.dumps({"command": command, "machine": machine(), "results": results}, indent=1) + "\n"

@@ -29,9 +29,9 @@ from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.logs import logger
 from serving.model import Model
+from serving.server import listen
 from serving.settings import Settings
 
-BACKLOG = 2048
 RESTART_S = 0.5
 
 
@@ -221,7 +221,6 @@ class Cluster:
         """Hands every connection to the web process that has the fewest."""
         while self._any_ready.wait():
             connection, _ = self._listener.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with connection:
                 ready = [web for web in self._webs.values() if web.ready]
                 for web in sorted(ready, key=self._open_connections):
@@ -234,16 +233,6 @@ class Cluster:
 
     def _open_connections(self, web: Web) -> int:
         return web.given - self._tally.ended[web.index]
-
-
-def listen(settings: Settings) -> socket.socket:
-    """The listening socket."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((settings.host, settings.port))
-    listener.listen(BACKLOG)
-    return listener
 
 
 def metrics_parent() -> str | None:

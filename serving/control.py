@@ -64,7 +64,7 @@ class GivenEngine:
         self._adopt: Adopt | None = None
         self._answer: asyncio.Future[str | None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connect: Callable[[socket.socket], Awaitable[None]] | None = None
+        self._connect: Callable[[socket.socket], None] | None = None
 
     async def first(self) -> Offer:
         """See `EngineSource`."""
@@ -79,7 +79,7 @@ class GivenEngine:
         loop.add_reader(self._sock.fileno(), self._on_message)
         return await offer
 
-    def start(self, adopt: Adopt, connect: Callable[[socket.socket], Awaitable[None]]) -> None:
+    def start(self, adopt: Adopt, connect: Callable[[socket.socket], None]) -> None:
         """From now on connections, and now and then another engine, may come."""
         self._adopt = adopt
         self._connect = connect
@@ -101,7 +101,7 @@ class GivenEngine:
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
         elif data == CONNECTION:
             assert self._connect is not None  # noqa: S101 none comes before `start`
-            self._spawn(self._connect(socket.socket(fileno=fds[0])))
+            self._connect(socket.socket(fileno=fds[0]))
         else:
             self._on_json(json.loads(data), fds)
 

@@ -23,7 +23,7 @@ from serving.logs import logger
 from serving.settings import Settings
 
 BACKLOG = 2048
-MakeProtocol = Callable[[], asyncio.Protocol]
+ACCEPT_AT_ONCE = 64
 
 
 class DatedProtocol(BoundedHttpToolsProtocol):
@@ -68,6 +68,8 @@ class Server(uvicorn.Server):
         self._settings = settings
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
         """The protocol of one connection, as uvicorn makes it."""
@@ -84,13 +86,53 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(number, self.on_signal, number)
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Listens when the engine is ready."""
-        await super().startup(sockets)
-        for server in self.servers:
-            for listener in server.sockets:
-                host, port = listener.getsockname()[:2]
-                logger().info("listening", host=host, port=port)
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise SystemExit(1)
+        self.servers = []
+        self.started = True
+        self.open_door()
+
+    def open_door(self) -> None:
+        """Connections come from now on."""
+        self._listener = listen(self._settings)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._on_connections)
+        host, port = self._listener.getsockname()[:2]
+        logger().info("listening", host=host, port=port)
+
+    def _on_connections(self) -> None:
+        """Accepts many at a time: uvloop takes one in each turn of the loop, and turns are long here."""
+        assert self._listener is not None  # noqa: S101 it is what has become readable
+        for _ in range(ACCEPT_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # out of descriptors, or the client has gone already
+                logger().error("a connection cannot be accepted", reason=str(error))
+                return
+            self.connect(connection)
+
+    def connect(self, connection: socket.socket) -> None:
+        """Serves an accepted connection."""
+        task = asyncio.get_running_loop().create_task(self._connect(connection))
+        self._connecting.add(task)  # the loop itself keeps weak references only
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # it has gone already
+            await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes the door, lets connections finish, ends the engine."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+        await super().shutdown(sockets)
 
     def on_signal(self, number: int) -> None:
         """The first one drains, the second one ends at once."""
@@ -112,3 +154,14 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what start has made stays, and need not be looked at again and again
         await self._ended.wait()
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The listening socket."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits that
+    listener.bind((settings.host, settings.port))
+    listener.listen(BACKLOG)
+    return listener

@@ -1,7 +1,5 @@
 """One of several web processes; `cluster.py` starts it and hands it connections and an engine."""
 
-import asyncio
-import contextlib
 import importlib
 import os
 import socket
@@ -20,19 +18,9 @@ class FedServer(Server):
 
     source: GivenEngine
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Ready when the engine is; connections may come from then on."""
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            raise SystemExit(1)
-        self.servers = []
-        self.started = True
-        self.source.start(self._classifier.adopt, self._connect)
-
-    async def _connect(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        with contextlib.suppress(OSError):  # it has gone already
-            await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
+    def open_door(self) -> None:
+        """Ready for what is handed over."""
+        self.source.start(self._classifier.adopt, self.connect)
 
 
 def main() -> None:
