@@ -166,6 +166,7 @@ class Supervisor:
             logger().exception("the supervisor failed")
             self._error = "the supervisor failed"
             self._first_round_over.set()
+            self._publish(Health.DOWN)
         finally:
             self._end_all()
 
@@ -205,7 +206,11 @@ class Supervisor:
         now = time.monotonic()
         for process in self._processes:
             if process.start_at is not None and process.start_at <= now:
-                self._start(process)
+                try:
+                    self._start(process)
+                except OSError as error:  # no memory, or too many processes, for now
+                    logger().error("an inference worker cannot be started", reason=str(error))
+                    process.start_at = now + self._backoff(process, now)
 
     def _start(self, process: Process) -> None:
         status, control = pipe(0), pipe(0)
@@ -230,14 +235,20 @@ class Supervisor:
             control[0],
             status[1],
         )
-        process.popen = subprocess.Popen(  # noqa: S603 our own module
-            [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(arguments))],
-            pass_fds=passed,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-        )
-        os.close(control[0])
-        os.close(status[1])
+        try:
+            process.popen = subprocess.Popen(  # noqa: S603 our own module
+                [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(arguments))],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            )
+        except OSError:
+            os.close(status[0])
+            os.close(control[1])
+            raise
+        finally:
+            os.close(control[0])
+            os.close(status[1])
         os.set_blocking(control[1], False)
         process.status_fd, process.control_fd = status[0], control[1]
         process.heard, process.ready, process.start_at = b"", False, None
@@ -257,7 +268,7 @@ class Supervisor:
         if self.memory.wide[0]:
             self._let_serve(process)
         elif all(p.loaded for p in self._processes if p.popen or p.start_at is not None):
-            os.write(process.control_fd, COMPARE)
+            tell(process, COMPARE)
 
     def _on_compared(self, message: dict[str, Any]) -> None:
         """Whether a picture that is alone gets all threads is known: the workers may begin."""
@@ -274,7 +285,7 @@ class Supervisor:
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
         self.memory.seen[process.index] = process.ready_at
-        os.write(process.control_fd, SERVE)
+        tell(process, SERVE)
 
     def _on_death(self, process: Process) -> None:
         """Requeues what the worker had taken, and plans its successor."""
@@ -339,6 +350,9 @@ class Supervisor:
             health = Health.RECOVERING
         else:
             health = Health.DOWN
+        self._publish(health)
+
+    def _publish(self, health: Health) -> None:
         if self.memory.health[0] != health:
             self.memory.health[0] = health
             for _, writer in self._done:
@@ -365,8 +379,7 @@ class Supervisor:
         if process.asked_at > self.memory.seen[process.index]:
             return now - process.asked_at
         process.asked_at = now
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(process.control_fd, b"?")
+        tell(process, b"?")
         return 0.0
 
     def hang_limit(self) -> float:
@@ -416,6 +429,12 @@ def pipe(records: int) -> tuple[int, int]:
         if fcntl.fcntl(writer, F_GETPIPE_SZ) < needed:
             fcntl.fcntl(writer, F_SETPIPE_SZ, needed)
     return reader, writer
+
+
+def tell(process: Process, word: bytes) -> None:
+    """A word for a worker; one that has just died will be heard of."""
+    with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        os.write(process.control_fd, word)
 
 
 def send(fd: int, value: int) -> None:

@@ -72,7 +72,7 @@ class Worker:
             self.memory, arguments.index, arguments.work_fds, arguments.control_fd, settings
         )
         self._done_fds = arguments.done_fds
-        self._batch = np.empty((0,), np.uint8)
+        self._batch: NDArray[np.uint8] = np.empty((0,), np.uint8)
         self._narrow: Backend | None = None
         self._wide: Backend | None = None
 
@@ -90,8 +90,6 @@ class Worker:
         profile = warmup.warm_up(
             self._narrow, shape, geometry.classes, warmup.sizes(settings, info.device, cap)
         )
-        cap = cap or warmup.choose_cap(settings, profile)
-        self._batch = np.empty((cap, *shape), np.uint8)
         threads = cpus.usable() if settings.idle_threads == "auto" else settings.idle_threads
         if info.device == "cpu" and threads > settings.intra_op_threads and self.memory.wide[0] != NO:
             self._wide = make()
@@ -101,7 +99,7 @@ class Worker:
         return {
             "info": asdict(info),
             "batch_ms": profile,
-            "batch_cap": cap,
+            "batch_cap": cap or warmup.choose_cap(settings, profile),
             "idle_threads": threads if self._wide else None,
         }
 
@@ -123,9 +121,9 @@ class Worker:
             if backend:
                 backend.trim()
         give_memory_back()
-        self._batch = self._batch[: self.memory.batch_cap[0]]
-        self.queue.cap = self.memory.batch_cap[0]
         memory, index = self.memory, self.index
+        self.queue.cap = memory.batch_cap[0]  # the first worker's choice holds for all
+        self._batch = np.empty((memory.batch_cap[0], *memory.inputs.shape[1:]), np.uint8)
         while (taken := self.queue.take()) is not None:
             self._run(taken)
             self.queue.clear()
