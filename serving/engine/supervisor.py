@@ -289,14 +289,16 @@ class Supervisor:
 
     def _on_death(self, process: Process) -> None:
         """Requeues what the worker had taken, and plans its successor."""
-        assert process.popen is not None  # noqa: S101 it was running
-        process.popen.kill()  # where it only closed its descriptors
-        code = process.popen.wait()
-        os.close(process.status_fd)
-        os.close(process.control_fd)
+        popen, process.popen = process.popen, None
+        assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
         process.start_at = now + self._backoff(process, now)
-        process.popen, process.loaded, process.ready = None, False, False
+        process.loaded = process.ready = False
+        self._set_health()
+        popen.kill()  # where it only closed its descriptors
+        code = popen.wait()
+        os.close(process.status_fd)
+        os.close(process.control_fd)
         if not self._first_round_over.is_set():
             self._error = self._error or f"an inference worker ended with exit code {code}"
             self._closing.set()
