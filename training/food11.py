@@ -1,5 +1,7 @@
-"""Makes models/food11 from the zips: train, calibrate, export, measure, describe.
+"""Makes models/food11 from the zips: train twice, calibrate, export, measure, describe.
 
+The first training sees gentle changes of the photos and learns fast; the second starts from its weights,
+sees everything that cameras and cooks may do to a photo, and ends at a higher resolution.
 `python -m training.food11 --data DIR --run RUN`; DIR holds data/food11-64/train.zip and val.zip, and
 photos/. An interrupted training goes on from RUN; a finished one is not repeated.
 """
@@ -61,10 +63,17 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return log_temperature.exp().item()
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The epochs of a training, as it wrote them; an epoch that was run again counts once."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return list({line["epoch"]: line for line in lines}.values())
+
+
 def write_card(out: Path, run: Path, temperature: float) -> None:
     """MODEL_CARD.md from its template and the figures in model.json and the training log."""
     model = Model.read(out).description
-    epochs = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    epochs = {name: read_log(run / name / "log.jsonl") for name in ("first", "second")}
+    seconds = sum(epoch["seconds"] for log in epochs.values() for epoch in log)
     val, sharp = model.accuracy["val"], model.accuracy["sharp"]
     assert isinstance(val, dict) and isinstance(sharp, dict)  # noqa: S101, PT018 evaluate wrote them
 
@@ -74,8 +83,9 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
     text = Template(CARD.read_text()).substitute(
         architecture=model.architecture,
         body_size=model.body_size,
-        epochs=len(epochs),
-        hours=f"{sum(epoch['seconds'] for epoch in epochs) / 3600:.1f}",
+        first_epochs=len(epochs["first"]),
+        second_epochs=len(epochs["second"]),
+        hours=f"{seconds / 3600:.1f}",
         temperature=f"{temperature:.2f}",
         val_photos=val["photos"],
         val_top1=percent(val["top1"]),
@@ -93,13 +103,28 @@ def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds data/food11-64/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
     out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
-    body_size: Annotated[int, typer.Option(help="Pixels at which the network sees a photo.")] = 64,
+    body_size: Annotated[int, typer.Option(help="Pixels at which the network sees a photo.")] = 80,
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     zips = data_dir / "data" / "food11-64"
-    weights = run / "ema.safetensors"
+    first, second = run / "first", run / "second"
+    weights = second / "ema.safetensors"
+    if not (first / "ema.safetensors").exists():
+        train.main(zips, first)
     if not weights.exists():
-        train.main(zips, run)
+        train.main(
+            zips,
+            second,
+            start_from=first / "ema.safetensors",
+            epochs=24,
+            low_epochs=8,
+            decay_epochs=12,
+            ramp_epochs=0,
+            augmentation=0.8,
+            variety=1.0,
+            size=body_size,
+            peak=7e-4,
+        )
     with safe_open(weights, framework="pt") as file:
         architecture = file.metadata()["architecture"]
     logits, labels = validation_logits(weights, architecture, body_size, zips / "val.zip")

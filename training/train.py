@@ -7,8 +7,8 @@ interruption: give the same command again) and `ema.safetensors` (the weights to
 The schedule is warm-up, constant, linear to zero: until the last part begins, `--epochs` may still be
 changed between two runs. Epochs before `--low-epochs` see photos of `--low-size` pixels, the others of
 `--size`. Augmentation grows by 1/`--ramp-epochs` of its full strength an epoch, up to
-`--augmentation`. Every epoch seeds its own random numbers,
-so that an interrupted run sees what an uninterrupted one would have seen.
+`--augmentation`; `--variety` adds other cameras, angles and CutMix. Every epoch seeds its own random
+numbers, so that an interrupted run sees what an uninterrupted one would have seen.
 """
 
 import json
@@ -134,9 +134,7 @@ def main(
     torch.manual_seed(seed)
     model = get_model(architecture, weights=None, num_classes=classes)
     if start_from is not None:
-        model.load_state_dict(
-            {k: v.float() if v.is_floating_point() else v for k, v in load_file(start_from).items()}
-        )
+        model.load_state_dict(load_file(start_from))
     model = model.to(device, memory_format=torch.channels_last)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema_decay), use_buffers=True)
     optimizer = torch.optim.AdamW(

@@ -107,6 +107,28 @@ def photos_zip(path: Path, count: int) -> None:
             archive.writestr(f"{i % 3:02}/drawn-{i:05}.jpg", buffer.getvalue())
 
 
+def test_what_cameras_do_keeps_photos_photos() -> None:
+    torch.manual_seed(0)
+    photos = torch.rand(16, 3, 20, 20)
+    cropped = augment.random_resized_crop(photos, 24, 0.3, max_area=1.3, rotation=0.3)
+    assert cropped.shape == (16, 3, 24, 24)
+    changed = augment.camera(cropped, 1.0)
+    assert changed.shape == cropped.shape
+    assert 0 <= float(changed.min()) <= float(changed.max()) <= 1
+    assert not torch.equal(changed, cropped)
+
+
+def test_cutmix_weighs_targets_by_area() -> None:
+    torch.manual_seed(0)
+    photos = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 16, 16)
+    targets = torch.eye(8)
+    mixed, shares = augment.cutmix(photos, targets)
+    assert torch.allclose(shares.sum(1), torch.ones(8))
+    for row, share in zip(mixed, shares, strict=True):
+        for index in range(8):
+            assert float((row[0] == index).float().mean()) == pytest.approx(float(share[index]))
+
+
 class PowerCutError(Exception):
     """Stands for an interruption."""
 
@@ -129,6 +151,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
             size=48,
             decay_epochs=1,
             ramp_epochs=2,
+            variety=1.0,
             batch_size=8,
             device="cpu",
         )
