@@ -60,7 +60,7 @@ class ImageDecoder:
             if isinstance(image, JpegImageFile):
                 if data.count(START_OF_SCAN) > MAX_SCANS:
                     raise InvalidImageError(f"the JPEG has more than {MAX_SCANS} scans")
-                image.draft(None, self._draft_size(*image.size))
+                image.draft(None, self.draft_size(*image.size))
             elif isinstance(image, TiffImageFile):
                 self._check_tiles(image)
             return np.array(self._transform(to_rgb(upright(image))))
@@ -80,7 +80,7 @@ class ImageDecoder:
         across, down = -(-image.width // tile_width), -(-image.height // tile_height)
         self._check_size(across * tile_width, down * tile_height)
 
-    def _draft_size(self, width: int, height: int) -> tuple[int, int]:
+    def draft_size(self, width: int, height: int) -> tuple[int, int]:
         """The least (width, height) at which a JPEG may be decoded; the codec rounds up."""
         resize = self.pipeline.resize
         if isinstance(resize, int):
