@@ -41,13 +41,20 @@ class Client:
         self.request = head.encode() + body
         self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
+    async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A kept one that the server has not closed meanwhile, or a new one."""
+        while self.idle:
+            reader, writer = self.idle.pop()
+            if not reader.at_eof() and not writer.is_closing():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection(self.host, self.port)
+
     async def send(self, seen: Seen) -> None:
         """One request, timed from the moment it was due."""
         started = time.perf_counter()
         try:
-            reader, writer = (
-                self.idle.pop() if self.idle else await asyncio.open_connection(self.host, self.port)
-            )
+            reader, writer = await self.connection()
             writer.write(self.request)
             head = await reader.readuntil(b"\r\n\r\n")
             fields = dict(
@@ -78,16 +85,15 @@ async def closed_loop(client: Client, connections: int, seconds: float) -> Seen:
     return seen
 
 
-async def open_loop(client: Client, rate: float, seconds: float) -> Seen:
-    """`rate` requests a second at constant intervals."""
-    seen, tasks = Seen(), set()
+async def open_loop(client: Client, rate: float, seconds: float, seen: Seen) -> None:
+    """`rate` requests a second at constant intervals; returns when all are answered."""
+    tasks: set[asyncio.Task[None]] = set()
     started = time.monotonic()
     for number in tqdm(range(round(rate * seconds)), desc="requests", mininterval=2):
         await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
         tasks.add(task := asyncio.create_task(client.send(seen)))
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
-    return seen
 
 
 def resident_mb(pid: int) -> float:
@@ -104,7 +110,10 @@ async def measure(url: str, body: bytes, times: float, seconds: float, pid: int)
     before = await closed_loop(client, 1, 3)
     peak = len((await closed_loop(client, 16, 8)).latencies["200"]) / 8
     memory_before = resident_mb(pid)
-    seen = await open_loop(client, peak * times, seconds)
+    seen = Seen()
+    await open_loop(client, peak * times, seconds / 2, seen)
+    memory_halfway = resident_mb(pid)
+    await open_loop(client, peak * times, seconds / 2, seen)
     after = await closed_loop(client, 1, 3)
     refused, answered = seen.latencies["503"], seen.latencies["200"]
     return {
@@ -119,6 +128,7 @@ async def measure(url: str, body: bytes, times: float, seconds: float, pid: int)
         "one_client_p50_ms_before": round(statistics.median(before.latencies["200"]), 2),
         "one_client_p50_ms_after": round(statistics.median(after.latencies["200"]), 2),
         "memory_mb_before": round(memory_before, 1),
+        "memory_mb_halfway": round(memory_halfway, 1),
         "memory_mb_after": round(resident_mb(pid), 1),
     }
 

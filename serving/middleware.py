@@ -73,7 +73,8 @@ class Observer:
         self.metrics.requests.labels(path, str(status), context.code).inc()
         if path == "/predict":
             self.metrics.total.observe(seconds)
-        level = "warning" if status >= 500 else "debug" if path in QUIET_PATHS else "info"
+        failed = status >= 500 and status != 503  # which is a refusal, and comes by the thousand
+        level = "warning" if failed else "debug" if path in QUIET_PATHS else "info"
         logger().log(
             LEVELS[level],
             "request",

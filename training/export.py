@@ -139,6 +139,7 @@ def from_torchvision(
     body = network.body.state_dict().items()
     half = {k: v.half() if v.is_floating_point() and v.ndim > 1 else v for k, v in body}
     save_file(half, folder / "model.safetensors")
+    (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
     # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
     network.body.load_state_dict({k: v.float() for k, v in half.items()})
     write_onnx(network, image, folder / "model.onnx")

@@ -14,7 +14,8 @@ def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> 
 
         async def load() -> overload.Seen:
             client = overload.Client(url, command())
-            seen = await overload.open_loop(client, rate=200, seconds=1)
+            seen = overload.Seen()
+            await overload.open_loop(client, rate=200, seconds=1, seen=seen)
             for _, writer in client.idle:
                 writer.close()
                 await writer.wait_closed()
