@@ -59,7 +59,10 @@ def test_every_way_in_gives_the_same_answer(backend_url: str) -> None:
         requests.post(url, files={"file": ("../../x", PHOTO, "image/jpeg")}, timeout=30),
     ]
     assert [answer.status_code for answer in answers] == [200] * len(answers)
-    assert all(answer.json() == answers[0].json() for answer in answers)
+    first, *others = ([(s["label"], s["probability"]) for s in a.json()["top"]] for a in answers)
+    for scores in others:  # workers may differ in the last digits: they choose the fastest kernels
+        assert [label for label, _ in scores] == [label for label, _ in first]
+        assert [p for _, p in scores] == pytest.approx([p for _, p in first], abs=1e-5)
 
 
 def test_top_k_is_sorted_and_complete(backend_url: str) -> None:
