@@ -29,7 +29,7 @@ from serving.settings import Settings
 
 ReadPicture = Callable[[], bytes]
 SLOW = 450.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
-SMALL_BODY = 96 * 1024  # bytes; a JPEG of that size is decoded in milliseconds, whatever it says
+SMALL_BODY = 96 * 1024  # bytes; what a JPEG of that size costs is bounded, whatever it says
 JPEG = b"\xff\xd8"
 
 

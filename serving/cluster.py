@@ -65,7 +65,7 @@ class Cluster:
 
         self._any_ready = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe()
-        self._news: list[tuple[Web, str, Supervisor | str]] = []
+        self._news: list[tuple[Web, Supervisor | str]] = []
 
     def run(self) -> int:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
@@ -194,13 +194,13 @@ class Cluster:
             result.start()
         except ConfigurationError as error:
             result = str(error)
-        self._news.append((web, version, result))
+        self._news.append((web, result))
         os.write(self._wake_writer, b"n")
 
     def _on_news(self) -> None:
         """A version has been loaded, or could not be."""
         while self._news:
-            asker, _, result = self._news.pop()
+            asker, result = self._news.pop()
             if isinstance(result, Supervisor):
                 self._current = max(self._engines) + 1
                 self._engines[self._current] = result

@@ -1,7 +1,7 @@
 """Threads that decode pictures, interactive ones first; called by `classifier.classify`.
 
 A `ThreadPoolExecutor` would do but for two things: it knows no priorities, and handing over to it and
-back costs three times as much.
+back takes more steps.
 """
 
 import asyncio

@@ -6,7 +6,6 @@ Called by `classifier.classify`. All of it runs on the event loop.
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine.memory import (
-    RECORD_BYTES,
     Geometry,
     Health,
     Memory,
     State,
     generation_of,
     record,
+    send,
     slot_of,
 )
 from serving.errors import (
@@ -54,7 +53,7 @@ class Attachment:
     """The end to write: asks the supervisor to look after its workers."""
 
 
-@dataclass(slots=True)  # frozen, it would take three times as long to make
+@dataclass(slots=True)  # not frozen: that costs time for each picture
 class Outcome:
     """The answer for one picture."""
 
@@ -134,7 +133,6 @@ class EngineClient:
                 self._futures[slot] = None
             else:
                 self._release(slot)
-        self._free = [slot for slot in self._free if slot not in self._futures]
         self._publish()
         self._loop.add_reader(self._attachment.done_fd, self._on_done)
 
@@ -142,11 +140,6 @@ class EngineClient:
     def health(self) -> Health:
         """As the supervisor sees it."""
         return Health(self.memory.health[0])
-
-    @property
-    def free_slots(self) -> int:
-        """Requests that would still be admitted here."""
-        return len(self._free)
 
     @property
     def alone(self) -> bool:
@@ -197,10 +190,7 @@ class EngineClient:
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._futures[slot] = future
         memory.state[slot] = State.QUEUED
-        os.write(
-            self._attachment.work_fds[bulk],
-            record(slot, generation).to_bytes(RECORD_BYTES, sys.byteorder),
-        )
+        send(self._attachment.work_fds[bulk], record(slot, generation))
         if not self._watching:
             self._watching = True
             self._loop.call_later(WATCH_S, self._watch)

@@ -11,8 +11,9 @@ the result and made it FREE.
 
 import mmap
 import os
+import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -65,10 +66,6 @@ class Geometry:
         """Slots of one web process; slot s belongs to web process s // share."""
         return self.slots // self.webs
 
-    def as_dict(self) -> dict[str, int]:
-        """For a worker's arguments."""
-        return asdict(self)
-
 
 def record(slot: int, generation: int) -> int:
     """What travels through the pipes; never 0, so that an empty place in an inbox is 0."""
@@ -83,6 +80,11 @@ def slot_of(value: int) -> int:
 def generation_of(value: int) -> int:
     """The use of the slot that a record means; another one is over."""
     return value >> 32
+
+
+def send(fd: int, *values: int) -> None:
+    """Writes records into a pipe, all of them in one piece."""
+    os.write(fd, b"".join(value.to_bytes(RECORD_BYTES, sys.byteorder) for value in values))
 
 
 def anonymous_file(size: int) -> int:

@@ -28,6 +28,7 @@ from serving.engine.memory import (
     State,
     generation_of,
     record,
+    send,
     slot_of,
 )
 from serving.engine.worker import COMPARE, NO, SERVE, YES, Arguments
@@ -221,7 +222,7 @@ class Supervisor:
             model_dir=str(self._model.folder),
             version=self._model.description.version,
             gpu=process.gpu,
-            geometry=self.geometry.as_dict(),
+            geometry=asdict(self.geometry),
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
             done_fds=tuple(writer for _, writer in self._done),
@@ -437,8 +438,3 @@ def tell(process: Process, word: bytes) -> None:
     """A word for a worker; one that has just died will be heard of."""
     with contextlib.suppress(BlockingIOError, BrokenPipeError):
         os.write(process.control_fd, word)
-
-
-def send(fd: int, value: int) -> None:
-    """Writes one record."""
-    os.write(fd, value.to_bytes(RECORD_BYTES, sys.byteorder))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from serving import cpus, logs
 from serving.backend import Backend
 from serving.engine import warmup
-from serving.engine.memory import Geometry, Memory, State, generation_of, record, slot_of
+from serving.engine.memory import Geometry, Memory, State, generation_of, record, send, slot_of
 from serving.engine.queue import WorkQueue
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -212,7 +212,7 @@ class Worker:
         for slot in slots:
             by_owner.setdefault(memory.owner(slot), []).append(record(slot, memory.generation[slot]))
         for owner, values in by_owner.items():
-            os.write(self._done_fds[owner], b"".join(v.to_bytes(8, sys.byteorder) for v in values))
+            send(self._done_fds[owner], *values)
 
 
 def die_with_parent(parent: int) -> None:
