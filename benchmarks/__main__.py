@@ -2,9 +2,12 @@
 
 import typer
 
-from benchmarks import backends, compare, model, overload, parts
+from benchmarks import backends, compare, limit, load, model, overload, parts, stress
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
+app.command("load")(load.main)
+app.command("limit")(limit.main)
+app.command("stress")(stress.main)
 app.command("model")(model.main)
 app.command("backends")(backends.main)
 app.command("compare")(compare.main)

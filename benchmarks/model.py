@@ -4,12 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import torch
 import typer
-from safetensors.torch import save_file
-from torchvision.models import get_model
-
-from training import export
 
 
 def main(
@@ -18,6 +13,12 @@ def main(
     classes: int = 11,
 ) -> None:
     """Writes a model folder for both backends, fp32, `resize: [224, 224]`."""
+    import torch  # here, because most commands of this program do not need it
+    from safetensors.torch import save_file
+    from torchvision.models import get_model
+
+    from training import export
+
     torch.manual_seed(0)
     network = get_model(architecture, weights=None, num_classes=classes)
     with TemporaryDirectory() as folder:

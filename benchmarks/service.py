@@ -1,0 +1,70 @@
+"""Starts this project's own service for an experiment, with the settings it is about."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks import server_side
+from serving.settings import ROOT
+
+START_S = 180  # a large model on few cores measures its batch sizes for a while
+
+
+def free_port() -> int:
+    """A TCP port that was free on 127.0.0.1 a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[str]:
+    """Serves until the block ends; yields the base URL.
+
+    `settings` are those of `serving.settings`, in lower case: `instances=4`. Raises RuntimeError when
+    the service does not start.
+    """
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    values = {f"SERVING_{name.upper()}": str(value) for name, value in settings.items()}
+    process = subprocess.Popen(  # noqa: S603 our own program
+        [sys.executable, "-m", "serving", package, "--port", str(port)],
+        cwd=ROOT,
+        env={**os.environ, "SERVING_LOG_LEVEL": "warning", **values},
+    )
+    try:
+        wait_until_ready(url, process)
+        yield url
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Raises RuntimeError when the process ends first, or takes too long."""
+    end = time.monotonic() + START_S
+    while True:
+        try:
+            if server_side.get(f"{url}/health/ready"):
+                return
+        except OSError:
+            pass
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError("the service did not start; its log says why")
+        time.sleep(0.05)
+
+
+def model_folder(folder: Path | None) -> Path:
+    """The given model's folder, or that of the shipped model."""
+    return (folder or ROOT / "models" / "food11").resolve()
