@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from enum import StrEnum
-from itertools import accumulate, cycle, repeat
+from itertools import accumulate, cycle, islice, repeat
 
 from benchmarks.http_client import LOST, Answer, Connections
 from benchmarks.recorder import Recorder, put, stable
@@ -44,21 +44,24 @@ class Windows:
 class ClosedLoop:
     """`concurrency` clients, each of which sends its next request when it has its answer."""
 
-    def __init__(self, url: str, requests: list[bytes], concurrency: int) -> None:
+    def __init__(
+        self, url: str, requests: list[bytes], concurrency: int, total: int | None = None
+    ) -> None:
+        """`total`: how many requests are sent by all clients together; None: no end."""
         self.connections = Connections(url)
-        self.requests = cycle(requests)
+        self.requests = islice(cycle(requests), total)
         self.concurrency = concurrency
 
     async def run(self, windows: Windows) -> None:
-        """Until it is cancelled."""
+        """Until all requests are answered, or it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self.concurrency):
                 group.create_task(self._client(windows))
 
     async def _client(self, windows: Windows) -> None:
-        while True:
+        for request in self.requests:  # which all clients share
             started = time.perf_counter()
-            answer = await self.connections.ask(next(self.requests))
+            answer = await self.connections.ask(request)
             windows.now.add(answer, time.perf_counter() - started)
             if answer is LOST:
                 await asyncio.sleep(RECONNECT_S)
@@ -107,6 +110,15 @@ class OpenLoop:
     async def _one(self, request: bytes, due: float, windows: Windows) -> None:
         answer: Answer = await self.connections.ask(request)
         windows.now.add(answer, time.perf_counter() - due)
+
+
+async def one_window(loop: ClosedLoop) -> Recorder:
+    """Runs a loop that has an end."""
+    windows = Windows()
+    await loop.run(windows)
+    windows.turn()
+    loop.connections.close()
+    return windows.done[0]
 
 
 async def windows_of(

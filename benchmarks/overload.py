@@ -9,23 +9,16 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 
 from benchmarks import payloads, report
-from benchmarks.load import Plan, Target
 from benchmarks.loops import Arrivals, OpenLoop, Windows
 from benchmarks.payloads import Protocol
 from benchmarks.recorder import Recorder, merged, ms
+from benchmarks.service import resident_mb
+from benchmarks.target import Plan, Target, run_loop
 
 ONE_WINDOW = Plan(warm_up_s=1, window_s=8, fewest=1, most=1)
-
-
-def resident_mb(pid: int) -> float:
-    """Of a process and its children: proportional set size, in MB."""
-    main = psutil.Process(pid)
-    total = sum(p.memory_full_info().pss for p in (main, *main.children(recursive=True)))
-    return float(total / 1e6)
 
 
 async def overload(loop_: OpenLoop, seconds: float, pid: int) -> tuple[Recorder, float]:
@@ -51,7 +44,7 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
     peak = target.closed(16, ONE_WINDOW).per_second
     memory_before = resident_mb(pid)
     loop_ = OpenLoop(target.url, target.wire(), peak * times, Arrivals.CONSTANT)
-    seen, memory_halfway = asyncio.run(overload(loop_, seconds, pid))
+    seen, memory_halfway = run_loop(overload(loop_, seconds, pid))
     after = target.closed(1, ONE_WINDOW)
     answered = seen.statuses["200"] / seconds
     return {

@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+
+import psutil
 
 from benchmarks import server_side
 from serving.settings import ROOT
@@ -23,9 +25,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Service:
+    """One that runs."""
+
+    url: str
+    pid: int
+    """Of its main process."""
+
+
 @contextmanager
-def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[str]:
-    """Serves until the block ends; yields the base URL.
+def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[Service]:
+    """Serves until the block ends.
 
     `settings` are those of `serving.settings`, in lower case: `instances=4`. Raises RuntimeError when
     the service does not start.
@@ -40,7 +51,7 @@ def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[str]:
     )
     try:
         wait_until_ready(url, process)
-        yield url
+        yield Service(url, process.pid)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -49,6 +60,13 @@ def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def resident_mb(pid: int) -> float:
+    """Of a process and its children: proportional set size, in MB."""
+    main = psutil.Process(pid)
+    total = sum(p.memory_full_info().pss for p in (main, *main.children(recursive=True)))
+    return float(total / 1e6)
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -63,8 +81,3 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None or time.monotonic() > end:
             raise RuntimeError("the service did not start; its log says why")
         time.sleep(0.05)
-
-
-def model_folder(folder: Path | None) -> Path:
-    """The given model's folder, or that of the shipped model."""
-    return (folder or ROOT / "models" / "food11").resolve()

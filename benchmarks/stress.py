@@ -106,10 +106,10 @@ def table(
     instances. There are at least as many clients as run at a time."""
     found = []
     for count in instances:
-        with service.running(package, instances=count) as url:
-            stress(url, photo, 1, 1, 5)  # warm
+        with service.running(package, instances=count) as served:
+            stress(served.url, photo, 1, 1, 5)  # warm
             for simultaneous in clients:
-                seen = stress(url, photo, simultaneous, max(total, simultaneous), requests)
+                seen = stress(served.url, photo, simultaneous, max(total, simultaneous), requests)
                 found.append((count, seen))
     return found
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import limit, load, overload, stress
+from benchmarks import limit, load, overload, service, stress
 from benchmarks.__main__ import app
-from benchmarks.load import Plan, Target
 from benchmarks.loops import Arrivals, OpenLoop
 from benchmarks.payloads import SAMPLE, Protocol
+from benchmarks.target import Plan, Target
 from tests import servers
 from tests.fake.backend import command
 from tests.servers import ROOT
@@ -50,6 +50,13 @@ def test_a_closed_loop_sees_what_the_server_did(fake_settings: dict[str, str]) -
     assert seen.distribution[0][1] <= seen.distribution[-1][1]
 
 
+def test_so_many_requests_and_no_more(fake_settings: dict[str, str]) -> None:
+    with servers.api("tests.fake", fake_settings) as url, a_thread() as own:
+        seen = own.submit(Target(url, [command()], Protocol.RAW).exactly, 25, 4).result()
+    assert seen.statuses == {"200": 25}
+    assert sum(seen.batch_sizes.values()) <= 25
+
+
 def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> None:
     more = {"FAKE_MS": "20", "SERVING_INSTANCES": "1", "SERVING_MAX_BATCH_SIZE": "1"}
     settings = {**fake_settings, **more, "SERVING_QUEUE_SIZE": "4"}
@@ -57,7 +64,7 @@ def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> 
         target = Target(url, [command()], Protocol.RAW)
         loop_ = OpenLoop(url, target.wire(), 200, Arrivals.CONSTANT)
         seen, _ = run(overload.overload(loop_, 1, process.pid))
-        assert overload.resident_mb(process.pid) > 10
+        assert service.resident_mb(process.pid) > 10
     assert set(seen.statuses) == {"200", "503"}
     assert sum(seen.statuses.values()) == pytest.approx(200, abs=20)  # it stops by the clock
     assert seen.without_retry_after == 0
