@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -26,6 +27,9 @@ from serving.errors import ConfigurationError
 from serving.images import ImageDecoder
 from serving.model import Model
 from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PACKAGES = ("fastapi_onnx", "fastapi_pt")
 Work = Callable[[], int]
@@ -193,9 +197,8 @@ def measure(
     return found
 
 
-def draw(found: dict[str, list[Figure]], path: Path) -> None:
+def plot_inference(axes: "Axes", found: dict[str, list[Figure]]) -> None:
     """Pictures a second by batch size, a line for each layout."""
-    figure, (axes,) = report.new_figure()
     lines: dict[str, list[Figure]] = {}
     for one in found["infer"]:
         lines.setdefault(f"{one.backend}, {one.instances} x {one.threads}", []).append(one)
@@ -205,7 +208,6 @@ def draw(found: dict[str, list[Figure]], path: Path) -> None:
     axes.set(xlabel="batch size", ylabel="pictures a second, inference alone", ylim=(0, None))
     axes.legend(title="backend, instances x threads")
     axes.grid(alpha=0.3)
-    report.save_figure(figure, path)
 
 
 def main(
@@ -242,4 +244,4 @@ def main(
         rows = [{"what": f.what, **f.row()} for figures in found.values() for f in figures]
         report.write_csv(csv_file, rows)
     if plot:
-        draw(found, plot)
+        report.save_picture(plot, partial(plot_inference, found=found))

@@ -7,14 +7,16 @@ stands what the server says of itself: the stages in Server-Timing, the batches 
 
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
 
-from benchmarks import measured, payloads, report
+from benchmarks import payloads, report
 from benchmarks.loops import Arrivals
+from benchmarks.measured import plot_latencies, plot_throughput
 from benchmarks.payloads import Protocol
 from benchmarks.server_side import describe
 from benchmarks.target import Plan, Target
@@ -85,4 +87,7 @@ def main(
     if csv_file:
         report.write_csv(csv_file, [{**one.seen_by_client(), **one.seen_by_server()} for one in found])
     if plot:
-        measured.draw(found, plot)
+        plots = [partial(plot_latencies, measured=found)]
+        if rate is None and len(found) > 1:
+            plots.append(partial(plot_throughput, measured=found))
+        report.save_picture(plot, *plots)

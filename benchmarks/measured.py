@@ -1,9 +1,10 @@
 """One load's figures, beside each other the client's and the server's; made by `target.py`."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks import report
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BUSY = 0.85  # of one core: a load generator of one thread has little left
 
@@ -98,22 +99,22 @@ class Measured:
         }
 
 
-def draw(measured: list[Measured], path: Path) -> None:
-    """Latency by percentile, the tail stretched; and throughput by load where there are several."""
-    closed = [m for m in measured if m.offered_per_second is None]
-    figure, axes = report.new_figure(2 if len(closed) > 1 else 1)
+def plot_latencies(axes: "Axes", measured: list[Measured]) -> None:
+    """Latency by percentile, the tail stretched."""
     for one in measured:
         points = [(p, value) for p, value in one.distribution if p < 100]
-        axes[0].plot([1 / (1 - p / 100) for p, _ in points], [v for _, v in points], label=one.load)
+        axes.plot([1 / (1 - p / 100) for p, _ in points], [v for _, v in points], label=one.load)
     ticks = [50, 90, 99, 99.9, 99.99]
-    axes[0].set_xscale("log")
-    axes[0].set_xticks([1 / (1 - p / 100) for p in ticks], [f"{p:g} %" for p in ticks])
-    axes[0].minorticks_off()
-    axes[0].set(xlabel="share of the requests", ylabel="answered within, ms", ylim=(0, None))
-    axes[0].legend()
-    if len(closed) > 1:
-        axes[1].plot([m.load.split()[0] for m in closed], [m.per_second for m in closed], "o-")
-        axes[1].set(xlabel="connections", ylabel="answers a second", ylim=(0, None))
-    for plot in axes:
-        plot.grid(alpha=0.3)
-    report.save_figure(figure, path)
+    axes.set_xscale("log")
+    axes.set_xticks([1 / (1 - p / 100) for p in ticks], [f"{p:g} %" for p in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="share of the requests", ylabel="answered within, ms", ylim=(0, None))
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def plot_throughput(axes: "Axes", measured: list[Measured]) -> None:
+    """Answers a second of each load."""
+    axes.plot([m.load.split()[0] for m in measured], [m.per_second for m in measured], "o-")
+    axes.set(xlabel="connections", ylabel="answers a second", ylim=(0, None))
+    axes.grid(alpha=0.3)

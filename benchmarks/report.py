@@ -4,7 +4,7 @@ import csv
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from benchmarks.compare import machine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Row = Mapping[str, object]
 WIDTH = 120  # of a table in a file or a notebook
@@ -88,23 +87,17 @@ def print_table(title: str, rows: Sequence[Row], notes: Iterable[str] = ()) -> N
         console.print(f"! {note}", style="yellow", markup=False)
 
 
-def new_figure(columns: int = 1) -> "tuple[Figure, list[Axes]]":
-    """An empty picture of so many plots beside each other."""
+def save_picture(path: Path, *plots: "Callable[[Axes], None]") -> None:
+    """`PATH.png` and `PATH.svg`, the plots beside each other."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(
-        1, columns, figsize=(6.4 * columns, 4.4), layout="constrained", squeeze=False
-    )
-    return figure, list(axes[0])
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """`PATH.png` and `PATH.svg`."""
-    from matplotlib import pyplot as plt
-
+    size = (6.4 * len(plots), 4.4)
+    figure, grid = plt.subplots(1, len(plots), figsize=size, layout="constrained", squeeze=False)
+    for plot, axes in zip(plots, grid[0], strict=True):
+        plot(axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix), dpi=110)

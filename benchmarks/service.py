@@ -47,7 +47,7 @@ def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[Servi
     process = subprocess.Popen(  # noqa: S603 our own program
         [sys.executable, "-m", "serving", package, "--port", str(port)],
         cwd=ROOT,
-        env={**os.environ, "SERVING_LOG_LEVEL": "warning", **values},
+        env={**os.environ, "SERVING_LOG_LEVEL": "error", **values},
     )
     try:
         wait_until_ready(url, process)

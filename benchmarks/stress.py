@@ -13,8 +13,9 @@ import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tqdm import tqdm
@@ -22,6 +23,9 @@ from tqdm import tqdm
 from benchmarks import payloads, report, service
 from benchmarks.load import numbers
 from serving.settings import ROOT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -99,26 +103,42 @@ def stress(url: str, photo: bytes, simultaneous: int, total: int, requests: int)
     )
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One place of the table."""
+
+    instances: int
+    memory_mb: float
+    """Proportional set size of all the service's processes, after the load."""
+
+    seen: Stressed
+
+    def row(self) -> dict[str, object]:
+        """One line of it."""
+        return {"instances": self.instances, **self.seen.row(), "MB": round(self.memory_mb)}
+
+
 def table(
     package: str, photo: bytes, instances: list[int], clients: list[int], total: int, requests: int
-) -> list[tuple[int, Stressed]]:
-    """(instances, what the clients saw), for every pair; starts the service anew for each number of
-    instances. There are at least as many clients as run at a time."""
+) -> list[Cell]:
+    """Every pair of instances and clients; starts the service anew for each number of instances.
+
+    There are at least as many clients as run at a time.
+    """
     found = []
     for count in instances:
         with service.running(package, instances=count) as served:
             stress(served.url, photo, 1, 1, 5)  # warm
             for simultaneous in clients:
                 seen = stress(served.url, photo, simultaneous, max(total, simultaneous), requests)
-                found.append((count, seen))
+                found.append(Cell(count, service.resident_mb(served.pid), seen))
     return found
 
 
-def draw(found: list[tuple[int, Stressed]], path: Path) -> None:
+def plot_table(axes: "Axes", found: list[Cell]) -> None:
     """Mean latency by clients, with its standard deviation, a line for each number of instances."""
-    figure, (axes,) = report.new_figure()
-    for count in dict.fromkeys(count for count, _ in found):
-        seen = [s for instances, s in found if instances == count]
+    for count in dict.fromkeys(cell.instances for cell in found):
+        seen = [cell.seen for cell in found if cell.instances == count]
         axes.errorbar(
             [s.simultaneous_clients for s in seen],
             [s.mean_ms for s in seen],
@@ -130,7 +150,6 @@ def draw(found: list[tuple[int, Stressed]], path: Path) -> None:
     axes.set(xlabel="clients at a time", ylabel="latency, ms (mean and sd)", ylim=(0, None))
     axes.legend()
     axes.grid(alpha=0.3)
-    report.save_figure(figure, path)
 
 
 def main(
@@ -156,10 +175,10 @@ def main(
     if url is None:
         counts, loads = numbers(instances), numbers(clients)
         found = table(package, picture, counts, loads, num_total_clients, num_requests_per_client)
-        rows = [{"instances": count, **seen.row()} for count, seen in found]
-        results = [{"instances": count, **asdict(seen)} for count, seen in found]
+        rows = [cell.row() for cell in found]
+        results = [asdict(cell) for cell in found]
         if plot:
-            draw(found, plot)
+            report.save_picture(plot, partial(plot_table, found=found))
     else:
         seen = stress(url, picture, num_simultaneous_clients, num_total_clients, num_requests_per_client)
         rows, results = [seen.row()], [asdict(seen)]
