@@ -2,7 +2,7 @@
 
 import typer
 
-from benchmarks import backends, compare, limit, load, model, overload, parts, stress
+from benchmarks import backends, compare, limit, load, model, overload, parts, readme, stress
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("load")(load.main)
@@ -13,6 +13,7 @@ app.command("backends")(backends.main)
 app.command("compare")(compare.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
+app.command("readme")(readme.main)
 
 if __name__ == "__main__":
     app()
