@@ -24,8 +24,12 @@ def main(
     concurrency: Concurrency = 4,
 ) -> None:
     """Asks a running service what is on photos. Ends with 1 when one of them was not answered."""
+    try:
+        client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     failed = False
-    with Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency) as client:
+    with client:
         for item in client.predict_many(photos, concurrency=concurrency, top_k=top_k):
             failed |= item.error is not None
             typer.echo(line(item), err=item.error is not None)
