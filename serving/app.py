@@ -16,6 +16,7 @@ from serving.context import RequestContext
 from serving.engine.source import EngineSource, OwnEngine
 from serving.errors import InternalError, InvalidRequestError, ServingError, by_status
 from serving.frontends import admin, native
+from serving.frontends.tcp import TcpServer
 from serving.metrics import Metrics
 from serving.middleware import Direct, Observer, ShortWay
 from serving.model import Model
@@ -34,10 +35,12 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     metrics = Metrics(shared=source is not None)
     model = Model.read(settings.model_dir)
     classifier = Classifier(model, settings, metrics, source or OwnEngine(backend, settings))
+    predict = native.Predict(classifier)
+    tcp = TcpServer(classifier, predict.reader)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with classifier.running():
+        async with classifier.running(), tcp.running():
             yield
 
     app: FastAPI = FastAPIOffline(
@@ -48,7 +51,6 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
         redoc_url=None,
     )
     app.state.classifier = classifier
-    predict = native.Predict(classifier)
     app.include_router(native.create_router(classifier, predict))
     if settings.admin_key:
         app.include_router(admin.create_router(classifier, settings.admin_key))

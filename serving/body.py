@@ -1,8 +1,8 @@
 """Reads a request's body within its limits, and finds the picture in it; called by front-ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated
 
 import msgspec
@@ -47,28 +47,34 @@ class BodyReader:
         self.timeout_s = timeout_s
         self._buffered = 0
 
-    @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body; it counts as held until the block ends.
-
-        Raises PayloadTooLargeError, SlowBodyError, UnsupportedMediaTypeError or OverloadedError.
-        """
+    def read(self, request: Request) -> AbstractAsyncContextManager[bytes]:
+        """The whole body of an HTTP request, see `collect`. Raises also UnsupportedMediaTypeError."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             raise UnsupportedMediaTypeError(f"the content encoding {encoding[:40]!r} is not supported")
-        too_large = PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
-            raise too_large
+            raise self._too_large()
+        return self.collect(request.stream())
+
+    def _too_large(self) -> PayloadTooLargeError:
+        return PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
+
+    @asynccontextmanager
+    async def collect(self, stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """All chunks in one; they count as held until the block ends.
+
+        Raises PayloadTooLargeError, SlowBodyError or OverloadedError.
+        """
         chunks, size = [], 0
         try:
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    async for chunk in request.stream():
+                    async for chunk in stream:
                         size += len(chunk)
                         self._buffered += len(chunk)
                         if size > self.max_bytes:
-                            raise too_large
+                            raise self._too_large()
                         if self._buffered > self.max_buffered_bytes:
                             raise OverloadedError("too many bytes are waiting already")
                         chunks.append(chunk)

@@ -71,14 +71,14 @@ def is_bulk(text: str | None) -> bool:
     raise InvalidRequestError("X-Priority must be interactive or bulk")
 
 
-def answer(prediction: Prediction, with_top: bool) -> Response:
-    """The body of a 200."""
+def content(prediction: Prediction, with_top: bool) -> dict[str, Any]:
+    """What a 200 says."""
     scores = [{"label": s.label, "probability": s.probability} for s in prediction.top]
     best = prediction.top[0]
-    content: dict[str, Any] = {"prediction": best.label, "probability": best.probability}
+    said: dict[str, Any] = {"prediction": best.label, "probability": best.probability}
     if with_top:
-        content["top"] = scores
-    return json_response(content)
+        said["top"] = scores
+    return said
 
 
 class Predict:
@@ -103,18 +103,18 @@ class Predict:
         )
         bulk = is_bulk(request.headers.get("x-priority"))
         classifier.check_free_slot(bulk)
-        async with self.reader.read(request) as content:
-            read = partial(body.picture, content, request.headers.get("content-type"))
+        async with self.reader.read(request) as sent:
+            read = partial(body.picture, sent, request.headers.get("content-type"))
             deadline = time.monotonic() + (wanted_ms or self.largest_timeout_ms) / 1000
             prediction = await unless_disconnected(
-                request, classifier.classify(read, len(content), top_k or 1, deadline, bulk)
+                request, classifier.classify(read, len(sent), top_k or 1, deadline, bulk)
             )
         RequestContext.of(request).stages = {
             "decode": prediction.decode_s,
             "queue": prediction.queue_s,
             "infer": prediction.infer_s,
         }
-        return answer(prediction, top_k is not None)
+        return json_response(content(prediction, top_k is not None))
 
 
 def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
