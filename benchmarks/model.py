@@ -7,9 +7,27 @@ from typing import Annotated
 import torch
 import typer
 from safetensors.torch import save_file
+from torch import nn
 from torchvision.models import get_model
 
 from training import export
+
+EXAMPLES = 8
+
+
+def fit_normalisation(network: nn.Module) -> None:
+    """Sets the statistics of batch normalisation from noise.
+
+    Without, random weights shrink the logits to nothing, and every picture has the same answer.
+    """
+    layers = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    for layer in layers:
+        layer.momentum = None  # the mean of what was seen
+        layer.reset_running_stats()
+    network.train()
+    with torch.no_grad():
+        network(torch.randn(EXAMPLES, 3, 224, 224))
+    network.eval()
 
 
 def main(
@@ -20,6 +38,7 @@ def main(
     """Writes a model folder for both backends, fp32, `resize: [224, 224]`."""
     torch.manual_seed(0)
     network = get_model(architecture, weights=None, num_classes=classes)
+    fit_normalisation(network)
     with TemporaryDirectory() as folder:
         weights, labels = Path(folder, "weights.safetensors"), Path(folder, "labels.txt")
         save_file(network.state_dict(), weights)
