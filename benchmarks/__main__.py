@@ -2,12 +2,13 @@
 
 import typer
 
-from benchmarks import backends, compare, model, overload, parts
+from benchmarks import backends, compare, jobs_command, model, overload, parts
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("model")(model.main)
 app.command("backends")(backends.main)
 app.command("compare")(compare.main)
+app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
 
