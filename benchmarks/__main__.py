@@ -2,7 +2,18 @@
 
 import typer
 
-from benchmarks import backends, compare, limit, load, model, overload, parts, readme, stress
+from benchmarks import (
+    backends,
+    compare,
+    jobs_command,
+    limit,
+    load,
+    model,
+    overload,
+    parts,
+    readme,
+    stress,
+)
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("load")(load.main)
@@ -11,6 +22,7 @@ app.command("stress")(stress.main)
 app.command("model")(model.main)
 app.command("backends")(backends.main)
 app.command("compare")(compare.main)
+app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
 app.command("readme")(readme.main)

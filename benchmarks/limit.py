@@ -20,7 +20,8 @@ import typer
 from tqdm import tqdm
 
 from benchmarks import payloads, report
-from benchmarks.load import numbers
+from benchmarks.machine import write_results
+from benchmarks.options import numbers
 from serving import cpus
 from serving.backend import Backend, BackendInfo
 from serving.errors import ConfigurationError
@@ -239,7 +240,7 @@ def main(
         report.print_table(titles[name], [figure.row() for figure in figures])
     if json_file:
         results = {name: [figure.record() for figure in figures] for name, figures in found.items()}
-        report.write_json(json_file, report.document(results, model=experiments.model.description.name))
+        write_results(json_file, report.command(), results, model=experiments.model.description.name)
     if csv_file:
         rows = [{"what": f.what, **f.row()} for figures in found.values() for f in figures]
         report.write_csv(csv_file, rows)

@@ -16,21 +16,12 @@ from tqdm import tqdm
 
 from benchmarks import payloads, report
 from benchmarks.loops import Arrivals
+from benchmarks.machine import write_results
 from benchmarks.measured import plot_latencies, plot_throughput
+from benchmarks.options import numbers
 from benchmarks.payloads import Protocol
 from benchmarks.server_side import describe
 from benchmarks.target import Plan, Target
-
-
-def numbers(text: str) -> list[int]:
-    """`1,4,16` -> three numbers. Raises typer.BadParameter."""
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise typer.BadParameter(f"{text!r} is not a list of whole numbers from 1 on")
-    return found
 
 
 def limit_per_second(path: Path | None) -> float | None:
@@ -83,7 +74,7 @@ def main(
     )
     if json_file:
         results = [asdict(one) for one in found]
-        report.write_json(json_file, report.document(results, model=describe(target.url)))
+        write_results(json_file, report.command(), results, model=describe(target.url))
     if csv_file:
         report.write_csv(csv_file, [{**one.seen_by_client(), **one.seen_by_server()} for one in found])
     if plot:

@@ -13,6 +13,7 @@ import typer
 
 from benchmarks import payloads, report
 from benchmarks.loops import Arrivals, OpenLoop, Windows
+from benchmarks.machine import write_results
 from benchmarks.payloads import Protocol
 from benchmarks.recorder import Recorder, merged, ms
 from benchmarks.service import resident_mb
@@ -77,4 +78,4 @@ def main(
     found = measure(target, times, seconds, pid)
     report.print_table("overload", [{"": key, "value": str(value)} for key, value in found.items()])
     if json_file:
-        report.write_json(json_file, report.document(found))
+        write_results(json_file, report.command(), found)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compare import machine
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -24,17 +22,6 @@ def command() -> str:
     """This command as it was given, so that a result can be made again; no folder of the machine."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["python", "-m", "benchmarks", *words])
-
-
-def document(results: object, **more: object) -> dict[str, object]:
-    """What a results file holds."""
-    return {"command": command(), "machine": machine(), **more, "results": results}
-
-
-def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Makes its folder, too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

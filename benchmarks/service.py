@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,16 +12,10 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks import server_side
+from benchmarks.running import free_port
 from serving.settings import ROOT
 
 START_S = 180  # a large model on few cores measures its batch sizes for a while
-
-
-def free_port() -> int:
-    """A TCP port that was free on 127.0.0.1 a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import typer
 from tqdm import tqdm
 
 from benchmarks import payloads, report, service
-from benchmarks.load import numbers
+from benchmarks.machine import write_results
+from benchmarks.options import numbers
 from serving.settings import ROOT
 
 if TYPE_CHECKING:
@@ -184,6 +185,6 @@ def main(
         rows, results = [seen.row()], [asdict(seen)]
     report.print_table("clients as processes, base64 JSON", rows)
     if json_file:
-        report.write_json(json_file, report.document(results))
+        write_results(json_file, report.command(), results)
     if csv_file:
         report.write_csv(csv_file, rows)
