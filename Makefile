@@ -16,7 +16,6 @@ test: .venv/dev.installed  ## everything that needs no GPU; browser tests where 
 	$(BIN)/python -m pytest
 
 bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
-	$(BIN)/python -m benchmarks model --out runs/benchmark-model
 	$(BIN)/python -m benchmarks bench
 
 notebooks: .venv/dev.installed  ## runs them from top to bottom, outputs kept

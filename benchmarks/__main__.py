@@ -4,6 +4,7 @@ import typer
 
 from benchmarks import (
     backends,
+    bench,
     compare,
     jobs_command,
     limit,
@@ -16,6 +17,7 @@ from benchmarks import (
 )
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
+app.command("bench")(bench.main)
 app.command("load")(load.main)
 app.command("limit")(limit.main)
 app.command("stress")(stress.main)

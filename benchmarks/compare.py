@@ -6,6 +6,7 @@ The servers are listed in `servers.py`, started by `running.py`, and printed by 
 """
 
 import json
+import shutil
 import threading
 import time
 from base64 import b64encode
@@ -126,6 +127,8 @@ def main(
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Keeps all figures.")] = None,
 ) -> None:
     """Runs this service and the others in turn; prints medians, ranges and ratios."""
+    if shutil.which("wrk") is None:
+        raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
     servers, loads = chosen(only or [], pipeline), numbers(connections)
     model, folder = model_dir.resolve(), environments_dir.resolve()
     versions: dict[str, str] = {}

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from benchmarks import payloads, report
 from benchmarks.loops import Arrivals
 from benchmarks.machine import write_results
-from benchmarks.measured import plot_latencies, plot_throughput
+from benchmarks.measured import Measured, plot_latencies, plot_throughput
 from benchmarks.options import numbers
 from benchmarks.payloads import Protocol
 from benchmarks.server_side import describe
@@ -30,6 +30,40 @@ def limit_per_second(path: Path | None) -> float | None:
         return None
     rows: list[dict[str, Any]] = report.read_json(path)["results"]["whole"]
     return max(float(row["per_second"]) for row in rows)
+
+
+def publish(
+    target: Target,
+    found: list[Measured],
+    limit: Path | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    plot: Path | None,
+) -> None:
+    """Prints the tables, and writes the files that are asked for."""
+    best = limit_per_second(limit)
+    for one in found:
+        one.share_of_limit = round(one.per_second / best, 3) if best else None
+    rows = [one.seen_by_client() for one in found]
+    report.print_table(
+        f"{target.protocol} to {target.url}, as the client sees it; latencies in ms", rows
+    )
+    report.print_table(
+        "where the median's milliseconds go, as the server says; outside: before and after it",
+        [one.seen_by_server() for one in found],
+        [warning for one in found for warning in one.warnings()],
+    )
+    if json_file:
+        results = [asdict(one) for one in found]
+        write_results(json_file, report.command(), results, model=describe(target.url))
+    if csv_file:
+        report.write_csv(csv_file, [{**one.seen_by_client(), **one.seen_by_server()} for one in found])
+    if plot:
+        plots = [partial(plot_latencies, measured=found)]
+        closed = [one for one in found if one.offered_per_second is None]
+        if len(closed) > 1:
+            plots.append(partial(plot_throughput, measured=closed))
+        report.save_picture(plot, *plots)
 
 
 def main(
@@ -62,23 +96,4 @@ def main(
     else:
         loads = numbers(concurrency)
         found = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
-    best = limit_per_second(limit)
-    for one in found:
-        one.share_of_limit = round(one.per_second / best, 3) if best else None
-    rows = [one.seen_by_client() for one in found]
-    report.print_table(f"{protocol} to {target.url}, as the client sees it; latencies in ms", rows)
-    report.print_table(
-        "where the median's milliseconds go, as the server says; outside: before and after it",
-        [one.seen_by_server() for one in found],
-        [warning for one in found for warning in one.warnings()],
-    )
-    if json_file:
-        results = [asdict(one) for one in found]
-        write_results(json_file, report.command(), results, model=describe(target.url))
-    if csv_file:
-        report.write_csv(csv_file, [{**one.seen_by_client(), **one.seen_by_server()} for one in found])
-    if plot:
-        plots = [partial(plot_latencies, measured=found)]
-        if rate is None and len(found) > 1:
-            plots.append(partial(plot_throughput, measured=found))
-        report.save_picture(plot, *plots)
+    publish(target, found, limit, json_file, csv_file, plot)

@@ -1,0 +1,58 @@
+"""`make bench`: what the machine can do, what the service makes of it, and a short comparison.
+
+Under ten minutes on two cores, the peers' installation included. The files that README.md is made from
+come from the same commands, given more time.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import compare, limit, load, model, payloads, service
+from benchmarks.loops import Arrivals
+from benchmarks.target import Plan, Target
+
+PEERS = ["this service", "mosec", "litserve", "fastapi, onnx"]
+SHARE = 0.8  # of the capacity, for random arrivals
+
+
+def loads(photo: Path, out: Path) -> None:
+    """The shipped model: closed loops, and random arrivals at four fifths of what they reached."""
+    plan = Plan(2, 2, 3, 6)
+    with service.running("fastapi_onnx") as served:
+        target = Target(served.url, [photo.read_bytes()])
+        found = [target.closed(count, plan) for count in (1, 4, 16, 64)]
+        best = max(one.per_second for one in found)
+        found.append(target.open(round(SHARE * best), Arrivals.POISSON, plan))
+        load.publish(
+            target, found, out / "limit.json", out / "load.json", out / "load.csv", out / "load"
+        )
+
+
+def main(
+    photo: Annotated[Path, typer.Option(help="A picture.")] = payloads.SAMPLE,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("runs/bench"),
+) -> None:
+    """Limit, load, and a short comparison with other servers."""
+    backends = ["fastapi_onnx"]
+    limit.main(
+        photo=photo, backend=backends, seconds=0.7, json_file=out / "limit.json", plot=out / "limit"
+    )
+    loads(photo, out)
+    if shutil.which("wrk") is None:
+        typer.echo("wrk is not installed: no comparison with other servers")
+        return
+    folder = Path("runs/benchmark-model")
+    if not (folder / "model.json").exists():
+        model.main(folder)
+    compare.main(
+        photo=photo,
+        model_dir=folder,
+        rounds=2,
+        seconds=3,
+        connections="1,16",
+        only=PEERS,
+        json_file=out / "compare.json",
+    )
