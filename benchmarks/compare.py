@@ -81,16 +81,15 @@ def measure(
     results: table.Results = {}
     base64 = b64encode(photo).decode()
     answers: dict[str, str] = {}
-    progress = tqdm(total=rounds * len(servers), desc="servers", mininterval=1)
-    for _ in range(rounds):
-        for threads in sorted({1, cores()}):
-            rate = in_process(model_dir, base64, threads, seconds)
-            table.keep(results, IN_PROCESS, {f"{threads} threads": [{"per_second": rate}]})
-        for server in servers:
-            answers[server.name], loads = measure_server(server, base64, connections, seconds, start)
-            table.keep(results, server.name, loads)
-            progress.update()
-    progress.close()
+    with tqdm(total=rounds * len(servers), desc="servers", mininterval=1) as progress:
+        for _ in range(rounds):
+            for threads in sorted({1, cores()}):
+                rate = in_process(model_dir, base64, threads, seconds)
+                table.keep(results, IN_PROCESS, {f"{threads} threads": [{"per_second": rate}]})
+            for server in servers:
+                answers[server.name], loads = measure_server(server, base64, connections, seconds, start)
+                table.keep(results, server.name, loads)
+                progress.update()
     expected = next(iter(answers.values()), "")
     for name, answer in answers.items():
         if answer != expected:
