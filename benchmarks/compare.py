@@ -13,13 +13,14 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from tqdm import tqdm
 
-from benchmarks import environments, table, wrk
+from benchmarks import environments, report, table, wrk
 from benchmarks.machine import cores, write_results
 from benchmarks.options import numbers
 from benchmarks.peers.common import Classify
@@ -124,6 +125,7 @@ def main(
     ] = Pipeline.PLAIN,
     json_file: Annotated[Path | None, typer.Option("--json", help="Keeps all figures.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Keeps all figures.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg.")] = None,
 ) -> None:
     """Runs this service and the others in turn; prints medians, ranges and ratios."""
     if shutil.which("wrk") is None:
@@ -149,6 +151,9 @@ def main(
         write_results(json_file, command, results, versions)
     if csv_file:
         table.write_csv(csv_file, results)
+    if plot:
+        names = list(results[servers[0].name])
+        report.save_picture(plot, *(partial(table.plot_load, results=results, load=n) for n in names))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def main(
     ] = 20_000,
     json_file: Annotated[Path | None, typer.Option("--json", help="Keeps all figures.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Keeps all figures.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draws PICTURE.png and PICTURE.svg.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg.")] = None,
 ) -> None:
     """A model in every job against one service for all jobs: time, CPU, memory."""
     counts, sizes = numbers(at_once), numbers(instances)
@@ -100,5 +100,5 @@ def main(
         write_results(json_file, command, [asdict(outcome) for outcome in outcomes])
     if csv_file:
         jobs_report.write_csv(csv_file, outcomes)
-    if picture:
-        jobs_report.draw(outcomes, picture, f"{folder.name}, {images} jobs on {cores()} cores")
+    if plot:
+        jobs_report.draw(outcomes, plot, f"{folder.name}, {images} jobs on {cores()} cores")

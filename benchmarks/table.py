@@ -3,6 +3,10 @@
 import csv
 import statistics
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Row = dict[str, float]
 Loads = dict[str, list[Row]]
@@ -65,6 +69,23 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
 def text(results: Results) -> str:
     """Medians, and ranges where there are several rounds."""
     return aligned([HEAD, *lines(results)])
+
+
+def plot_load(axes: "Axes", results: Results, load: str) -> None:
+    """A bar a server: median rate under one load, its range over the rounds as a line."""
+    found = {
+        name: [row["per_second"] for row in loads[load]]
+        for name, loads in results.items()
+        if load in loads
+    }
+    medians = [statistics.median(values) for values in found.values()]
+    below = [median - min(values) for median, values in zip(medians, found.values(), strict=True)]
+    above = [max(values) - median for median, values in zip(medians, found.values(), strict=True)]
+    colours = ["tab:blue" if name.startswith(REFERENCE) else "tab:grey" for name in found]
+    axes.barh(list(found), medians, xerr=[below, above], color=colours, capsize=3)
+    axes.invert_yaxis()
+    axes.set(title=load, xlabel="answers a second")
+    axes.grid(alpha=0.3, axis="x")
 
 
 def write_csv(path: Path, results: Results) -> None:

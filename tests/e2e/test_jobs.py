@@ -41,7 +41,7 @@ def photos(tmp_path: Path) -> Path:
 def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_path: Path) -> None:
     options = ["--model", str(small_model), "--photos", str(photos), "--backend", "fastapi_onnx"]
     sizes = ["--images", str(IMAGES), "--at-once", "2", "--instances", "1,2"]
-    files = [f"--{kind}={tmp_path / kind}" for kind in ("json", "csv", "picture")]
+    files = [f"--{kind}={tmp_path / kind}" for kind in ("json", "csv", "plot")]
     result = CliRunner().invoke(app, ["jobs", *options, *sizes, *files], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     kept = json.loads((tmp_path / "json").read_text())
@@ -63,8 +63,8 @@ def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_p
         assert [float(row["seconds"]) for row in csv.DictReader(file)] == [
             outcome["seconds"] for outcome in outcomes
         ]
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "picture.svg").read_text()
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
 
 
 def test_pytorch_answers_the_same_in_a_job_and_in_the_service(small_model: Path, photos: Path) -> None:
