@@ -5,6 +5,7 @@ ServingError
 │   ├── InvalidJsonError          400 invalid_json
 │   ├── InvalidBase64Error        400 invalid_base64
 │   ├── InvalidImageError         400 invalid_image
+│   ├── InvalidTensorError        400 invalid_tensor
 │   ├── UnauthorizedError         401 unauthorized
 │   ├── NotFoundError             404 not_found
 │   ├── MethodNotAllowedError     405 method_not_allowed
@@ -66,6 +67,12 @@ class InvalidImageError(RequestError):
     """The bytes are not a picture that can be read."""
 
     code = "invalid_image"
+
+
+class InvalidTensorError(RequestError):
+    """The numbers are not what the model takes."""
+
+    code = "invalid_tensor"
 
 
 class UnauthorizedError(RequestError):

@@ -14,9 +14,9 @@ from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
 from serving.body import from_base64, from_json
-from serving.classifier import best
 from serving.images import ImageDecoder
 from serving.model import Model
+from serving.scores import best
 from serving.settings import Settings
 
 

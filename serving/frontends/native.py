@@ -12,13 +12,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
 from serving import body
-from serving.classifier import Classifier, Prediction
+from serving.classifier import Classifier
 from serving.context import RequestContext
 from serving.errors import InvalidRequestError
 from serving.frontends import native_docs as docs
 from serving.frontends.guard import KeyCheck
 from serving.responses import json_response
 from serving.schemas import HealthResponse, ModelResponse, PredictResponse
+from serving.served import Prediction
 
 T = TypeVar("T")
 
@@ -109,11 +110,7 @@ class Predict:
             prediction = await unless_disconnected(
                 request, classifier.classify(read, len(content), top_k or 1, deadline, bulk)
             )
-        RequestContext.of(request).stages = {
-            "decode": prediction.decode_s,
-            "queue": prediction.queue_s,
-            "infer": prediction.infer_s,
-        }
+        RequestContext.of(request).time_went_to(prediction.stages)
         return answer(prediction, top_k is not None)
 
 
