@@ -2,6 +2,7 @@
 
 ServingError
 ├── RequestError              the client's fault
+│   ├── InvalidBodyError          400 invalid_body
 │   ├── InvalidJsonError          400 invalid_json
 │   ├── InvalidBase64Error        400 invalid_base64
 │   ├── InvalidImageError         400 invalid_image
@@ -18,6 +19,7 @@ ServingError
 │   ├── OverloadedError           503 overloaded
 │   ├── DrainingError             503 draining
 │   └── UnavailableError          503 unavailable
+├── NotSupportedError         501 not_supported
 ├── DeadlineExceededError     504 deadline_exceeded
 └── InternalError             500 internal_error
     └── WorkerCrashedError        500 worker_crashed
@@ -49,6 +51,12 @@ class RequestError(ServingError):
 
     status = 400
     code = "invalid_request"
+
+
+class InvalidBodyError(RequestError):
+    """The body is not compressed as its header says."""
+
+    code = "invalid_body"
 
 
 class InvalidJsonError(RequestError):
@@ -160,6 +168,13 @@ class DrainingError(RetryableError):
 
 class UnavailableError(RetryableError):
     """The model is not ready."""
+
+
+class NotSupportedError(ServingError):
+    """Part of a protocol that this service does not offer, or not as it is set up."""
+
+    status = 501
+    code = "not_supported"
 
 
 class DeadlineExceededError(ServingError):

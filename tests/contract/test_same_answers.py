@@ -25,7 +25,8 @@ def batch() -> np.ndarray:
 def normalise(batch: np.ndarray, pipeline: ImagePipeline) -> np.ndarray:
     """What a client does itself: uint8 [N, H, W, 3] -> float32 [N, 3, H, W]."""
     photos = (batch / 255 - np.array(pipeline.mean)) / np.array(pipeline.std)
-    return photos.transpose(0, 3, 1, 2).astype(np.float32)
+    normalised: np.ndarray = photos.transpose(0, 3, 1, 2).astype(np.float32)
+    return normalised
 
 
 @pytest.fixture(scope="module")
