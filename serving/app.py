@@ -1,7 +1,7 @@
 """`create_app`: puts settings, model, classifier and front-ends together."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -37,9 +37,11 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     model = Model.read(settings.model_dir)
     classifier = Classifier(model, settings, metrics, source or OwnEngine(backend, settings))
 
+    door, models = Door(classifier), NamedModels(classifier)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with classifier.running():
+        async with classifier.running(), grpc_server(classifier, door, models):
             yield
 
     app: FastAPI = FastAPIOffline(
@@ -50,14 +52,13 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
         redoc_url=None,
     )
     app.state.classifier = classifier
-    door = Door(classifier)
     predict = native.Predict(classifier, door)
     app.include_router(native.create_router(classifier, predict))
     if settings.admin_key:
         app.include_router(admin.create_router(classifier, settings.admin_key))
     errors = ErrorShapes()
     ways = {"/predict": Direct("/predict", predict)}
-    ways |= add_protocols(app, classifier, door, errors)
+    ways |= add_protocols(app, classifier, door, models, errors)
     respond = Responder(errors)
     add_error_handlers(app, respond)
     app.add_middleware(ShortWay, ways=ways, on_error=respond)
@@ -80,10 +81,9 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
 
 
 def add_protocols(
-    app: FastAPI, classifier: Classifier, door: Door, errors: ErrorShapes
+    app: FastAPI, classifier: Classifier, door: Door, models: NamedModels, errors: ErrorShapes
 ) -> dict[str, Direct]:
     """The other protocols that are switched on; returns their short ways."""
-    models = NamedModels(classifier)
     ways: dict[str, Direct] = {}
     if "v2" in classifier.settings.protocols:
         infer = v2.Infer(classifier, door, models)
@@ -98,6 +98,17 @@ def add_protocols(
         for segment in torchserve.SEGMENTS:
             errors.add(segment, torchserve.error_response)
     return ways
+
+
+def grpc_server(
+    classifier: Classifier, door: Door, models: NamedModels
+) -> AbstractAsyncContextManager[None]:
+    """Runs where a port is set; nothing of it is imported elsewhere."""
+    if classifier.settings.grpc_port is None:
+        return nullcontext()
+    from serving.frontends import v2_grpc
+
+    return v2_grpc.running(classifier, door, models)
 
 
 class Responder:

@@ -1,8 +1,8 @@
 """Reads a request's body within its limits, and finds the picture in it; called by front-ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
 import msgspec
@@ -87,6 +87,17 @@ class BodyReader:
                 if self._buffered > self.max_buffered_bytes:
                     raise OverloadedError("too many bytes are waiting already")
             yield body
+        finally:
+            self._buffered -= size
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Counts a message that something else has read. Raises OverloadedError."""
+        self._buffered += size
+        try:
+            if self._buffered > self.max_buffered_bytes:
+                raise OverloadedError("too many bytes are waiting already")
+            yield
         finally:
             self._buffered -= size
 

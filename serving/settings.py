@@ -89,6 +89,9 @@ class Settings(BaseSettings):
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
     """Served beside the native API, separated by commas; empty: none."""
 
+    grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the Open Inference Protocol in gRPC, 8001 as a rule; unset: no gRPC."""
+
     cors_origins: Annotated[list[str], NoDecode] = []
     """Origins, separated by commas, whose pages may call the API from a browser; empty: none."""
 

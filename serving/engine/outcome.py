@@ -4,7 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.engine.memory import State
-from serving.errors import DeadlineExceededError, InternalError, WorkerCrashedError
+from serving.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidTensorError,
+    WorkerCrashedError,
+)
 
 
 @dataclass(slots=True)  # not frozen: that costs time for each picture
@@ -36,5 +41,6 @@ def error_for(state: State) -> Exception:
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
+        State.ABSURD: InvalidTensorError("the logits of this tensor are not finite"),
     }
     return errors.get(state) or InternalError("inference failed")

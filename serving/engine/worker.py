@@ -187,12 +187,13 @@ class Worker:
         finished = time.monotonic()
         finite = np.atleast_1d(np.isfinite(logits).all(axis=1))
         leader = slots[int(finite.argmax())]
+        pictures = memory.kind[leader] == Kind.PIXELS
         for slot, row, usable in zip(slots, logits, finite, strict=True):
             memory.outputs[slot] = row
             memory.finished_at[slot] = finished
             memory.leads[slot] = slot == leader
-            memory.state[slot] = State.DONE if usable else State.FAILED
-            if not usable:
+            memory.state[slot] = State.DONE if usable else State.FAILED if pictures else State.ABSURD
+            if pictures and not usable:
                 logs.logger().error("the model answered with numbers that are not finite")
         self._report(slots)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,17 +54,31 @@ class Door:
 
         Raises UnauthorizedError, InvalidRequestError or RetryableError.
         """
-        self.check_key(request)
-        wanted_ms = number(
-            request.headers.get("x-request-timeout-ms"), "X-Request-Timeout-Ms", self.largest_timeout_ms
+        headers = request.headers
+        return self.admit_by(
+            headers.get("authorization", ""),
+            headers.get("x-request-timeout-ms"),
+            headers.get("x-priority"),
+            kind,
         )
-        bulk = is_bulk(request.headers.get("x-priority"))
+
+    def admit_by(
+        self, authorization: str, timeout_ms: str | None, priority: str | None, kind: Kind
+    ) -> Terms:
+        """The same by the headers' values, wherever they stand."""
+        self.check_key.check(authorization)
+        wanted_ms = number(timeout_ms, "X-Request-Timeout-Ms", self.largest_timeout_ms)
+        bulk = is_bulk(priority)
         self.classifier.check_free_slot(bulk, kind)
         return Terms(wanted_ms or self.largest_timeout_ms, bulk)
 
     def body(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
         """See `BodyReader.read`."""
         return self._reader.read(request, compressed)
+
+    def held(self, size: int) -> AbstractContextManager[None]:
+        """See `BodyReader.held`."""
+        return self._reader.held(size)
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

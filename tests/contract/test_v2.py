@@ -367,6 +367,7 @@ def test_hostile_json(backend_url: str, body: Any, words: str) -> None:
         ({**FLOATS, "shape": [1, 3, 224, 225], "data": [1.0]}, "shape"),
         ({**FLOATS, "data": [1e39] * (3 * 224 * 224)}, "not finite"),
         ({**FLOATS, "data": [10**400] * 2}, ""),
+        ({**FLOATS, "data": [3e38, -3e38] * (3 * 224 * 112)}, "logits"),
         (FLOATS, "neither data"),
     ],
 )

@@ -25,6 +25,7 @@ from serving.errors import (
     InvalidRequestError,
     InvalidTensorError,
     OverloadedError,
+    ServingError,
     WorkerCrashedError,
 )
 from serving.metrics import Metrics
@@ -139,7 +140,7 @@ async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
     ("failure", "error"),
     [
         (Failure.RAISE, InternalError),
-        (Failure.NOT_FINITE, InternalError),
+        (Failure.NOT_FINITE, InvalidTensorError),  # a picture's would be our own fault
         (Failure.TOO_FEW_OUTPUTS, InternalError),
         (Failure.EXIT, WorkerCrashedError),
     ],
@@ -149,7 +150,7 @@ async def test_one_poisonous_tensor_fails_alone(
     fake_settings: dict[str, str],
     tmp_path: Path,
     failure: Failure,
-    error: type[InternalError],
+    error: type[ServingError],
 ) -> None:
     async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as classifier:
         first = held_task(classifier)
