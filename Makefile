@@ -7,13 +7,20 @@ BIN := .venv/bin
 export BACKEND
 
 .DELETE_ON_ERROR:
-.PHONY: run test lint format accuracy train proto lock clean
+.PHONY: run test bench notebooks lint format accuracy train proto lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
 
 test: .venv/dev.installed  ## everything that needs no GPU; browser tests where a Chromium is found
 	$(BIN)/python -m pytest
+
+bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
+	$(BIN)/python -m benchmarks model --out runs/benchmark-model
+	$(BIN)/python -m benchmarks bench
+
+notebooks: .venv/dev.installed  ## runs them from top to bottom, outputs kept
+	TQDM_DISABLE=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 lint: .venv/dev.installed  ## style and types
 	$(BIN)/ruff check

@@ -2,14 +2,30 @@
 
 import typer
 
-from benchmarks import backends, compare, model, overload, parts
+from benchmarks import (
+    backends,
+    compare,
+    jobs_command,
+    limit,
+    load,
+    model,
+    overload,
+    parts,
+    readme,
+    stress,
+)
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
+app.command("load")(load.main)
+app.command("limit")(limit.main)
+app.command("stress")(stress.main)
 app.command("model")(model.main)
 app.command("backends")(backends.main)
 app.command("compare")(compare.main)
+app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
+app.command("readme")(readme.main)
 
 if __name__ == "__main__":
     app()

@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 from numpy.typing import NDArray
-from torchvision.transforms import v2
 from tqdm import tqdm
 
-from fastapi_onnx.backend import OnnxBackend
-from fastapi_pt.backend import TorchBackend, read_network
 from serving.backend import Backend
 from serving.model import Model
 from serving.settings import Settings
@@ -29,6 +25,12 @@ CALLS = 10  # in a row, per candidate and round
 
 def eager(model: Model) -> Infer:
     """What a handler does that loads the weights and calls the network on torchvision's tensors."""
+    import torch  # here, because most commands of this program do not need it
+    from torchvision.transforms import v2
+
+    from fastapi_pt.backend import read_network
+
+    torch.set_num_threads(1)
     network = read_network(model, model.file("model.safetensors"))
     image = model.description.image
     steps = v2.Compose(
@@ -44,6 +46,9 @@ def eager(model: Model) -> Infer:
 
 def candidates(model: Model) -> dict[str, Infer]:
     """Name -> a function of pixels, loaded and warm."""
+    from fastapi_onnx.backend import OnnxBackend
+    from fastapi_pt.backend import TorchBackend
+
     settings = Settings(device="cpu", intra_op_threads=1)
     found: dict[str, Infer] = {"PyTorch eager": eager(model)}
     backends: dict[str, Backend] = {"fastapi_pt": TorchBackend(), "fastapi_onnx": OnnxBackend()}
@@ -58,7 +63,6 @@ def main(
     rounds: Annotated[int, typer.Option(help="How often every candidate has its turn.")] = 30,
 ) -> None:
     """Prints ms for one photo and the ratio to eager PyTorch."""
-    torch.set_num_threads(1)
     model = Model.read(model_dir)
     pixels = np.random.default_rng(0).integers(
         0, 256, (1, *model.description.image.output_size, 3), np.uint8

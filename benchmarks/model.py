@@ -2,14 +2,31 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from safetensors.torch import save_file
-from torchvision.models import get_model
 
-from training import export
+if TYPE_CHECKING:
+    from torch import nn
+
+EXAMPLES = 8
+
+
+def fit_normalisation(network: "nn.Module") -> None:
+    """Sets the statistics of batch normalisation from noise.
+
+    Without, random weights shrink the logits to nothing, and every picture has the same answer.
+    """
+    import torch  # here, because most commands of this program do not need it
+
+    layers = [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for layer in layers:
+        layer.momentum = None  # the mean of what was seen
+        layer.reset_running_stats()
+    network.train()
+    with torch.no_grad():
+        network(torch.randn(EXAMPLES, 3, 224, 224))
+    network.eval()
 
 
 def main(
@@ -18,8 +35,15 @@ def main(
     classes: int = 11,
 ) -> None:
     """Writes a model folder for both backends, fp32, `resize: [224, 224]`."""
+    import torch
+    from safetensors.torch import save_file
+    from torchvision.models import get_model
+
+    from training import export
+
     torch.manual_seed(0)
     network = get_model(architecture, weights=None, num_classes=classes)
+    fit_normalisation(network)
     with TemporaryDirectory() as folder:
         weights, labels = Path(folder, "weights.safetensors"), Path(folder, "labels.txt")
         save_file(network.state_dict(), weights)

@@ -21,7 +21,7 @@ import orjson
 import typer
 from PIL import Image
 
-from benchmarks import compare
+from benchmarks import running, servers
 from fastapi_onnx.backend import OnnxBackend
 from serving.body import DECODER, decode_base64
 from serving.images import ImageDecoder
@@ -111,9 +111,9 @@ def main(
     for name, ms in alone(model_dir, data).items():
         typer.echo(f"{name:24}{ms:8.3f} ms")
     body = json.dumps({"image": b64encode(data).decode()}).encode()
-    server = compare.ours("this service")
+    server = servers.ours("this service")
     folder = model_dir.resolve()
-    with compare.running(server, folder, Path(), compare.Pipeline.SHARED, body) as url:
+    with running.running(server, folder, Path(), servers.Pipeline.SHARED, body) as url:
         seen = one_client(url, body)
     rest = seen["total"] - seen["decode"] - seen["queue"] - seen["infer"]
     for name in ("decode", "queue", "infer", "total", "client"):

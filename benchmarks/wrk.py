@@ -3,21 +3,33 @@
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+JSON = {"Content-Type": "application/json"}
 SCRIPT = """
-local file = io.open("%s", "rb")
-wrk.method, wrk.body = "POST", file:read("*a")
-wrk.headers["Content-Type"] = "application/json"
+local bodies, next = {}, 0
+for index = 1, %d do
+  bodies[index] = io.open("%s" .. index, "rb"):read("*a")
+end
+wrk.method, wrk.body = "POST", bodies[1]
+%s
+if #bodies > 1 then
+  function request()
+    next = next %% #bodies + 1
+    return wrk.format(nil, nil, nil, bodies[next])
+  end
+end
 function done(summary, latency, requests)
   local e = summary.errors
   io.write(string.format(
     '\\n{"requests": %%d, "seconds": %%f, "failed": %%d, ' ..
-    '"p50_ms": %%f, "p95_ms": %%f, "p99_ms": %%f}\\n',
+    '"p50_ms": %%f, "p90_ms": %%f, "p95_ms": %%f, "p99_ms": %%f, "max_ms": %%f}\\n',
     summary.requests, summary.duration / 1e6,
     e.status + e.connect + e.read + e.write + e.timeout,
-    latency:percentile(50) / 1e3, latency:percentile(95) / 1e3, latency:percentile(99) / 1e3))
+    latency:percentile(50) / 1e3, latency:percentile(90) / 1e3, latency:percentile(95) / 1e3,
+    latency:percentile(99) / 1e3, latency.max / 1e3))
 end
 """
 
@@ -29,8 +41,10 @@ class Load:
     requests: int
     seconds: float
     p50_ms: float
+    p90_ms: float
     p95_ms: float
     p99_ms: float
+    max_ms: float
     failed: int
 
     @property
@@ -39,12 +53,21 @@ class Load:
         return self.requests / self.seconds
 
 
-def run(url: str, body: bytes, connections: int, seconds: float) -> Load:
-    """A closed loop of `connections` connections that all POST the same JSON."""
+def run(
+    url: str,
+    body: bytes | list[bytes],
+    connections: int,
+    seconds: float,
+    headers: Mapping[str, str] = JSON,
+) -> Load:
+    """A closed loop of `connections` connections that POST the body, or the bodies in turn."""
+    bodies = [body] if isinstance(body, bytes) else body
+    fields = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items())
     with tempfile.TemporaryDirectory() as folder:
-        body_path, script = Path(folder, "body"), Path(folder, "post.lua")
-        body_path.write_bytes(body)
-        script.write_text(SCRIPT % body_path)
+        for index, content in enumerate(bodies, 1):
+            Path(folder, f"body{index}").write_bytes(content)
+        script = Path(folder, "post.lua")
+        script.write_text(SCRIPT % (len(bodies), Path(folder, "body"), fields))
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "20s"]
         output = subprocess.run(  # noqa: S603 wrk, with our own arguments
             [*command, "-s", str(script), url], capture_output=True, text=True, check=True

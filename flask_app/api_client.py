@@ -1,20 +1,16 @@
-"""Talks to the API: pooled, with time-outs, one retry, and every foreign exception translated.
+"""Talks to the API through `serving_client`, and turns its errors into the page's own.
 
-This is the only file that knows `requests`. What can go wrong is `ApiError` in errors.py.
+What can go wrong is `ApiError` in errors.py.
 """
 
-import base64
-import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import requests
-from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
-
-from flask_app.cancel import Call, CancellableAdapter, CancelledError
+from flask_app.cancel import Call
 from flask_app.errors import (
     ApiAnswerError,
     ApiCancelledError,
@@ -22,7 +18,14 @@ from flask_app.errors import (
     ApiTimeoutError,
     ApiUnreachableError,
 )
-from flask_app.settings import MEGABYTE, Settings
+from flask_app.settings import Settings
+from serving_client import (
+    Client,
+    DeadlineExceededError,
+    InvalidAnswerError,
+    PredictOptions,
+    ServingClientError,
+)
 
 TOP_K = 5
 PASSED_ON = ("Server-Timing", "X-Request-ID", "Retry-After")
@@ -39,32 +42,26 @@ class Answer:
     headers: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class _Reply:
-    """An HTTP response, read to its end."""
-
-    status: int
-    body: Any  # JSON of any shape
-    headers: Mapping[str, str]
-
-
 class ApiClient:
-    """A pool of connections to one API; safe to share among threads."""
+    """A pool of connections to one API; safe to share among threads.
+
+    A photo is sent once more after a 503 whose Retry-After is short, or on a connection that broke.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        self._url = settings.api_url
-        self._retry_cap_s = settings.retry_after_cap_s
-        self._timeout = (settings.connect_timeout_s, settings.request_timeout_s + TIMEOUT_GRACE_S)
-        self._status_timeout = (min(settings.connect_timeout_s, 1.0), STATUS_TIMEOUT_S)
-        self._session = requests.Session()
-        self._session.trust_env = False  # no proxy or .netrc is meant for the API
-        adapter = CancellableAdapter(pool_maxsize=settings.threads)
-        self._session.mount("http://", adapter)
-        self._session.mount("https://", adapter)
-        self._predict_headers = {"X-Request-Timeout-Ms": str(round(settings.request_timeout_s * 1000))}
-        if settings.api_key:
-            bearer = f"Bearer {settings.api_key.get_secret_value()}"
-            self._predict_headers["Authorization"] = bearer
+        key = settings.api_key
+        self._client = Client(
+            settings.api_url,
+            api_key=key.get_secret_value() if key else None,
+            timeout_s=settings.request_timeout_s + TIMEOUT_GRACE_S,
+            service_timeout_s=settings.request_timeout_s,
+            grace_s=TIMEOUT_GRACE_S,
+            connect_timeout_s=settings.connect_timeout_s,
+            tries=2,
+            retry_after_cap_s=settings.retry_after_cap_s,
+            connections=settings.threads,
+            trust_env=False,  # no proxy is meant for the API
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -79,130 +76,47 @@ class ApiClient:
 
     def close(self) -> None:
         """Closes the pooled connections."""
-        self._session.close()
+        self._client.close()
 
     def predict(self, photo: bytes, call: Call, request_id: str | None = None) -> Answer:
-        """Asks for the best classes of a picture file. Raises ApiError.
-
-        Tried once more after a 503 whose Retry-After is short, or on a connection that broke
-        (an idle one may be closed at any time; the same photo gives the same answer).
-        """
-        text = base64.b64encode(photo).decode("ascii")
-        headers = self._predict_headers | ({"X-Request-ID": request_id} if request_id else {})
-        for last in (False, True):
-            try:
-                reply = self._exchange(
-                    "POST",
-                    f"/predict?top_k={TOP_K}",
-                    self._timeout,
-                    call,
-                    json={"image": text},
-                    headers=headers,
-                )
-            except _BrokenError:
-                if last:
-                    raise
-                continue
-            pause = _retry_after(reply) if reply.status == 503 and not last else None
-            if pause is None or pause > self._retry_cap_s:
-                break
-            if call.pause(pause):
-                raise ApiCancelledError
-        return _answer(reply)
+        """Asks for the best classes of a picture file. Raises ApiError."""
+        options: PredictOptions = {"top_k": TOP_K, "base64": True}
+        if request_id:
+            options["request_id"] = request_id
+        with translated():
+            prediction = call.wait_for(lambda: self._client.submit(photo, **options))
+        top = tuple((score.label, score.probability) for score in prediction.top)
+        return Answer(prediction.body, top, passed_on(prediction.headers))
 
     def model(self) -> Mapping[str, Any]:  # Any: JSON
         """What `GET /model` says. Raises ApiError."""
-        reply = self._exchange("GET", "/model", self._status_timeout, Call())
-        if reply.status != 200 or not isinstance(reply.body, dict):
-            raise ApiGarbageError(f"GET /model answered {reply.status}")
-        return reply.body
+        with translated():
+            return self._client.model(timeout_s=STATUS_TIMEOUT_S).body
 
     def not_ready(self) -> str | None:
         """None when the API is ready, else its reason. Raises ApiError."""
-        reply = self._exchange("GET", "/health/ready", self._status_timeout, Call())
-        if reply.status == 200:
-            return None
-        if reply.status != 503:
-            raise ApiGarbageError(f"GET /health/ready answered {reply.status}")
-        body = reply.body if isinstance(reply.body, dict) else {}
-        return str(body.get("detail") or body.get("status") or "not ready")
-
-    def _exchange(
-        self,
-        method: str,
-        path: str,
-        timeout: tuple[float, float],
-        call: Call,
-        **arguments: Any,  # Any: requests' own keywords
-    ) -> _Reply:
-        with _translated(call), call.made_by_this_thread():
-            response = self._session.request(
-                method,
-                self._url + path,
-                timeout=timeout,
-                stream=True,
-                allow_redirects=False,
-                **arguments,
-            )
-            with response:
-                return _read(response)
-
-
-class _BrokenError(ApiUnreachableError):
-    """The connection was there and broke."""
+        with translated():
+            readiness = self._client.ready(timeout_s=STATUS_TIMEOUT_S)
+        return None if readiness else readiness.detail
 
 
 @contextmanager
-def _translated(call: Call) -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """The client's errors become the page's."""
     try:
         yield
-    except (requests.RequestException, HTTPError, CancelledError) as error:
-        if call.cancelled:
-            raise ApiCancelledError from error
-        if isinstance(error, requests.ReadTimeout | ReadTimeoutError):
+    except CancelledError as error:
+        raise ApiCancelledError from error
+    except ServingClientError as error:
+        if error.body and error.status is not None:
+            raise ApiAnswerError(error.status, error.body, passed_on(error.headers)) from error
+        if isinstance(error, InvalidAnswerError):
+            raise ApiGarbageError(error.detail) from error
+        if isinstance(error, DeadlineExceededError):
             raise ApiTimeoutError from error
-        cause = error.args[0] if isinstance(error, requests.ConnectionError) else error
-        if isinstance(cause, ProtocolError):
-            raise _BrokenError("the connection to the API broke") from error
         raise ApiUnreachableError("no connection to the API") from error
 
 
-def _read(response: requests.Response) -> _Reply:
-    content = response.raw.read(MEGABYTE + 1, decode_content=True)
-    if len(content) > MEGABYTE:
-        raise ApiGarbageError("the API's answer has more than 1 MB")
-    try:
-        body = json.loads(content)
-    except ValueError:
-        body = None
-    headers = {name: response.headers[name] for name in PASSED_ON if name in response.headers}
-    return _Reply(response.status_code, body, headers)
-
-
-def _retry_after(reply: _Reply) -> float | None:
-    """Seconds; None when the header is missing or a date."""
-    value = reply.headers.get("Retry-After", "")
-    return float(value) if value.isascii() and value.isdigit() else None
-
-
-def _answer(reply: _Reply) -> Answer:
-    body = reply.body
-    if reply.status >= 400 and isinstance(body, dict):
-        raise ApiAnswerError(reply.status, body, reply.headers)
-    if reply.status in (502, 503, 504):
-        raise ApiUnreachableError("a proxy answered for the API")
-    try:
-        if reply.status != 200:
-            raise ValueError(f"status {reply.status}")
-        top = tuple((str(item["label"]), _probability(item["probability"])) for item in body["top"])
-        if not top:
-            raise ValueError("no classes")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ApiGarbageError(f"POST /predict answered {reply.status}, not as documented") from error
-    return Answer(body, top, reply.headers)
-
-
-def _probability(value: object) -> float:
-    if not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{value!r} is not a probability")
-    return float(value)
+def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """What the browser gets to see of the API's headers."""
+    return {name: headers[name.lower()] for name in PASSED_ON if name.lower() in headers}

@@ -1,66 +1,45 @@
-"""Ends a request to the API from another thread.
+"""Ends a request to the API when the browser that waits for it has gone.
 
-`requests` has no way to cancel. Here its connections (urllib3's) note which call uses them, so
-that `Call.cancel()` can shut the right socket down: the waiting thread wakes up at once, and the
-API sees its client leave. A pooled connection that meanwhile serves another call is left alone.
+Waitress can only be asked whether a client is still there, so a thread asks; cancelling the future
+closes the connection, and the API sees its client leave.
 """
 
-import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
-
-from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from typing import TypeVar
 
 LOOK_EVERY_S = 0.1
-
-
-class CancelledError(Exception):
-    """Raised in the thread that makes the call, before anything is sent."""
+T = TypeVar("T")
 
 
 class Call:
     """One exchange with the API, retries included, that another thread may end."""
 
     def __init__(self) -> None:
-        self._cancelled = threading.Event()
-        self._connection: _Owned | None = None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._cancelled.is_set()
-
-    def pause(self, seconds: float) -> bool:
-        """Waits; True when cancelled meanwhile."""
-        return self._cancelled.wait(seconds)
+        self._guard = threading.Lock()
+        self._cancelled = False
+        self._cancel: Callable[[], object] | None = None
 
     def cancel(self) -> None:
-        """Ends the exchange: closes its connection, or keeps it from starting."""
-        self._cancelled.set()
-        if self._connection is not None:
-            self._connection.shut_down(self)
+        """Ends the exchange, or keeps it from starting."""
+        with self._guard:
+            self._cancelled = True
+            cancel = self._cancel
+        if cancel is not None:
+            cancel()
 
-    def take(self, connection: "_Owned") -> None:
-        """Notes the connection in use. Raises CancelledError."""
-        self._connection = connection
-        if self.cancelled:
-            raise CancelledError
-
-    @contextmanager
-    def made_by_this_thread(self) -> Iterator[None]:
-        """Connections that this thread uses inside the block belong to this call."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
-            self._connection = None
+    def wait_for(self, start: Callable[[], Future[T]]) -> T:
+        """Starts the exchange and waits. Raises what it does, and concurrent.futures.CancelledError."""
+        future: Future[T] = Future()
+        with self._guard:
+            if self._cancelled:
+                future.cancel()
+            else:
+                future = start()
+                self._cancel = future.cancel
+        return future.result()
 
     @contextmanager
     def cancelled_when(self, gone: Callable[[], bool] | None) -> Iterator[None]:
@@ -85,56 +64,3 @@ class Call:
         finally:
             done.set()
             thread.join()
-
-
-_current: ContextVar[Call | None] = ContextVar("call", default=None)
-
-
-class _Owned(HTTPConnection):
-    """A connection that knows the call it works for."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Any: urllib3's own signature
-        super().__init__(*args, **kwargs)
-        self._guard = threading.Lock()
-        self._owner: Call | None = None
-
-    def connect(self) -> None:
-        super().connect()
-        self._belong()
-
-    def request(self, *args: Any, **kwargs: Any) -> None:  # Any: urllib3's own signature
-        self._belong()
-        super().request(*args, **kwargs)
-
-    def shut_down(self, call: Call) -> None:
-        """Shuts the socket down if it still works for this call."""
-        with self._guard:
-            if self._owner is call and self.sock is not None:
-                with contextlib.suppress(OSError):
-                    socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-
-    def _belong(self) -> None:
-        if call := _current.get():
-            with self._guard:
-                self._owner = call
-            call.take(self)
-
-
-class _OwnedTls(_Owned, HTTPSConnection):
-    """The same over TLS."""
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Owned
-
-
-class _TlsPool(HTTPSConnectionPool):
-    ConnectionCls = _OwnedTls
-
-
-class CancellableAdapter(HTTPAdapter):
-    """Mounted on a `requests.Session`, makes its requests cancellable."""
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # Any: requests' own signature
-        super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}

@@ -18,6 +18,7 @@ from serving.errors import InternalError, InvalidRequestError, ServingError, by_
 from serving.frontends import admin, native, tfserving, torchserve, v2
 from serving.frontends.door import Door
 from serving.frontends.models import NamedModels
+from serving.frontends.tcp import TcpServer
 from serving.metrics import Metrics
 from serving.middleware import Direct, Observer, ShortWay
 from serving.model import Model
@@ -36,12 +37,17 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     metrics = Metrics(shared=source is not None)
     model = Model.read(settings.model_dir)
     classifier = Classifier(model, settings, metrics, source or OwnEngine(backend, settings))
-
     door, models = Door(classifier), NamedModels(classifier)
+    predict = native.Predict(classifier, door)
+    tcp = TcpServer(classifier, door.reader)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with classifier.running(), grpc_server(classifier, door, models):
+        async with (
+            classifier.running(),
+            tcp.running(),
+            grpc_server(classifier, door, models),
+        ):
             yield
 
     app: FastAPI = FastAPIOffline(
@@ -52,7 +58,6 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
         redoc_url=None,
     )
     app.state.classifier = classifier
-    predict = native.Predict(classifier, door)
     app.include_router(native.create_router(classifier, predict))
     if settings.admin_key:
         app.include_router(admin.create_router(classifier, settings.admin_key))

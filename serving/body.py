@@ -1,8 +1,8 @@
 """Reads a request's body within its limits, and finds the picture in it; called by front-ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Annotated
 
 import msgspec
@@ -48,30 +48,39 @@ class BodyReader:
         self.timeout_s = timeout_s
         self._buffered = 0
 
-    @asynccontextmanager
-    async def read(self, request: Request, compressed: bool = False) -> AsyncIterator[bytes]:
-        """The whole body; it counts as held until the block ends.
+    def read(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
+        """The whole body of an HTTP request, see `collect`. Raises also UnsupportedMediaTypeError.
 
-        `compressed` bodies are unpacked, within the same limit, where their encoding is known. Raises
-        PayloadTooLargeError, SlowBodyError, UnsupportedMediaTypeError, OverloadedError or
-        InvalidBodyError.
+        `compressed` bodies are unpacked where their encoding is known.
         """
         encoding = encoding_of(request.headers.get("content-encoding"))
         if encoding and not compressed:
             raise UnsupportedMediaTypeError(f"the content encoding {encoding!r} is not supported here")
-        too_large = PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
-            raise too_large
+            raise self._too_large()
+        return self.collect(request.stream(), encoding)
+
+    def _too_large(self) -> PayloadTooLargeError:
+        return PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
+
+    @asynccontextmanager
+    async def collect(
+        self, stream: AsyncIterable[bytes], encoding: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """All chunks in one, unpacked within the same limit; they count as held until the block ends.
+
+        Raises PayloadTooLargeError, SlowBodyError, OverloadedError or InvalidBodyError.
+        """
         chunks, size = [], 0
         try:
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    async for chunk in request.stream():
+                    async for chunk in stream:
                         size += len(chunk)
                         self._buffered += len(chunk)
                         if size > self.max_bytes:
-                            raise too_large
+                            raise self._too_large()
                         if self._buffered > self.max_buffered_bytes:
                             raise OverloadedError("too many bytes are waiting already")
                         chunks.append(chunk)

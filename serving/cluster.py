@@ -27,6 +27,7 @@ from serving import control, logs
 from serving.engine.memory import Tally
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
+from serving.frontends.tcp import bind
 from serving.logs import logger
 from serving.model import Model
 from serving.server import listen
@@ -80,6 +81,8 @@ class Cluster:
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
             self._listener = listen(self._settings)
+            if self._settings.tcp_port is not None:
+                self._tcp_port = bind(self._settings)  # held, not listened on: that is for the others
             for index in range(count):
                 self._start_web(index)
             supervisor = Supervisor(self._backend, model, self._settings, count)

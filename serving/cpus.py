@@ -1,5 +1,6 @@
 """How many cores this process may really use: the machine's count is wrong in containers."""
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -29,3 +30,19 @@ def usable(cgroup: Path = CGROUP) -> int:
     except AttributeError:  # not on macOS and Windows
         affinity = os.cpu_count() or 1
     return max(1, min(affinity, math.floor(min(quota(cgroup), affinity) + 0.5)))
+
+
+def give_way(steps: int = 5) -> None:
+    """Lowers the priority of this process, all its threads, below that of its parent's.
+
+    For a process that computes as long as there is work, beside one that answers: on the same cores the
+    scheduler then runs the second as soon as it has something to do. Only the superuser can go back.
+    """
+    wanted = min(19, os.getpriority(os.PRIO_PROCESS, 0) + steps)
+    try:
+        threads = [int(thread) for thread in os.listdir("/proc/self/task")]  # noqa: PTH208 not Path's
+    except OSError:
+        threads = [0]  # not on Linux, where a process has one priority
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.setpriority(os.PRIO_PROCESS, thread, wanted)

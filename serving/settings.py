@@ -65,6 +65,15 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
 
+    tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port for photos over plain TCP, see `frontends/tcp.py`; unset: none, 0 takes a free one."""
+
+    tcp_max_connections: PositiveInt = 256
+    """TCP connections of one web process; one more is told `overloaded` and closed."""
+
+    tcp_idle_timeout_s: PositiveFloat = 60
+    """A TCP connection on which nothing happens is closed after this time."""
+
     request_timeout_ms: PositiveInt = 30_000
     """Time from a request's last byte to its answer; a client may ask for less, not for more."""
 

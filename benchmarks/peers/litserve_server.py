@@ -1,11 +1,11 @@
-"""LitServe: two workers, no batching (it gains nothing on a CPU), its own JSON."""
+"""LitServe: a worker per core, no batching (it gains nothing on a CPU), its own JSON."""
 
 import sys
 from typing import Any
 
 import litserve
 
-from benchmarks.peers.common import Classify
+from benchmarks.peers.common import CORES, Classify
 
 MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
 
@@ -31,5 +31,5 @@ class Classifier(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    server = litserve.LitServer(Classifier(), accelerator="cpu", workers_per_device=2)
+    server = litserve.LitServer(Classifier(), accelerator="cpu", workers_per_device=CORES)
     server.run(port=int(PORT), generate_client_file=False, log_level="error")

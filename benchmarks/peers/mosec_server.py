@@ -1,4 +1,4 @@
-"""mosec: one stage, two workers. Two stages (decode, infer) were slower on two cores."""
+"""mosec: one stage, a worker per core. Two stages (decode, infer) were slower on two cores."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from mosec import Server, Worker
 
-from benchmarks.peers.common import Classify
+from benchmarks.peers.common import CORES, Classify
 
 if "PEER_MODEL_DIR" not in os.environ:  # the workers run this file again
     os.environ["PEER_MODEL_DIR"], port, os.environ["PEER_PIPELINE"] = sys.argv[1:4]
@@ -35,5 +35,5 @@ class Classifier(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Classifier, num=2)
+    server.append_worker(Classifier, num=CORES)
     server.run()

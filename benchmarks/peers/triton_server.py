@@ -1,4 +1,4 @@
-"""Triton with its Python backend: two instances; the server is the one that nvidia-pytriton carries."""
+"""Triton with its Python backend: an instance per core; nvidia-pytriton carries the server."""
 
 import os
 import shutil
@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 
 import pytriton
+
+from benchmarks.peers.common import CORES
 
 MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
 CONFIG = """
@@ -18,8 +20,8 @@ output [
   { name: "LABEL" data_type: TYPE_STRING dims: [ 1 ] },
   { name: "PROBABILITY" data_type: TYPE_FP32 dims: [ 1 ] }
 ]
-instance_group [{ count: 2 kind: KIND_CPU }]
-"""
+instance_group [{ count: CORES kind: KIND_CPU }]
+""".replace("CORES", str(CORES))
 
 if __name__ == "__main__":
     home = Path(pytriton.__file__).parent / "tritonserver"

@@ -262,6 +262,8 @@ def main() -> None:
         logs.logger().exception("the model cannot be loaded")
         tell({"error": f"the model cannot be loaded: {error}"})
         raise SystemExit(1) from error
+    if message["info"]["device"] == "cpu":
+        cpus.give_way()
     tell(message)
     while word := os.read(arguments.control_fd, 1):  # nothing: the supervisor has closed it
         if word == COMPARE:

@@ -45,7 +45,7 @@ class Door:
         self.classifier = classifier
         self.check_key = KeyCheck(settings.api_key)
         self.largest_timeout_ms = settings.request_timeout_ms
-        self._reader = BodyReader(
+        self.reader = BodyReader(
             settings.max_body_bytes, settings.max_buffered_bytes, settings.body_timeout_ms / 1000
         )
 
@@ -74,11 +74,11 @@ class Door:
 
     def body(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
         """See `BodyReader.read`."""
-        return self._reader.read(request, compressed)
+        return self.reader.read(request, compressed)
 
     def held(self, size: int) -> AbstractContextManager[None]:
         """See `BodyReader.held`."""
-        return self._reader.held(size)
+        return self.reader.held(size)
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

@@ -27,8 +27,12 @@ class KeyCheck:
             return
         scheme, _, token = authorization.partition(" ")
         given = token.strip().encode("latin-1", "replace")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given, self._key):
+        if scheme.lower() != "bearer" or not self.is_right(given):
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+
+    def is_right(self, given: bytes) -> bool:
+        """Whether the key is this one; True where none is needed."""
+        return self._key is None or hmac.compare_digest(given, self._key)
 
     def documented(self) -> list[params.Depends]:
         """What makes Swagger offer to authorize; the check itself is the handler's."""

@@ -17,14 +17,14 @@ from serving.schemas import HealthResponse, ModelResponse, PredictResponse
 from serving.served import Prediction
 
 
-def answer(prediction: Prediction, with_top: bool) -> Response:
-    """The body of a 200."""
+def content(prediction: Prediction, with_top: bool) -> dict[str, Any]:
+    """What a 200 says."""
     scores = [{"label": s.label, "probability": s.probability} for s in prediction.top]
     best = prediction.top[0]
-    content: dict[str, Any] = {"prediction": best.label, "probability": best.probability}
+    said: dict[str, Any] = {"prediction": best.label, "probability": best.probability}
     if with_top:
-        content["top"] = scores
-    return json_response(content)
+        said["top"] = scores
+    return said
 
 
 class Predict:
@@ -39,12 +39,12 @@ class Predict:
         terms = self.door.admit(request)
         classifier = self.classifier
         top_k = number(request.query_params.get("top_k"), "top_k", len(classifier.model.labels))
-        async with self.door.body(request) as content:
-            read = partial(body.picture, content, request.headers.get("content-type"))
-            work = classifier.classify(read, len(content), top_k or 1, terms.deadline(), terms.bulk)
+        async with self.door.body(request) as sent:
+            read = partial(body.picture, sent, request.headers.get("content-type"))
+            work = classifier.classify(read, len(sent), top_k or 1, terms.deadline(), terms.bulk)
             prediction = await unless_disconnected(request, work)
         RequestContext.of(request).time_went_to(prediction.stages)
-        return answer(prediction, top_k is not None)
+        return json_response(content(prediction, top_k is not None))
 
 
 def create_router(classifier: Classifier, predict: Predict) -> APIRouter:

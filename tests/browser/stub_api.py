@@ -46,11 +46,13 @@ class Asked:
 
     path: str
     headers: Mapping[str, str]
-    body: Any  # JSON
+    body: Any  # JSON, or the bytes of anything else
 
     @property
     def photo(self) -> bytes:
         """The picture in it."""
+        if isinstance(self.body, bytes):
+            return self.body
         return base64.b64decode(self.body["image"], validate=True)
 
 
@@ -173,7 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         stub = self.server.stub
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["Content-Type"] == "application/json":
+            body = json.loads(body)
         with stub.lock:
             stub.asked.append(Asked(self.path, dict(self.headers), body))
             stub.inside += 1

@@ -1,30 +1,140 @@
-"""The load generator of `benchmarks.overload`, on a service that is too slow on purpose."""
+"""The load generators, on services that are slow or refuse on purpose: do they see what there was?"""
 
 import asyncio
+import json
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
 
-from benchmarks import overload
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import limit, load, overload, service, stress
+from benchmarks.__main__ import app
+from benchmarks.loops import Arrivals, OpenLoop
+from benchmarks.payloads import SAMPLE, Protocol
+from benchmarks.target import Plan, Target
 from tests import servers
 from tests.fake.backend import command
+from tests.servers import ROOT
+
+T = TypeVar("T")
+SHORT = Plan(warm_up_s=0.1, window_s=0.4, fewest=2, most=2)
+
+
+def a_thread() -> ThreadPoolExecutor:
+    """For event loops: another test's browser may have one in this thread."""
+    return ThreadPoolExecutor(1)
+
+
+def run(work: Coroutine[object, object, T]) -> T:
+    """In a thread of its own."""
+    with a_thread() as own:
+        return own.submit(asyncio.run, work).result()
+
+
+def test_a_closed_loop_sees_what_the_server_did(fake_settings: dict[str, str]) -> None:
+    with (
+        servers.api("tests.fake", {**fake_settings, "FAKE_MS": "5"}) as url,
+        a_thread() as own,
+    ):
+        target = Target(url, [command()], Protocol.RAW)
+        seen = own.submit(target.closed, 4, SHORT).result()
+    assert set(seen.statuses) == {"200"}
+    assert 0 < seen.p50 <= seen.p90 <= seen.p95 <= seen.p99 <= seen.longest
+    assert seen.server_ms is not None
+    assert seen.server_ms["infer"] >= 5
+    assert seen.outside_ms is not None
+    assert sum(seen.batch_sizes.values()) > 0
+    assert seen.distribution[0][1] <= seen.distribution[-1][1]
+
+
+def test_so_many_requests_and_no_more(fake_settings: dict[str, str]) -> None:
+    with servers.api("tests.fake", fake_settings) as url, a_thread() as own:
+        seen = own.submit(Target(url, [command()], Protocol.RAW).exactly, 25, 4).result()
+    assert seen.statuses == {"200": 25}
+    assert sum(seen.batch_sizes.values()) <= 25
 
 
 def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> None:
     more = {"FAKE_MS": "20", "SERVING_INSTANCES": "1", "SERVING_MAX_BATCH_SIZE": "1"}
     settings = {**fake_settings, **more, "SERVING_QUEUE_SIZE": "4"}
     with servers.api("tests.fake", settings) as url, servers.process_of(url) as process:
+        target = Target(url, [command()], Protocol.RAW)
+        loop_ = OpenLoop(url, target.wire(), 200, Arrivals.CONSTANT)
+        seen, _ = run(overload.overload(loop_, 1, process.pid))
+        assert service.resident_mb(process.pid) > 10
+    assert set(seen.statuses) == {"200", "503"}
+    assert sum(seen.statuses.values()) == pytest.approx(200, abs=20)  # it stops by the clock
+    assert seen.without_retry_after == 0
+    assert seen.refusal.get_total_count() == seen.statuses["503"]
 
-        async def load() -> overload.Seen:
-            client = overload.Client(url, command())
-            seen = overload.Seen()
-            await overload.open_loop(client, rate=200, seconds=1, seen=seen)
-            for _, writer in client.idle:
-                writer.close()
-                await writer.wait_closed()
-            return seen
 
-        with ThreadPoolExecutor(1) as executor:  # another test's browser may have a loop in this one
-            seen = executor.submit(lambda: asyncio.run(load())).result()
-        assert set(seen.latencies) == {"200", "503"}
-        assert sum(len(values) for values in seen.latencies.values()) == 200
-        assert seen.without_retry_after == 0
-        assert overload.resident_mb(process.pid) > 10
+def test_an_open_loop_counts_from_when_a_request_was_due(fake_settings: dict[str, str]) -> None:
+    more = {"FAKE_MS": "50", "SERVING_INSTANCES": "1", "SERVING_MAX_BATCH_SIZE": "1"}
+    with servers.api("tests.fake", {**fake_settings, **more}) as url, a_thread() as own:
+        target = Target(url, [command()], Protocol.RAW)
+        seen = own.submit(target.open, 60.0, Arrivals.POISSON, SHORT).result()
+    assert seen.offered_per_second == 60
+    assert seen.longest > 200  # 60 a second at 20 a second: those at the end wait for many others
+
+
+@pytest.mark.parametrize("protocol", [Protocol.JSON, Protocol.RAW])
+def test_load_prints_and_writes(
+    fake_settings: dict[str, str], tmp_path: Path, protocol: Protocol
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.png", "b.png"):
+        (photos / name).write_bytes(command())
+    words = ["--protocol", protocol, "--photo", str(photos), "--concurrency", "1,3", "--window", "0.3"]
+    words += ["--warm-up", "0", "--windows", "1", "--json", str(tmp_path / "load.json")]
+    words += ["--csv", str(tmp_path / "load.csv"), "--plot", str(tmp_path / "load")]
+    with servers.api("tests.fake", fake_settings) as url, a_thread() as own:
+        result = own.submit(CliRunner().invoke, app, ["load", url, *words]).result()
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / "load.json").read_text())
+    assert content["command"].startswith("python -m benchmarks")
+    assert content["model"]["name"] == "fake"
+    assert [one["load"] for one in content["results"]] == ["1 connection", "3 connections"]
+    assert all(set(one["statuses"]) == {"200"} for one in content["results"])
+    assert (tmp_path / "load.csv").read_text().count("\n") == 3
+    assert (tmp_path / "load.png").stat().st_size > 1000
+    assert b"<svg" in (tmp_path / "load.svg").read_bytes()
+
+
+def test_load_warns_of_what_it_should_not_be_trusted_for(fake_settings: dict[str, str]) -> None:
+    settings = {**fake_settings, "SERVING_API_KEY": "secret"}
+    with servers.api("tests.fake", settings) as url, a_thread() as own:
+        seen = own.submit(Target(url, [command()]).closed, 2, SHORT).result()
+        keyed = own.submit(Target(url, [command()], key="secret").closed, 2, SHORT).result()
+    assert set(seen.statuses) == {"401"}
+    assert any("401" in warning for warning in seen.warnings())
+    assert set(keyed.statuses) == {"200"}
+
+
+def test_nobody_there_is_counted_as_failed() -> None:
+    with pytest.raises(OSError, match="refused"):
+        Target(f"http://127.0.0.1:{servers.free_port()}", [command()]).closed(1, SHORT)
+
+
+def test_stress_runs_clients_as_processes(fake_settings: dict[str, str]) -> None:
+    with servers.api("tests.fake", fake_settings) as url:
+        seen = stress.stress(url, command(), simultaneous=2, total=3, requests=4)
+    assert (seen.answered, seen.failed) == (12, 0)
+    assert 0 < seen.mean_ms <= seen.slowest_ms
+
+
+def test_limit_measures_every_layout_of_a_backend() -> None:
+    experiments = limit.Limit(ROOT / "models" / "food11", SAMPLE.read_bytes(), "cpu", 0.05, 1)
+    found = limit.measure(experiments, ["fastapi_onnx", "no_such_backend"], [1, 2], 2)
+    assert [figure.instances for figure in found["decode"]] == [1, 2]
+    assert len(found["infer"]) == len(found["whole"]) == 6  # three layouts, two batch sizes
+    assert all(figure.per_second > 0 for figures in found.values() for figure in figures)
+
+
+def test_a_share_of_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "limit.json"
+    path.write_text(json.dumps({"results": {"whole": [{"per_second": 10}, {"per_second": 40}]}}))
+    assert load.limit_per_second(path) == 40

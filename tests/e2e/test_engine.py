@@ -479,3 +479,13 @@ def test_an_idle_service_does_nothing(fake_settings: dict[str, str]) -> None:
         time.sleep(3)
         assert switches() == before
         assert os.getpgid(workers[0].pid)
+
+
+def test_workers_give_way_to_the_web_process(fake_settings: dict[str, str]) -> None:
+    with fake_service(fake_settings) as (_, server):
+        threads = [thread for worker in programs(server, WORKER) for thread in worker.threads()]
+        assert len(threads) >= 2
+        for thread in threads:
+            assert os.getpriority(os.PRIO_PROCESS, thread.id) > os.getpriority(
+                os.PRIO_PROCESS, server.pid
+            )

@@ -1,0 +1,68 @@
+"""The peers' virtual environments: made by `compare` where they are missing, asked for versions."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+COMMON = (
+    "msgspec",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "orjson",
+    "pillow",
+    "prometheus-client",
+    "pybase64",
+    "pydantic-settings",
+    "python-multipart",
+    "fastapi",
+    "structlog",
+)
+"""What `peers.common` needs, whoever runs it."""
+
+ASK_VERSIONS = """
+import json, sys
+from importlib.metadata import version
+print(json.dumps({name: version(name) for name in sys.argv[1:]}))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment; several peers may share one."""
+
+    name: str
+    packages: tuple[str, ...]
+    """What pip installs beside COMMON, with versions; the first one is the server."""
+
+
+def python_for(environment: Environment | None, folder: Path) -> Path:
+    """Its interpreter, below `folder`; made first where it is missing or older than its packages.
+
+    None is this project's own. Raises CalledProcessError where pip fails.
+    """
+    if environment is None:
+        return Path(sys.executable)
+    home = folder / environment.name
+    python, marker = home / "bin" / "python", home / "installed"
+    wanted = "\n".join((*COMMON, *environment.packages))
+    if not marker.exists() or marker.read_text() != wanted:
+        typer.echo(f"setting up {environment.name}")
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)  # noqa: S603
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, *COMMON, *environment.packages], check=True)  # noqa: S603
+        marker.write_text(wanted)
+    return python
+
+
+def versions(environment: Environment, folder: Path) -> dict[str, str]:
+    """Distribution -> installed version, of the environment's own packages and ONNX Runtime."""
+    names = [package.split("==")[0].split("[")[0] for package in environment.packages]
+    command = [str(python_for(environment, folder)), "-c", ASK_VERSIONS, *names, "onnxruntime"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    found: dict[str, str] = json.loads(output)
+    return {f"{environment.name}: {name}": version for name, version in found.items()}

@@ -1,0 +1,158 @@
+"""HTTP/1.1 on kept connections, by hand: the least of the machine that a load generator in Python takes.
+
+`Request` is the bytes on the wire, made once; a `Connection` carries one at a time; `Connections` keeps
+those that are idle. Used by `load.py` and `overload.py`.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+MOST_HEAD_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a load generator looks at."""
+
+    status: str
+    """Three digits; `failed` for a connection that was refused or lost, `unreadable` for an answer that
+    does not tell its length, which nothing that is measured here gives."""
+
+    head: bytes
+    """Status line and header fields, in lower case."""
+
+    def field(self, name: bytes) -> bytes | None:
+        """A header field's value; `name` is in lower case."""
+        start = self.head.find(b"\r\n" + name + b":")
+        if start < 0:
+            return None
+        start += len(name) + 3
+        end = self.head.find(b"\r\n", start)
+        return self.head[start : end if end >= 0 else None].strip()
+
+
+LOST = Answer("failed", b"")
+UNREADABLE = Answer("unreadable", b"")
+
+
+def address(url: str) -> tuple[str, int]:
+    """Host and port of an `http://` URL. Raises ValueError for another scheme."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(f"{url} is not an http:// address")
+    return parts.hostname, parts.port or 80
+
+
+def post(url: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+    """A POST as it goes over the wire."""
+    host, port = address(url)
+    fields = {"Host": f"{host}:{port}", **headers, "Content-Length": str(len(body))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+class Connection(asyncio.Protocol):
+    """One connection; at most one request is under way on it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._end = 0  # of the answer; 0 while its head is incomplete
+        self._head = b""
+        self._waiting: asyncio.Future[Answer] | None = None
+        self.usable = False
+        """Whether another request may be sent."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 create_connection makes these
+        self._transport = transport
+        self.usable = True
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        self._received += data
+        if not self._end and not self._read_head():
+            return
+        if len(self._received) < self._end or self._waiting is None:
+            return
+        answer = Answer(self._head[9:12].decode("latin-1"), self._head)
+        if answer.field(b"connection") == b"close":
+            self.close()
+        self._received.clear()
+        self._end = 0
+        self._settle(answer)
+
+    def _read_head(self) -> bool:
+        length = self._received.find(b"\r\n\r\n")
+        if length < 0:
+            if len(self._received) > MOST_HEAD_BYTES:
+                self.close()
+            return False
+        self._head = bytes(self._received[:length]).lower()
+        declared = Answer("", self._head).field(b"content-length")
+        if declared is None or not declared.isdigit():
+            self.close()
+            self._settle(UNREADABLE)
+            return False
+        self._end = length + 4 + int(declared)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 asyncio's signature
+        """Called by the event loop."""
+        self.usable = False
+        self._settle(LOST)
+
+    def _settle(self, answer: Answer) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    async def ask(self, request: bytes) -> Answer:
+        """Sends a request as `post` makes them; never raises for what the network does."""
+        assert self._transport is not None  # noqa: S101 it is connected
+        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting = waiting
+        self._transport.write(request)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            self.close()  # its answer would be taken for the next one's
+            raise
+
+    def close(self) -> None:
+        """A request under way is lost."""
+        self.usable = False
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Connections:
+    """Kept connections to one server; a new one where all are busy."""
+
+    def __init__(self, url: str) -> None:
+        self.host, self.port = address(url)
+        self._idle: list[Connection] = []
+
+    async def ask(self, request: bytes) -> Answer:
+        """One request on any connection; `LOST` where none can be made."""
+        connection = next((c for c in iter(self._pop, None) if c.usable), None)
+        if connection is None:
+            try:
+                loop = asyncio.get_running_loop()
+                _, connection = await loop.create_connection(Connection, self.host, self.port)
+            except OSError:
+                return LOST
+        answer = await connection.ask(request)
+        if connection.usable:
+            self._idle.append(connection)
+        return answer
+
+    def _pop(self) -> Connection | None:
+        return self._idle.pop() if self._idle else None
+
+    def close(self) -> None:
+        """Closes the idle ones."""
+        while self._idle:
+            self._idle.pop().close()

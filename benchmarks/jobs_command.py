@@ -1,0 +1,104 @@
+"""The command line of `jobs`: which arrangements are measured, and where the figures go."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tqdm import tqdm
+
+from benchmarks import jobs_report, model
+from benchmarks.jobs import Backend, Outcome, Progress, centralised, decentralised
+from benchmarks.machine import cores, write_results
+from benchmarks.options import numbers
+from serving.settings import ROOT
+
+SAMPLES = ROOT / "flask_app" / "static" / "samples"
+CLASSES = 1000
+
+Measurement = Callable[[Progress], Outcome]
+
+
+def model_folder(given: Path | None, architecture: str) -> Path:
+    """The given folder, or one with random weights, which is made where it is missing."""
+    if given:
+        return given
+    folder = ROOT / "runs" / f"jobs-{architecture}"
+    if not (folder / "model.json").exists():
+        typer.echo(f"making runs/{folder.name}")
+        model.main(out=folder, architecture=architecture, classes=CLASSES)
+    return folder
+
+
+def arrangements(
+    model_dir: Path,
+    photos: Sequence[Path],
+    backend: Backend,
+    images: int,
+    at_once: Sequence[int],
+    instances: Sequence[int],
+    max_batch_size: int,
+    max_queue_delay_us: int,
+) -> list[Measurement]:
+    """Own models with each number at once; the service plain, with batching, with more instances."""
+
+    def own(count: int) -> Measurement:
+        return lambda progress: decentralised(model_dir, photos, backend, images, count, progress)
+
+    def served(count: int, batch: int = 1, delay: int = 0) -> Measurement:
+        clients = max(at_once)
+        return lambda progress: centralised(
+            model_dir, photos, backend, images, clients, count, batch, delay, progress
+        )
+
+    more = [served(count) for count in sorted(set(instances) - {1})]
+    batched = served(1, max_batch_size, max_queue_delay_us)
+    return [*(own(count) for count in at_once), served(1), batched, *more]
+
+
+def main(
+    images: Annotated[int, typer.Option(min=1, help="Pictures to classify, a process each.")] = 16,
+    at_once: Annotated[str, typer.Option(help="Jobs at once; the clients: the most of them.")] = "1,2,4",
+    instances: Annotated[str, typer.Option(help="Of the model in the service.")] = "1,2,4,8",
+    backend: Annotated[
+        list[Backend] | None, typer.Option(help="May be repeated; PyTorch alone by default.")
+    ] = None,
+    architecture: Annotated[str, typer.Option(help="In torchvision; random weights.")] = "resnet152",
+    model_dir: Annotated[Path | None, typer.Option("--model", help="A model's folder instead.")] = None,
+    photos: Annotated[Path, typer.Option(help="A JPEG, or a folder of them.")] = SAMPLES,
+    max_batch_size: Annotated[int, typer.Option(min=2, max=512)] = 8,
+    max_queue_delay_us: Annotated[
+        int, typer.Option(min=0, help="Of the service with batching.")
+    ] = 20_000,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Keeps all figures.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Keeps all figures.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draws PICTURE.png and PICTURE.svg.")] = None,
+) -> None:
+    """A model in every job against one service for all jobs: time, CPU, memory."""
+    counts, sizes = numbers(at_once), numbers(instances)
+    files = sorted(photos.glob("*.jp*g")) if photos.is_dir() else [photos]
+    if not files:
+        raise typer.BadParameter(f"no JPEG in {photos}")
+    folder = model_folder(model_dir, architecture)
+    measurements = [
+        measurement
+        for name in backend or [Backend.PT]
+        for measurement in arrangements(
+            folder, files, name, images, counts, sizes, max_batch_size, max_queue_delay_us
+        )
+    ]
+    with tqdm(total=images * len(measurements), desc="jobs", mininterval=1) as bar:
+        outcomes = [measurement(bar.update) for measurement in measurements]
+    typer.echo(jobs_report.table(outcomes))
+    command = (
+        f"python -m benchmarks jobs --images {images} --at-once {at_once} --instances {instances} "
+        f"--max-batch-size {max_batch_size} --max-queue-delay-us {max_queue_delay_us} "
+    ) + (f"--model {model_dir.name}" if model_dir else f"--architecture {architecture}")
+    command += "".join(f" --backend {name.value}" for name in backend or [])
+    if json_file:
+        write_results(json_file, command, [asdict(outcome) for outcome in outcomes])
+    if csv_file:
+        jobs_report.write_csv(csv_file, outcomes)
+    if picture:
+        jobs_report.draw(outcomes, picture, f"{folder.name}, {images} jobs on {cores()} cores")

@@ -1,0 +1,248 @@
+"""What this machine can do at most, in one process and without HTTP: the ceiling of every figure.
+
+`python -m benchmarks limit`: decoding alone; inference alone, by backend, instances, threads of an
+instance and batch size; and the whole of decoding and inference, as the service does them.
+Candidates take turns, several rounds, so that a busy neighbour meets all of them.
+"""
+
+import importlib
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from tqdm import tqdm
+
+from benchmarks import payloads, report
+from benchmarks.machine import write_results
+from benchmarks.options import numbers
+from serving import cpus
+from serving.backend import Backend, BackendInfo
+from serving.errors import ConfigurationError
+from serving.images import ImageDecoder
+from serving.model import Model
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PACKAGES = ("fastapi_onnx", "fastapi_pt")
+Work = Callable[[], int]
+"""One call's pictures."""
+
+
+@dataclass(frozen=True)
+class Instances:
+    """How a machine is divided among instances of a model."""
+
+    package: str
+    count: int
+    threads: int
+    """Of each instance."""
+
+    def __str__(self) -> str:
+        return f"{self.package}, {self.count} x {self.threads} threads"
+
+
+@dataclass
+class Figure:
+    """One candidate: what it did, and how fast in each round."""
+
+    what: str
+    backend: str
+    instances: int
+    threads: int
+    batch: int
+    precision: str
+    rounds: list[float]
+    """Pictures a second."""
+
+    @property
+    def per_second(self) -> float:
+        """Median of the rounds."""
+        return statistics.median(self.rounds)
+
+    def row(self) -> dict[str, object]:
+        """One line of the table; `ms` is what a caller of one instance waits for its batch."""
+        return {
+            "backend": self.backend,
+            "instances": self.instances,
+            "threads each": self.threads,
+            "batch": self.batch,
+            "precision": self.precision,
+            "pictures/s": self.per_second,
+            "least": min(self.rounds),
+            "most": max(self.rounds),
+            "ms a batch": 1000 * self.instances * self.batch / self.per_second,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """For a results file."""
+        return {**asdict(self), "per_second": round(self.per_second, 2)}
+
+
+def rate(works: list[Work], seconds: float) -> float:
+    """Pictures a second of one thread for each function, all at the same time."""
+    counts = [0] * len(works)
+    end = time.perf_counter() + seconds
+
+    def run(index: int) -> None:
+        work = works[index]
+        while time.perf_counter() < end:
+            counts[index] += work()
+
+    started = time.perf_counter()
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - started)
+
+
+def load(package: str, model: Model, threads: int, device: str) -> tuple[Backend, BackendInfo]:
+    """One instance. Raises ConfigurationError or ImportError."""
+    module, _, name = importlib.import_module(package).BACKEND.partition(":")
+    backend: Backend = getattr(importlib.import_module(module), name)()
+    settings = Settings(device=device, intra_op_threads=threads)  # type: ignore[arg-type]  # pydantic checks
+    return backend, backend.load(model, settings)
+
+
+class Limit:
+    """The experiments on one model and one photo."""
+
+    def __init__(self, model_dir: Path, photo: bytes, device: str, seconds: float, rounds: int) -> None:
+        settings = Settings(model_dir=model_dir)
+        self.model = Model.read(model_dir)
+        self.decoder = ImageDecoder(self.model.description.image, settings.max_image_pixels)
+        self.photo = photo
+        self.device = device
+        self.seconds = seconds
+        self.rounds = rounds
+
+    def decoding(self, threads: list[int]) -> list[Figure]:
+        """Photo to pixels, by so many threads."""
+
+        def work() -> int:
+            self.decoder.decode(self.photo)
+            return 1
+
+        found = [Figure("decode", "Pillow", count, 1, 1, "uint8", []) for count in threads]
+        for _ in range(self.rounds):
+            for figure in found:
+                figure.rounds.append(rate([work] * figure.instances, self.seconds))
+        return found
+
+    def inference(self, layout: Instances, batches: list[int]) -> list[Figure]:
+        """Of one layout, by batch size: inference alone, and the whole of decoding and inference.
+
+        Raises ConfigurationError or ImportError where the backend cannot be used here.
+        """
+        loaded = [
+            load(layout.package, self.model, layout.threads, self.device) for _ in range(layout.count)
+        ]
+        precision = loaded[0][1].precision
+        backends = [backend for backend, _ in loaded]
+        pixels = self.decoder.decode(self.photo)
+
+        def figure(what: str, batch: int) -> Figure:
+            return Figure(what, layout.package, layout.count, layout.threads, batch, precision, [])
+
+        def inferring(backend: Backend, batch: int) -> Work:
+            pictures = np.repeat(pixels[np.newaxis], batch, axis=0)
+            return lambda: len(backend.infer(pictures))
+
+        def answering(backend: Backend, batch: int) -> Work:
+            return lambda: len(
+                backend.infer(np.stack([self.decoder.decode(self.photo) for _ in range(batch)]))
+            )
+
+        candidates = [(figure("infer", n), [inferring(b, n) for b in backends]) for n in batches]
+        candidates += [(figure("whole", n), [answering(b, n) for b in backends]) for n in batches]
+        for _, works in candidates:
+            rate(works, 0.1)  # warm
+        for _ in range(self.rounds):
+            for candidate, works in candidates:
+                candidate.rounds.append(rate(works, self.seconds))
+        for backend in backends:
+            backend.close()
+        return [candidate for candidate, _ in candidates]
+
+
+def layouts(packages: list[str], cores: int) -> list[Instances]:
+    """One instance of one thread, one of all cores, and as many instances as cores."""
+    shapes = dict.fromkeys([(1, 1), (1, cores), (cores, 1)])
+    return [Instances(package, *shape) for package in packages for shape in shapes]
+
+
+def measure(
+    experiments: Limit, packages: list[str], batches: list[int], cores: int
+) -> dict[str, list[Figure]]:
+    """All of it; a backend that is not installed is left out, and said so."""
+    found: dict[str, list[Figure]] = {"decode": experiments.decoding(sorted({1, cores}))}
+    found |= {"infer": [], "whole": []}
+    for layout in tqdm(layouts(packages, cores), desc="layouts", mininterval=1):
+        try:
+            figures = experiments.inference(layout, batches)
+        except (ImportError, ConfigurationError) as error:
+            tqdm.write(f"{layout}: {error}")
+            continue
+        for figure in figures:
+            found[figure.what].append(figure)
+    return found
+
+
+def plot_inference(axes: "Axes", found: dict[str, list[Figure]]) -> None:
+    """Pictures a second by batch size, a line for each layout."""
+    lines: dict[str, list[Figure]] = {}
+    for one in found["infer"]:
+        lines.setdefault(f"{one.backend}, {one.instances} x {one.threads}", []).append(one)
+    for name, points in lines.items():
+        axes.plot([p.batch for p in points], [p.per_second for p in points], "o-", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="batch size", ylabel="pictures a second, inference alone", ylim=(0, None))
+    axes.legend(title="backend, instances x threads")
+    axes.grid(alpha=0.3)
+
+
+def main(
+    model_dir: Annotated[Path, typer.Option("--model", help="A model's folder.")] = Path(
+        "models/food11"
+    ),
+    photo: Annotated[Path, typer.Option(help="A picture.")] = payloads.SAMPLE,
+    backend: Annotated[list[str] | None, typer.Option(help="fastapi_onnx, fastapi_pt.")] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8",
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    seconds: Annotated[float, typer.Option(help="Per candidate and round.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="The table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg.")] = None,
+) -> None:
+    """Measures decoding, inference, and both, without HTTP."""
+    experiments = Limit(model_dir, photo.read_bytes(), device, seconds, rounds)
+    packages = backend or list(PACKAGES)
+    found = measure(experiments, packages, numbers(batch), cpus.usable())
+    if not found["whole"]:
+        raise typer.BadParameter(f"none of {', '.join(packages)} can be used here")
+    titles = {
+        "decode": "photo to pixels",
+        "infer": "inference alone",
+        "whole": "decoding and inference: what a service without any overhead would do",
+    }
+    for name, figures in found.items():
+        report.print_table(titles[name], [figure.row() for figure in figures])
+    if json_file:
+        results = {name: [figure.record() for figure in figures] for name, figures in found.items()}
+        write_results(json_file, report.command(), results, model=experiments.model.description.name)
+    if csv_file:
+        rows = [{"what": f.what, **f.row()} for figures in found.values() for f in figures]
+        report.write_csv(csv_file, rows)
+    if plot:
+        report.save_picture(plot, partial(plot_inference, found=found))

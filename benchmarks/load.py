@@ -1,0 +1,84 @@
+"""How a running server answers under load, in a closed and in an open loop, as the client sees it.
+
+`python -m benchmarks load URL --concurrency 1,4,16` and `... --rate 120 --arrivals poisson`. Windows
+are measured until throughput and median latency agree over three of them. Beside the client's view
+stands what the server says of itself: the stages in Server-Timing, the batches in /metrics.
+"""
+
+import math
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from benchmarks import payloads, report
+from benchmarks.loops import Arrivals
+from benchmarks.machine import write_results
+from benchmarks.measured import plot_latencies, plot_throughput
+from benchmarks.options import numbers
+from benchmarks.payloads import Protocol
+from benchmarks.server_side import describe
+from benchmarks.target import Plan, Target
+
+
+def limit_per_second(path: Path | None) -> float | None:
+    """The best rate of whole pictures, without HTTP, in a file of `python -m benchmarks limit`."""
+    if path is None:
+        return None
+    rows: list[dict[str, Any]] = report.read_json(path)["results"]["whole"]
+    return max(float(row["per_second"]) for row in rows)
+
+
+def main(
+    url: Annotated[str, typer.Argument(help="The server's base address, http://host:port.")],
+    photo: Annotated[Path, typer.Option(help="A picture, or a folder of them.")] = payloads.SAMPLE,
+    protocol: Annotated[Protocol, typer.Option(help="What is sent.")] = Protocol.JSON,
+    concurrency: Annotated[str, typer.Option(help="Closed loop: connections.")] = "1,4,16",
+    rate: Annotated[float | None, typer.Option(help="Open loop instead: requests a second.")] = None,
+    arrivals: Annotated[Arrivals, typer.Option(help="Of the open loop.")] = Arrivals.POISSON,
+    warm_up: Annotated[float, typer.Option(help="Seconds, not measured.")] = 2.0,
+    window: Annotated[float, typer.Option(help="Seconds.")] = 2.0,
+    windows: Annotated[int, typer.Option(min=1, help="Most windows.")] = 10,
+    motor: Annotated[str, typer.Option(help="python, or wrk: closed loop only.")] = "python",
+    key: Annotated[str | None, typer.Option(envvar="SERVING_API_KEY", help="The API key.")] = None,
+    limit: Annotated[Path | None, typer.Option(help="A file of `benchmarks limit --json`.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="The table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg.")] = None,
+) -> None:
+    """Measures latency and throughput of a running server."""
+    try:
+        target = Target(url, payloads.photos(photo), protocol, key, motor)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    plan = Plan(warm_up, window, min(3, windows), windows)
+    if rate is not None:
+        if not (math.isfinite(rate) and rate > 0):
+            raise typer.BadParameter("--rate must be a positive number")
+        found = [target.open(rate, arrivals, plan)]
+    else:
+        loads = numbers(concurrency)
+        found = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
+    best = limit_per_second(limit)
+    for one in found:
+        one.share_of_limit = round(one.per_second / best, 3) if best else None
+    rows = [one.seen_by_client() for one in found]
+    report.print_table(f"{protocol} to {target.url}, as the client sees it; latencies in ms", rows)
+    report.print_table(
+        "where the median's milliseconds go, as the server says; outside: before and after it",
+        [one.seen_by_server() for one in found],
+        [warning for one in found for warning in one.warnings()],
+    )
+    if json_file:
+        results = [asdict(one) for one in found]
+        write_results(json_file, report.command(), results, model=describe(target.url))
+    if csv_file:
+        report.write_csv(csv_file, [{**one.seen_by_client(), **one.seen_by_server()} for one in found])
+    if plot:
+        plots = [partial(plot_latencies, measured=found)]
+        if rate is None and len(found) > 1:
+            plots.append(partial(plot_throughput, measured=found))
+        report.save_picture(plot, *plots)

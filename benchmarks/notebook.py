@@ -1,0 +1,49 @@
+"""What the notebooks share: how much to measure, which photo, and services that end with the notebook.
+
+NOTEBOOK_QUICK=1 runs them on small numbers, as the tests do; NOTEBOOK_PHOTO names another picture;
+API_URL a running service, which the first notebook then measures instead of starting its own.
+"""
+
+import atexit
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks import payloads, service
+from benchmarks.target import Plan
+from serving import cpus
+
+T = TypeVar("T")
+QUICK = os.environ.get("NOTEBOOK_QUICK") == "1"
+PHOTO = Path(os.environ.get("NOTEBOOK_PHOTO", payloads.SAMPLE))
+API_URL = os.environ.get("API_URL")
+CORES = cpus.usable()
+
+_services = ExitStack()
+atexit.register(_services.close)
+
+
+def pick(full: T, quick: T) -> T:
+    """The first, or the second in a quick run."""
+    return quick if QUICK else full
+
+
+def plan() -> Plan:
+    """Three windows of two seconds after one to warm up; always three, so that figures compare."""
+    return pick(Plan(1, 2, 3, 3), Plan(0.2, 0.3, 2, 2))
+
+
+def serve(package: str = "fastapi_onnx", **settings: object) -> service.Service:
+    """Starts a service with these settings; it ends with `stop`, or with the notebook's kernel."""
+    return _services.enter_context(service.running(package, **settings))
+
+
+def stop() -> None:
+    """Ends all that `serve` started."""
+    _services.close()
+
+
+def worth_showing(counts: list[int]) -> list[int]:
+    """Numbers of instances up to four a core: beyond that one only sees memory fill up."""
+    return [count for count in counts if count <= 4 * CORES]

@@ -1,0 +1,14 @@
+"""Options of the command line that several commands take."""
+
+import typer
+
+
+def numbers(text: str) -> list[int]:
+    """`1,16,64` -> three numbers."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers") from error
+    if min(found) < 1:
+        raise typer.BadParameter("every number must be at least 1")
+    return found

@@ -1,0 +1,91 @@
+"""The same photos as each protocol's clients send them."""
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from serving.settings import ROOT
+
+SAMPLE = ROOT / "flask_app" / "static" / "samples" / "soup.jpg"
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+
+
+class Protocol(StrEnum):
+    """Who is asked how."""
+
+    JSON = "json"
+    """Ours: base64 in JSON."""
+
+    RAW = "raw"
+    """Ours: the photo is the body."""
+
+    V2 = "v2"
+    """Open Inference Protocol: base64 text in a BYTES tensor of JSON."""
+
+    V2_RAW = "v2-raw"
+    """Open Inference Protocol: the photo is the body, as its binary extension has it."""
+
+    TF_SERVING = "tf-serving"
+    """Rows of `b64` objects."""
+
+    TORCHSERVE = "torchserve"
+    """The photo is the body."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is posted."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+JSON_TYPE = {"Content-Type": "application/json"}
+BYTES_TYPE = {"Content-Type": "application/octet-stream"}
+
+
+def _json(path: str, content: object) -> Payload:
+    return Payload(path, JSON_TYPE, json.dumps(content).encode())
+
+
+def _v2(photo: bytes) -> Payload:
+    tensor = {
+        "name": "INPUT_IMAGE",
+        "shape": [1],
+        "datatype": "BYTES",
+        "data": [b64encode(photo).decode()],
+    }
+    return _json("/v2/models/food_classifier/infer", {"inputs": [tensor]})
+
+
+MAKERS: dict[Protocol, Callable[[bytes], Payload]] = {
+    Protocol.JSON: lambda photo: _json("/predict", {"image": b64encode(photo).decode()}),
+    Protocol.RAW: lambda photo: Payload("/predict", BYTES_TYPE, photo),
+    Protocol.V2: _v2,
+    Protocol.V2_RAW: lambda photo: Payload(
+        "/v2/models/food_classifier/infer", {**BYTES_TYPE, "Inference-Header-Content-Length": "0"}, photo
+    ),
+    Protocol.TF_SERVING: lambda photo: _json(
+        "/v1/models/food_classifier:predict", {"instances": [{"b64": b64encode(photo).decode()}]}
+    ),
+    Protocol.TORCHSERVE: lambda photo: Payload("/predictions/food_classifier", BYTES_TYPE, photo),
+}
+
+
+def payload(photo: bytes, protocol: Protocol) -> Payload:
+    """One photo's request."""
+    return MAKERS[protocol](photo)
+
+
+def photos(path: Path) -> list[bytes]:
+    """The file, or every picture of the folder by name. Raises ValueError where there is none."""
+    if not path.is_dir():
+        return [path.read_bytes()]
+    found = [file.read_bytes() for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES]
+    if not found:
+        raise ValueError(f"no pictures in {path}")
+    return found

@@ -1,0 +1,52 @@
+"""The same work in plain PyTorch, as a tutorial writes it: eager, torchvision's transforms."""
+
+import io
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from fastapi_pt.backend import read_network
+from serving.model import ImagePipeline, Model
+
+
+class Eager:
+    """One network; inference takes as many threads as PyTorch is set to."""
+
+    def __init__(self, model_dir: str) -> None:
+        model = Model.read(Path(model_dir))
+        self.labels = model.labels
+        self.network = read_network(model, model.file("model.safetensors"))
+        self.transform = v2.Compose(steps(model.description.image))
+
+    def text(self, base64: str) -> dict[str, Any]:
+        """Base64 -> the answer."""
+        return self.picture(b64decode(base64))
+
+    def picture(self, data: bytes) -> dict[str, Any]:
+        """A picture file -> the answer."""
+        photo = Image.open(io.BytesIO(data)).convert("RGB")
+        batch: Tensor = self.transform(photo).unsqueeze(0)
+        with torch.no_grad():
+            probabilities = torch.softmax(self.network(batch)[0], 0)
+        index = int(probabilities.argmax())
+        return {"prediction": self.labels[index], "probability": float(probabilities[index])}
+
+
+def steps(image: ImagePipeline) -> list[v2.Transform]:
+    """The pipeline in torchvision's words; a PIL picture in, float32 [3, height, width] out."""
+    found: list[v2.Transform] = [v2.Resize(image.resize)]
+    if image.center_crop:
+        found.append(v2.CenterCrop(image.center_crop))
+    if image.enlarge:
+        found.append(v2.Resize(image.enlarge))
+    return [
+        *found,
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(image.mean, image.std),
+    ]

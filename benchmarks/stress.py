@@ -1,0 +1,190 @@
+"""The classic stress test of a small inference server: clients that are processes, a few at a time.
+
+`python -m benchmarks stress URL --num-simultaneous-clients 5 --num-total-clients 100
+--num-requests-per-client 10` against a running service; `python -m benchmarks stress --table` starts
+the service itself, with 1, 2, 4 and 8 instances, and meets each with 1, 5, 20 and 50 clients at a time.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from tqdm import tqdm
+
+from benchmarks import payloads, report, service
+from benchmarks.machine import write_results
+from benchmarks.options import numbers
+from serving.settings import ROOT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Stressed:
+    """What the clients saw."""
+
+    simultaneous_clients: int
+    total_clients: int
+    requests_per_client: int
+    seconds: float
+    """From the first client's start to the last one's end, the starting of their processes included."""
+
+    answered: int
+    failed: int
+    mean_ms: float
+    """Of a request's latency, over all clients."""
+
+    sd_ms: float
+    client_mean_sd_ms: float
+    """Standard deviation of the clients' own means: whether some were treated worse than others."""
+
+    slowest_ms: float
+
+    def row(self) -> dict[str, object]:
+        """One line of the table."""
+        return {
+            "clients at a time": self.simultaneous_clients,
+            "clients": self.total_clients,
+            "requests each": self.requests_per_client,
+            "mean ms": self.mean_ms,
+            "sd ms": self.sd_ms,
+            "sd of clients' means": self.client_mean_sd_ms,
+            "slowest ms": self.slowest_ms,
+            "answered/s": round(self.answered / self.seconds, 1),
+            "failed": self.failed,
+        }
+
+
+def one_client(url: str, body: bytes, requests: int) -> tuple[list[float], int]:
+    """Runs a client's process: latencies in seconds, and failed requests."""
+    done = subprocess.run(  # noqa: S603 our own program
+        [sys.executable, "-m", "benchmarks.stress_client", url, str(requests)],
+        input=body,
+        capture_output=True,
+        cwd=ROOT,
+        check=True,
+    )
+    latencies, failed = json.loads(done.stdout)
+    return latencies, failed
+
+
+def stress(url: str, photo: bytes, simultaneous: int, total: int, requests: int) -> Stressed:
+    """`total` clients, `simultaneous` at a time, each asking `requests` times in a row."""
+    body = json.dumps({"image": b64encode(photo).decode()}).encode()
+    started = time.perf_counter()
+    with ThreadPoolExecutor(simultaneous) as pool:
+        futures = [pool.submit(one_client, url, body, requests) for _ in range(total)]
+        clients = [future.result() for future in tqdm(futures, desc="clients", mininterval=1)]
+    seconds = time.perf_counter() - started
+    latencies = [1000 * value for client, _ in clients for value in client]
+    means = [1000 * statistics.mean(client) for client, _ in clients if client]
+    if not latencies:
+        raise RuntimeError(f"{url} answered none of the requests")
+    return Stressed(
+        simultaneous_clients=simultaneous,
+        total_clients=total,
+        requests_per_client=requests,
+        seconds=round(seconds, 3),
+        answered=len(latencies),
+        failed=sum(failed for _, failed in clients),
+        mean_ms=round(statistics.mean(latencies), 2),
+        sd_ms=round(statistics.pstdev(latencies), 2),
+        client_mean_sd_ms=round(statistics.pstdev(means), 2),
+        slowest_ms=round(max(latencies), 2),
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the table."""
+
+    instances: int
+    memory_mb: float
+    """Proportional set size of all the service's processes, after the load."""
+
+    seen: Stressed
+
+    def row(self) -> dict[str, object]:
+        """One line of it."""
+        return {"instances": self.instances, **self.seen.row(), "MB": round(self.memory_mb)}
+
+
+def table(
+    package: str, photo: bytes, instances: list[int], clients: list[int], total: int, requests: int
+) -> list[Cell]:
+    """Every pair of instances and clients; starts the service anew for each number of instances.
+
+    There are at least as many clients as run at a time.
+    """
+    found = []
+    for count in instances:
+        with service.running(package, instances=count) as served:
+            stress(served.url, photo, 1, 1, 5)  # warm
+            for simultaneous in clients:
+                seen = stress(served.url, photo, simultaneous, max(total, simultaneous), requests)
+                found.append(Cell(count, service.resident_mb(served.pid), seen))
+    return found
+
+
+def plot_table(axes: "Axes", found: list[Cell]) -> None:
+    """Mean latency by clients, with its standard deviation, a line for each number of instances."""
+    for count in dict.fromkeys(cell.instances for cell in found):
+        seen = [cell.seen for cell in found if cell.instances == count]
+        axes.errorbar(
+            [s.simultaneous_clients for s in seen],
+            [s.mean_ms for s in seen],
+            [s.sd_ms for s in seen],
+            fmt="o-",
+            capsize=3,
+            label=f"{count} instance{'s' if count > 1 else ''}",
+        )
+    axes.set(xlabel="clients at a time", ylabel="latency, ms (mean and sd)", ylim=(0, None))
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def main(
+    url: Annotated[str | None, typer.Argument(help="A running service; none with --table.")] = None,
+    num_simultaneous_clients: Annotated[int, typer.Option(min=1, max=500)] = 5,
+    num_total_clients: Annotated[int, typer.Option(min=1)] = 100,
+    num_requests_per_client: Annotated[int, typer.Option(min=1)] = 10,
+    whole_table: Annotated[bool, typer.Option("--table", help="Instances by clients.")] = False,
+    instances: Annotated[str, typer.Option(help="Of the table.")] = "1,2,4,8",
+    clients: Annotated[str, typer.Option(help="Of the table: clients at a time.")] = "1,5,20,50",
+    package: Annotated[
+        str, typer.Option(help="Of the table: fastapi_onnx, fastapi_pt.")
+    ] = "fastapi_onnx",
+    photo: Annotated[Path, typer.Option(help="A picture.")] = payloads.SAMPLE,
+    json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="The table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg; with --table.")] = None,
+) -> None:
+    """Clients that are processes, a few at a time; mean and standard deviation of their latencies."""
+    if (url is None) != whole_table:
+        raise typer.BadParameter("give the URL of a running service, or --table")
+    picture = photo.read_bytes()
+    if url is None:
+        counts, loads = numbers(instances), numbers(clients)
+        found = table(package, picture, counts, loads, num_total_clients, num_requests_per_client)
+        rows = [cell.row() for cell in found]
+        results = [asdict(cell) for cell in found]
+        if plot:
+            report.save_picture(plot, partial(plot_table, found=found))
+    else:
+        seen = stress(url, picture, num_simultaneous_clients, num_total_clients, num_requests_per_client)
+        rows, results = [seen.row()], [asdict(seen)]
+    report.print_table("clients as processes, base64 JSON", rows)
+    if json_file:
+        write_results(json_file, report.command(), results)
+    if csv_file:
+        report.write_csv(csv_file, rows)

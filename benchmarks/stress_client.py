@@ -1,0 +1,39 @@
+"""One client of `benchmarks stress`, a process of its own: asks, waits, asks again; prints latencies.
+
+`python -m benchmarks.stress_client URL REQUESTS`, the photo's JSON on standard input. It imports nothing
+but the standard library, so that a hundred of them start quickly.
+"""
+
+import http.client
+import json
+import sys
+import time
+from urllib.parse import urlsplit
+
+
+def ask(url: str, body: bytes, requests: int) -> tuple[list[float], int]:
+    """Seconds of each answer 200, and how many requests got anything else."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=60)
+    latencies, failed = [], 0
+    for _ in range(requests):
+        started = time.perf_counter()
+        try:
+            connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            failed += 1
+            continue
+        if response.status == http.client.OK:
+            latencies.append(time.perf_counter() - started)
+        else:
+            failed += 1
+    connection.close()
+    return latencies, failed
+
+
+if __name__ == "__main__":
+    answers = ask(sys.argv[1], sys.stdin.buffer.read(), int(sys.argv[2]))
+    sys.stdout.write(json.dumps(answers))

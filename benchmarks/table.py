@@ -1,0 +1,83 @@
+"""The figures of `compare`: server -> load -> one row a round; as text and as CSV."""
+
+import csv
+import statistics
+from pathlib import Path
+
+Row = dict[str, float]
+Loads = dict[str, list[Row]]
+Results = dict[str, Loads]
+
+REFERENCE = "this service"
+HEAD = ("server", "load", "per second", "p50 ms", "p99 ms", "ours/its", "failed")
+
+
+def keep(results: Results, name: str, loads: Loads) -> None:
+    """Appends one round's rows."""
+    for load, rows in loads.items():
+        results.setdefault(name, {}).setdefault(load, []).extend(rows)
+
+
+def spread(rows: list[Row], key: str, digits: int) -> str:
+    """Median over the rounds, and the range from least to most."""
+    values = [row[key] for row in rows]
+    text = f"{statistics.median(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return text
+
+
+def ratios(reference: list[Row], rows: list[Row]) -> list[Row]:
+    """How much faster the reference is: of each round's own, so that a slow minute slows both sides."""
+    return [
+        {"ratio": ours["per_second"] / its["per_second"] if its["per_second"] else float("inf")}
+        for ours, its in zip(reference, rows, strict=True)
+    ]
+
+
+def lines(results: Results) -> list[tuple[str, ...]]:
+    """One line a server and load, as text."""
+    found = []
+    for name, loads in results.items():
+        for load, rows in loads.items():
+            line = [name, load, spread(rows, "per_second", 1), "", "", "", ""]
+            if "p50_ms" in rows[0]:
+                line[3:5] = spread(rows, "p50_ms", 1), spread(rows, "p99_ms", 0)
+                line[6] = f"{sum(row['failed'] for row in rows):.0f}"
+            if reference := results.get(REFERENCE, {}).get(load):
+                line[5] = spread(ratios(reference, rows), "ratio", 2)
+            found.append(tuple(line))
+    return found
+
+
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as their widest cell; the first one to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def text(results: Results) -> str:
+    """Medians, and ranges where there are several rounds."""
+    return aligned([HEAD, *lines(results)])
+
+
+def write_csv(path: Path, results: Results) -> None:
+    """One row a server, load and round."""
+    flat = [
+        {"server": name, "load": load, "round": number, **row}
+        for name, loads in results.items()
+        for load, rows in loads.items()
+        for number, row in enumerate(rows, 1)
+    ]
+    columns = list(dict.fromkeys(key for row in flat for key in row))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(flat)

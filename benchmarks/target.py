@@ -1,0 +1,187 @@
+"""A server under load: what it is sent, by which loop and motor, and what is measured."""
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psutil
+
+from benchmarks import payloads, wrk
+from benchmarks.http_client import post
+from benchmarks.loops import Arrivals, ClosedLoop, OpenLoop, one_window, windows_of
+from benchmarks.measured import Measured
+from benchmarks.payloads import Payload, Protocol
+from benchmarks.recorder import Recorder, merged, ms
+from benchmarks.server_side import Scrape
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long is measured."""
+
+    warm_up_s: float = 2.0
+    window_s: float = 2.0
+    fewest: int = 3
+    most: int = 10
+    """Windows."""
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run, also where a loop runs already, as in a notebook."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+class Usage:
+    """Processor time of this process and of the machine, from construction on."""
+
+    def __init__(self) -> None:
+        self._wall, self._own = time.perf_counter(), time.process_time()
+        psutil.cpu_percent()
+
+    def look(self) -> tuple[float, float]:
+        """(cores used by this process, share of all cores that was busy)."""
+        wall = time.perf_counter() - self._wall
+        own = time.process_time() - self._own
+        return round(own / wall, 3), round(psutil.cpu_percent() / 100, 3)
+
+
+def to_its_end(name: str, loop_: ClosedLoop) -> Measured:
+    """Drives a loop that has an end; one window."""
+    usage = Usage()
+    seen = run_loop(one_window(loop_))
+    return python_measured(name, usage, [seen], seen, None)
+
+
+def in_windows(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
+    """Drives a loop until it is steady; the figures are those of the last windows then, else of all."""
+    usage = Usage()
+    parts, steady = run_loop(windows_of(loop_, plan.warm_up_s, plan.window_s, plan.fewest, plan.most))
+    whole = merged(parts[-plan.fewest :] if steady else parts)
+    measured = python_measured(name, usage, parts, whole, steady if plan.most > 1 else None)
+    if isinstance(loop_, OpenLoop):
+        measured.offered_per_second = loop_.rate
+        measured.late_p99 = ms(whole.late, 99)
+    return measured
+
+
+def python_measured(
+    name: str, usage: "Usage", parts: list[Recorder], whole: Recorder, steady: bool | None
+) -> Measured:
+    """Figures of `whole`; what was answered, of all parts."""
+    generator, machine = usage.look()
+    return Measured(
+        load=name,
+        motor="python",
+        seconds=round(whole.seconds, 2),
+        per_second=round(whole.per_second, 2),
+        p50=ms(whole.latency, 50),
+        p90=ms(whole.latency, 90),
+        p95=ms(whole.latency, 95),
+        p99=ms(whole.latency, 99),
+        longest=whole.latency.get_max_value() / 1000,
+        statuses=dict(sum((part.statuses for part in parts), Counter())),
+        stable=steady,
+        generator_cores=generator,
+        machine_busy=machine,
+        server_ms=whole.server_ms(),
+        distribution=whole.distribution(),
+    )
+
+
+def with_wrk(name: str, url: str, requests: list[Payload], connections: int, plan: Plan) -> Measured:
+    """Drives wrk; one window."""
+    target, headers = url + requests[0].path, requests[0].headers
+    bodies = [request.body for request in requests]
+    wrk.run(target, bodies, connections, plan.warm_up_s, headers)
+    usage = Usage()
+    seen = wrk.run(target, bodies, connections, plan.window_s * plan.fewest, headers)
+    own, busy = usage.look()
+    answered = seen.requests - seen.failed
+    return Measured(
+        load=name,
+        motor="wrk",
+        seconds=round(seen.seconds, 2),
+        per_second=round(answered / seen.seconds, 2),
+        p50=seen.p50_ms,
+        p90=seen.p90_ms,
+        p95=seen.p95_ms,
+        p99=seen.p99_ms,
+        longest=seen.max_ms,
+        statuses={"200": answered, **({"other": seen.failed} if seen.failed else {})},
+        stable=None,
+        generator_cores=own,
+        machine_busy=busy,
+    )
+
+
+@dataclass
+class Target:
+    """A server, the photos it is sent, and how."""
+
+    url: str
+    photos: list[bytes]
+    protocol: Protocol = Protocol.JSON
+    key: str | None = None
+    motor: str = "python"
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/")
+        if self.motor == "wrk" and shutil.which("wrk") is None:
+            raise ValueError("wrk is not installed")
+
+    def payloads(self) -> list[Payload]:
+        """What is posted, with the key."""
+        made = [payloads.payload(photo, self.protocol) for photo in self.photos]
+        extra = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return [Payload(p.path, {**p.headers, **extra}, p.body) for p in made]
+
+    def wire(self) -> list[bytes]:
+        """The requests' bytes."""
+        return [post(self.url, p.path, p.headers, p.body) for p in self.payloads()]
+
+    def exactly(self, total: int, senders: int) -> Measured:
+        """So many requests, and no more, by clients each of which waits for its answer."""
+        before = Scrape.of(self.url)
+        loop_ = ClosedLoop(self.url, self.wire(), senders, total)
+        name = f"{total} requests, {senders} at a time"
+        return self._with_server(to_its_end(name, loop_), before)
+
+    def closed(self, concurrency: int, plan: Plan) -> Measured:
+        """So many clients, each of which waits for its answer."""
+        name = f"{concurrency} connection{'s' if concurrency > 1 else ''}"
+        before = Scrape.of(self.url)
+        if self.motor == "wrk":
+            measured = with_wrk(name, self.url, self.payloads(), concurrency, plan)
+        else:
+            loop_ = ClosedLoop(self.url, self.wire(), concurrency)
+            measured = in_windows(name, loop_, plan)
+        return self._with_server(measured, before)
+
+    def open(self, rate: float, arrivals: Arrivals, plan: Plan) -> Measured:
+        """So many requests a second, whether or not answers come. Raises ValueError with wrk."""
+        if self.motor == "wrk":
+            raise ValueError("wrk has no open loop")
+        before = Scrape.of(self.url)
+        loop_ = OpenLoop(self.url, self.wire(), rate, arrivals)
+        return self._with_server(in_windows(f"{rate:g}/s {arrivals}", loop_, plan), before)
+
+    def _with_server(self, measured: Measured, before: Scrape | None) -> Measured:
+        after = Scrape.of(self.url)
+        if before is None or after is None:
+            return measured
+        seen = after.since(before)
+        measured.mean_batch = seen.mean_batch()
+        measured.batch_sizes = seen.batch_sizes()
+        measured.server_mean_ms = means = seen.mean_ms()
+        if measured.server_ms is None and "total" in means:
+            rest = means["total"] - sum(value for name, value in means.items() if name != "total")
+            measured.server_ms = {**means, "rest": round(max(0.0, rest), 3)}
+        return measured

@@ -1,0 +1,141 @@
+"""Reads HTTP answers: results out of good ones, errors out of the others. No I/O."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from serving_client.errors import InvalidAnswerError, ServingClientError, UnreachableError, by_status
+from serving_client.results import Model, Prediction, Readiness, Score, Timing
+
+GATEWAY = (502, 504)  # without the service's JSON: something in front of it speaks
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One HTTP answer, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+
+    content: bytes
+
+    @property
+    def request_id(self) -> str | None:
+        """The service's, which is the client's where it was harmless."""
+        return self.headers.get("x-request-id")
+
+    def json(self) -> Any:  # Any: JSON of any shape
+        """The content; None where it is no JSON."""
+        try:
+            return json.loads(self.content)
+        except (ValueError, RecursionError):
+            return None
+
+
+def prediction(answer: Answer, top_k: int | None) -> Prediction:
+    """Of `POST /predict`. Raises ServingClientError."""
+    if answer.status != 200:
+        raise error(answer)
+    body = answer.json()
+    try:
+        best = score(body["prediction"], body["probability"])
+        top: tuple[Score, ...] = (best,)
+        if top_k is not None:
+            top = tuple(score(item["label"], item["probability"]) for item in body["top"])
+            if not top or top[0] != best:
+                raise ValueError("top does not begin with the prediction")
+    except (KeyError, TypeError, ValueError) as problem:
+        raise undocumented(answer) from problem
+    return Prediction(
+        label=best.label,
+        probability=best.probability,
+        top=top,
+        timing=Timing.parse(answer.headers.get("server-timing", "")),
+        request_id=answer.request_id or "",
+        body=body,
+        headers=answer.headers,
+    )
+
+
+def score(label: object, probability: object) -> Score:
+    """Raises ValueError."""
+    if not isinstance(label, str):
+        raise ValueError(f"{label!r} is not a label")
+    if isinstance(probability, bool) or not isinstance(probability, int | float):
+        raise ValueError(f"{probability!r} is not a probability")
+    if not 0 <= probability <= 1:
+        raise ValueError(f"{probability!r} is not a probability")
+    return Score(label, float(probability))
+
+
+def model(answer: Answer) -> Model:
+    """Of `GET /model`. Raises ServingClientError."""
+    if answer.status != 200:
+        raise error(answer)
+    body = answer.json()
+    if not isinstance(body, dict):
+        raise undocumented(answer)
+    labels = body.get("labels")
+    return Model(
+        name=str(body.get("name", "")),
+        version=str(body.get("version", "")),
+        labels=tuple(map(str, labels)) if isinstance(labels, list) else (),
+        body=body,
+    )
+
+
+def readiness(answer: Answer) -> Readiness:
+    """Of `GET /health/ready`. Raises ServingClientError."""
+    if answer.status == 200:
+        return Readiness(True, "")
+    if answer.status != 503:
+        raise error(answer)
+    body = answer.json()
+    said = body if isinstance(body, dict) else {}
+    return Readiness(False, str(said.get("detail") or said.get("status") or "not ready"))
+
+
+def error(answer: Answer) -> ServingClientError:
+    """The error for an answer that is no 200."""
+    body = answer.json()
+    known: dict[str, Any] = {  # Any: of four types
+        "status": answer.status,
+        "request_id": answer.request_id,
+        "headers": answer.headers,
+        "retry_after_s": retry_after(answer.headers.get("retry-after", "")),
+    }
+    if not 400 <= answer.status < 600:
+        return undocumented(answer)
+    if isinstance(body, dict):
+        detail = str(body.get("detail") or f"the service answered {answer.status}")
+        code = str(body.get("code") or f"http_{answer.status}")
+        return by_status(answer.status)(detail, code=code, body=body, **known)
+    if answer.status in GATEWAY:
+        return UnreachableError("a gateway answered for the service", **known)
+    if answer.status in (429, 503):
+        return by_status(answer.status)(f"a gateway answered {answer.status}", **known)
+    return undocumented(answer)
+
+
+def undocumented(answer: Answer) -> InvalidAnswerError:
+    """The error for an answer of another shape than documented."""
+    return InvalidAnswerError(
+        f"the service answered {answer.status}, not as documented",
+        status=answer.status,
+        request_id=answer.request_id,
+        headers=answer.headers,
+    )
+
+
+def retry_after(value: str) -> float | None:
+    """Seconds out of Retry-After, a number or a date; None where it is missing or neither."""
+    if value.isascii() and value.isdigit() and len(value) <= 9:
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None

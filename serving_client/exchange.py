@@ -1,0 +1,147 @@
+"""Sends a request, within its budget, and again where that is safe and likely to help.
+
+Tried again, with pauses that grow and are random, so that many clients do not come back at once:
+- no connection, or it broke before the answer was complete: a prediction changes nothing, so that
+  at worst it is computed twice;
+- 503 (or a gateway's 429) with Retry-After: not before that time.
+Everything else is final. 4xx: the same request gets the same answer. 504 and a spent budget: there
+is no time left. 500: the service has already tried twice by itself, and a picture for which two
+workers crashed (`worker_crashed`) would only cost it more of them.
+"""
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+from tenacity.stop import stop_before_delay
+from tenacity.wait import wait_random_exponential
+
+from serving_client.answers import Answer
+from serving_client.calls import Call
+from serving_client.errors import (
+    DeadlineExceededError,
+    InvalidAnswerError,
+    ServingClientError,
+    UnreachableError,
+)
+from serving_client.options import Options
+
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+KEEP_ALIVE_S = 4.0  # less than the 5 s after which the service closes an idle connection
+T = TypeVar("T")
+
+
+class Exchange:
+    """A pool of connections to one service; lives in one event loop, and ends with `aclose`."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        headers = {"Accept-Encoding": "identity"}
+        if options.api_key:
+            headers["Authorization"] = f"Bearer {options.api_key}"
+        self._http = httpx.AsyncClient(
+            base_url=options.url,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=options.connect_timeout_s),  # the rest: the budget
+            limits=httpx.Limits(
+                max_connections=options.connections,
+                max_keepalive_connections=options.connections,
+                keepalive_expiry=KEEP_ALIVE_S,
+            ),
+            trust_env=options.uses_proxies,
+        )
+        self._backoff = wait_random_exponential(options.backoff_s, options.backoff_cap_s)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def ask(
+        self,
+        call: Call,
+        read: Callable[[Answer], T],
+        *,
+        deadline: float,
+        tries: int | None = None,
+        request_id: str | None = None,
+    ) -> tuple[T, int]:
+        """What `read` makes of the answer, and the number of tries.
+
+        `deadline` is a time of `time.monotonic()`. `read` raises ServingClientError for an answer that
+        is an error. Raises what the last try raised.
+        """
+        headers = {**call.headers, "X-Request-ID": request_id or uuid.uuid4().hex}
+        call = replace(call, headers=headers)
+        count = 0
+
+        async def once() -> T:
+            nonlocal count
+            count += 1
+            return read(await self._send(call, deadline))
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(tries or self._options.tries)
+            | stop_before_delay(max(0.0, deadline - time.monotonic())),
+            wait=self._pause,
+            retry=retry_if_exception(self._is_worth_it),
+            reraise=True,
+        )
+        return await retrying(once), count
+
+    def _is_worth_it(self, error: BaseException) -> bool:
+        if not isinstance(error, ServingClientError) or not error.retryable:
+            return False
+        return (error.retry_after_s or 0.0) <= self._options.retry_after_cap_s
+
+    def _pause(self, state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        asked = error.retry_after_s if isinstance(error, ServingClientError) else None
+        return (asked or 0.0) + self._backoff(state)
+
+    async def _send(self, call: Call, deadline: float) -> Answer:
+        """One try; the exceptions of httpx end here."""
+        remaining = deadline - time.monotonic()
+        asked = max(remaining - self._options.grace_s, remaining / 2)
+        asked_ms = max(1, math.ceil(min(asked, self._options.service_timeout_s) * 1000))
+        headers = dict(call.headers)
+        request_id = headers["X-Request-ID"]
+        if call.method == "POST":
+            headers["X-Request-Timeout-Ms"] = str(asked_ms)
+        try:
+            async with asyncio.timeout(max(0.0, remaining)):
+                request = self._http.build_request(
+                    call.method, call.path, content=call.content or None, headers=headers
+                )
+                response = await self._http.send(request, stream=True)
+                try:
+                    return await read_all(response)
+                finally:
+                    await response.aclose()
+        except TimeoutError as error:
+            text = "no answer came before the budget was spent"
+            raise DeadlineExceededError(text, request_id=request_id) from error
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
+            raise ValueError(f"this cannot be sent: {error}") from error
+        except httpx.ConnectTimeout as error:
+            text = "the service was not reached in time"
+            raise UnreachableError(text, request_id=request_id) from error
+        except httpx.TransportError as error:
+            text = f"no connection to the service, or it broke: {error}".rstrip(": ")
+            raise UnreachableError(text, request_id=request_id) from error
+
+
+async def read_all(response: httpx.Response) -> Answer:
+    """The answer, up to MAX_ANSWER_BYTES. Raises InvalidAnswerError, httpx.TransportError."""
+    content = bytearray()
+    async for chunk in response.aiter_raw():
+        content += chunk
+        if len(content) > MAX_ANSWER_BYTES:
+            text = f"the answer has more than {MAX_ANSWER_BYTES} bytes"
+            raise InvalidAnswerError(text, status=response.status_code)
+    return Answer(response.status_code, dict(response.headers), bytes(content))

@@ -1,0 +1,17 @@
+"""Reads Prometheus' text format; prometheus-client is needed only here, and so imported only here."""
+
+from serving_client.answers import Answer, error, undocumented
+from serving_client.results import Sample
+
+
+def read(answer: Answer) -> list[Sample]:
+    """Of `GET /metrics`. Raises ServingClientError, ImportError without prometheus-client."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    if answer.status != 200:
+        raise error(answer)
+    try:
+        families = list(text_string_to_metric_families(answer.content.decode()))
+    except ValueError as problem:
+        raise undocumented(answer) from problem
+    return [Sample(s.name, dict(s.labels), float(s.value)) for f in families for s in f.samples]

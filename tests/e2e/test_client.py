@@ -1,0 +1,209 @@
+"""`serving_client` and a fake backend: overload, restarts, deadlines, cancelling, batches."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import serving_client
+from serving_client import Client
+from tests import servers
+from tests.fake.backend import Failure, command
+
+SETTINGS = {
+    "SERVING_INSTANCES": "1",
+    "SERVING_QUEUE_SIZE": "2",
+    "SERVING_LOG_LEVEL": "error",
+    "SERVING_MAX_BATCH_SIZE": "1",
+    "SERVING_WORKER_TIMEOUT_MS": "60000",
+}
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """Held computations end when this file exists."""
+    path = tmp_path / "gate"
+    yield path
+    path.touch()
+
+
+@pytest.fixture
+def url(gate: Path) -> Iterator[str]:
+    """A service with one instance and two slots."""
+    with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as base:
+        yield base
+        gate.touch()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "the condition was never met"
+        time.sleep(0.01)
+
+
+def value(client: Client, name: str) -> float:
+    """A metric without labels."""
+    return next(sample.value for sample in client.metrics() if sample.name == name)
+
+
+def test_overload_is_waited_for(url: str, gate: Path) -> None:
+    with Client(url) as client:
+        held = [client.submit(command(held=True)) for _ in range(2)]
+        wait_for(lambda: value(client, "serving_free_slots") == 0)
+        with pytest.raises(serving_client.ServiceUnavailableError) as refused:
+            client.predict(command(), timeout_s=0.5)
+        assert refused.value.code == "overloaded"
+        assert refused.value.retry_after_s is not None
+        patient = client.submit(command(class_index=3))
+        wait_for(lambda: refused_so_far(client) >= 2)
+        gate.touch()
+        assert patient.result().tries > 1
+        assert [future.result().tries for future in held] == [1, 1]
+
+
+def refused_so_far(client: Client) -> float:
+    """How many answers were 503."""
+    samples = [s for s in client.metrics() if s.name == "serving_requests_total"]
+    return sum(sample.value for sample in samples if sample.labels["status"] == "503")
+
+
+def test_a_restart_is_waited_for() -> None:
+    port = servers.free_port()
+    arguments = ["serving", "tests.fake", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with Client(url, tries=100) as client:
+        with servers.running(arguments, f"{url}/health/ready", SETTINGS):
+            assert client.predict(command()).tries == 1
+        with pytest.raises(serving_client.UnreachableError):
+            client.ready()
+        patient = client.submit(command(), timeout_s=60)
+        with servers.running(arguments, f"{url}/health/ready", SETTINGS):
+            client.wait_ready()
+            assert patient.result().tries > 1
+
+
+def test_deadlines_reach_the_service(url: str, gate: Path) -> None:
+    with Client(url) as client:
+        held = client.submit(command(held=True))
+        wait_for(gate.with_suffix(".held").exists)
+        with pytest.raises(serving_client.DeadlineExceededError) as late:
+            client.predict(command(), timeout_s=2, request_id="late-1")
+        assert late.value.request_id == "late-1"
+        wait_for(lambda: value(client, "serving_expired_total") == 1)
+        gate.touch()
+        assert held.result().label
+
+
+def test_a_longer_deadline_than_the_service_allows() -> None:
+    with (
+        servers.api("tests.fake", {**SETTINGS, "SERVING_REQUEST_TIMEOUT_MS": "5000"}) as url,
+        Client(url) as client,
+    ):
+        with pytest.raises(serving_client.RequestRefusedError, match="X-Request-Timeout-Ms"):
+            client.predict(command())
+        assert client.predict(command(), timeout_s=5).tries == 1
+        with Client(url, service_timeout_s=5) as informed:
+            assert informed.predict(command()).tries == 1
+
+
+def test_cancelling_frees_the_slot(url: str, gate: Path) -> None:
+    with Client(url) as client:
+        held = client.submit(command(held=True))
+        wait_for(gate.with_suffix(".held").exists)
+        queued = client.submit(command())
+        wait_for(lambda: value(client, "serving_free_slots") == 0)
+        queued.cancel()
+        wait_for(lambda: value(client, "serving_cancelled_total") == 1)
+        gate.touch()
+        assert held.result().label
+        wait_for(lambda: value(client, "serving_free_slots") == 2)
+
+
+def test_failures_are_told_apart(url: str) -> None:
+    with Client(url) as client:
+        with pytest.raises(serving_client.ServerError) as failed:
+            client.predict(command(failure=Failure.RAISE))
+        assert (failed.value.code, failed.value.retryable) == ("internal_error", False)
+        with pytest.raises(serving_client.RequestRefusedError) as refused:
+            client.predict(b"no picture")
+        assert refused.value.code == "invalid_image"
+        assert refused.value.request_id
+        assert len(client.predict(command(), top_k=11).top) == 11
+        assert client.predict(command(), base64=True, priority="bulk").label
+        assert {sample.name for sample in client.metrics()} >= {"serving_ready_workers"}
+        assert len(client.model().labels) == 11
+
+
+def test_a_picture_that_crashes_workers_is_not_sent_again(url: str) -> None:
+    with Client(url) as client:
+        with pytest.raises(serving_client.ServerError) as crashed:
+            client.predict(command(failure=Failure.EXIT))
+        assert crashed.value.code == "worker_crashed"
+        assert value(client, "serving_worker_restarts_total") == 2
+
+
+def test_a_batch_against_a_small_service(url: str) -> None:
+    """Sixteen at a time for two slots: each is answered in the end, and in order."""
+    with Client(url, tries=1000, timeout_s=60) as client:
+        labels = client.model().labels
+        photos = [command(class_index=index % 11) for index in range(40)]
+        photos[7] = b"no picture"
+        items = list(client.predict_many(photos, concurrency=16))
+    assert [item.error.code for item in items if item.error] == ["invalid_image"]
+    answers = [item.prediction.label for item in items if item.prediction]
+    assert answers == [labels[index % 11] for index in range(40) if index != 7]
+
+
+def test_a_key() -> None:
+    with servers.api("tests.fake", {**SETTINGS, "SERVING_API_KEY": "sesame"}) as url:
+        with Client(url) as stranger, pytest.raises(serving_client.UnauthorizedError):
+            stranger.predict(command())
+        with Client(url, api_key="sesame") as friend:
+            assert friend.predict(command()).label
+
+
+def test_many_threads_share_a_client(url: str) -> None:
+    answers: list[str] = []
+    with Client(url, tries=1000) as client:
+        threads = [
+            threading.Thread(target=lambda: answers.append(client.predict(command()).label))
+            for _ in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(answers) == 20
+    assert len(set(answers)) == 1
+
+
+def test_the_command(url: str, tmp_path: Path) -> None:
+    photo, text = tmp_path / "photo.png", tmp_path / "text.txt"
+    photo.write_bytes(command())
+    text.write_text("no picture")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "serving_client", *arguments],
+            cwd=servers.ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    good = run(str(photo), str(photo), "--url", url, "--top-k", "2")
+    assert good.returncode == 0
+    assert re.fullmatch(rf"({photo}: .+ [\d.]+ %, .+ [\d.]+ % \([\d.]+ ms\)\n){{2}}", good.stdout)
+    mixed = run(str(text), str(photo), "--url", url)
+    assert mixed.returncode == 1
+    assert mixed.stdout.count("\n") == 1
+    assert "400 invalid_image" in mixed.stderr
+    assert "Traceback" not in run(str(photo), "--url", "nowhere").stderr

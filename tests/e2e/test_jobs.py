@@ -1,0 +1,114 @@
+"""`python -m benchmarks jobs` on a small network: every picture is classified, every figure is there."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import jobs
+from benchmarks.__main__ import app
+from benchmarks.usage import Usage
+from tests import pictures, servers
+
+IMAGES = 3
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MobileNetV3-Small with random weights."""
+    folder = tmp_path_factory.mktemp("jobs") / "small"
+    options = ["--out", str(folder), "--architecture", "mobilenet_v3_small", "--classes", "10"]
+    command = [sys.executable, "-m", "benchmarks", "model", *options]
+    subprocess.run(command, cwd=servers.ROOT, check=True)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of two pictures."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "wide.jpg").write_bytes(pictures.jpeg(320, 240))
+    (folder / "tall.jpg").write_bytes(pictures.jpeg(200, 300))
+    return folder
+
+
+def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_path: Path) -> None:
+    options = ["--model", str(small_model), "--photos", str(photos), "--backend", "fastapi_onnx"]
+    sizes = ["--images", str(IMAGES), "--at-once", "2", "--instances", "1,2"]
+    files = [f"--{kind}={tmp_path / kind}" for kind in ("json", "csv", "picture")]
+    result = CliRunner().invoke(app, ["jobs", *options, *sizes, *files], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "json").read_text())
+    outcomes = kept["results"]
+    assert [(outcome["instances"], outcome["max_batch_size"]) for outcome in outcomes] == [
+        *((0, 1), (1, 1), (1, 8), (2, 1))
+    ]
+    for outcome in outcomes:
+        assert outcome["images"] == len(outcome["answers"]) == IMAGES
+        assert outcome["answers"] == outcomes[0]["answers"]
+        assert outcome["images_per_second"] == pytest.approx(IMAGES / outcome["seconds"])
+        assert (outcome["start_s"] > 0) == (outcome["instances"] > 0)
+        assert outcome["memory_mb"] > 10
+        assert outcome["cpu_percent"] > 0
+        assert outcome["arrangement"] in result.output
+    assert kept["machine"]["versions"]["torch"]
+    assert f"--images {IMAGES}" in kept["command"]
+    with (tmp_path / "csv").open(newline="") as file:
+        assert [float(row["seconds"]) for row in csv.DictReader(file)] == [
+            outcome["seconds"] for outcome in outcomes
+        ]
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_pytorch_answers_the_same_in_a_job_and_in_the_service(small_model: Path, photos: Path) -> None:
+    files = sorted(photos.iterdir())
+    own = jobs.decentralised(small_model, files, jobs.Backend.PT, images=2, at_once=2)
+    served = jobs.centralised(small_model, files, jobs.Backend.PT, images=2, at_once=2)
+    assert len(own.answers) == 2
+    assert own.answers == served.answers
+    assert (own.instances, served.instances) == (0, 1)
+    assert min(own.memory_mb, served.memory_mb) > 50  # PyTorch alone takes more
+
+
+def test_a_job_that_fails_says_why(small_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="No such file"):
+        jobs.decentralised(small_model, [tmp_path / "none.jpg"], jobs.Backend.ONNX, 1, 1)
+
+
+def test_a_service_that_refuses_a_job_fails_it(small_model: Path, photos: Path) -> None:
+    broken = photos / "zz.jpg"
+    broken.write_bytes(b"not a picture")
+    with pytest.raises(RuntimeError, match="400"):
+        jobs.centralised(small_model, [photos / "wide.jpg", broken], jobs.Backend.ONNX, 2, 2)
+
+
+@pytest.mark.parametrize("arguments", [["--at-once", "0"], ["--instances", "1,x"], ["--photos", "."]])
+def test_options_that_make_no_sense_are_refused(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["jobs", *arguments])
+    assert result.exit_code == 2
+
+
+def test_usage_sees_a_process_and_those_below_it() -> None:
+    script = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'input()']))"
+    command = [sys.executable, "-c", script]
+    memory = {}
+    for itself in (True, False):
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process, Usage() as usage:
+            children = psutil.Process(process.pid).children
+            while not children() or psutil.Process(children()[0].pid).memory_info().rss < 5e6:
+                assert process.poll() is None
+            usage.add(process.pid, itself=itself)
+            start = usage.looks
+            while usage.looks < start + 3:
+                assert process.poll() is None
+            usage.remove(process.pid)
+            process.communicate(b"\n")
+        memory[itself] = usage.memory_mb
+    assert memory[True] > memory[False] > 0

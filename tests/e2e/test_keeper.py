@@ -1,0 +1,77 @@
+"""`benchmarks.keeper` and `running.program`: whatever a benchmark starts, nothing of it is left."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from benchmarks import running
+from tests import servers
+
+ORPHAN = "setsid sh -c '{trap}echo $$; : > $TMPDIR/up; sleep 600; sleep 600' & "
+"""A daemon: its own session, and its parent ends."""
+
+LAUNCHER = """
+import sys
+from benchmarks.running import program
+with program(["sh", "-c", sys.argv[1]], {}) as started:
+    started.keeper.wait()
+"""
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Until the condition holds, for half a minute."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """Gone, or dead and not yet buried by whoever adopted it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("trap", ["", 'trap "" TERM; '])
+@pytest.mark.parametrize("rest", ["exec sleep 600", "until [ -e $TMPDIR/up ]; do sleep 0.01; done"])
+def test_a_daemon_is_ended_with_its_program(trap: str, rest: str) -> None:
+    script = ORPHAN.format(trap=trap) + rest
+    with running.program(["sh", "-c", script], {}) as started:
+        wait_for(lambda: started.log.read_text().endswith("\n"), "the daemon starts")
+        daemon = int(started.log.read_text())
+    assert ended(daemon)
+    assert started.keeper.returncode == 0
+    assert not started.log.exists()
+
+
+def test_all_end_when_the_benchmark_is_killed() -> None:
+    script = ORPHAN.format(trap="") + "echo $$; exec sleep 600"
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, script], cwd=servers.ROOT)
+    try:
+        benchmark = psutil.Process(launcher.pid)
+        wait_for(lambda: len(sleeping(benchmark)) == 2, "both start")
+        descendants = benchmark.children(recursive=True)
+    finally:
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+    wait_for(lambda: all(ended(process.pid) for process in descendants), "all end")
+
+
+def sleeping(process: psutil.Process) -> list[psutil.Process]:
+    """The `sleep` commands below it."""
+    return [child for child in process.children(recursive=True) if child.name() == "sleep"]
+
+
+def test_the_exit_code_and_the_last_words_are_the_programs() -> None:
+    with running.program(["sh", "-c", "echo broken >&2; exit 3"], {}) as started:
+        url = f"http://127.0.0.1:{running.free_port()}/"
+        with pytest.raises(RuntimeError, match="broken"):
+            running.wait_for_answer(url, b"", started, 30)
+        assert started.keeper.wait(30) == 3

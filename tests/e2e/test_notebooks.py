@@ -1,0 +1,44 @@
+"""Every notebook, from top to bottom, on small numbers, against services that it starts itself."""
+
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.servers import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Jupyter's own
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # nbformat's own
+    quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1"}
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    )
+    with patch.dict(os.environ, quick):
+        client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(output.output_type == "error" for output in outputs)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_real_outputs_are_kept_and_tell_nothing_of_the_machine(path: Path) -> None:
+    text = path.read_text()
+    notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]  # nbformat's own
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    assert "image/png" in text
+    assert str(ROOT) not in text
+    assert "/site-packages/" not in text
+
+
+def test_there_are_notebooks() -> None:
+    assert len(NOTEBOOKS) >= 4

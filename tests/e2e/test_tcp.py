@@ -1,0 +1,533 @@
+"""The TCP front-end: real sockets, a fake backend, and clients that mean no good."""
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from serving.frontends import tcp_frames as frames
+from serving.tcp_client import Answer, TcpClient
+from tests import pictures, servers
+from tests.fake.backend import Failure, command
+
+SETTINGS = {
+    "SERVING_INSTANCES": "1",
+    "SERVING_QUEUE_SIZE": "40",
+    "SERVING_BODY_TIMEOUT_MS": "700",
+    "SERVING_LOG_LEVEL": "error",
+    "SERVING_MAX_BATCH_SIZE": "1",
+    "SERVING_MAX_BODY_BYTES": "300000",
+    "SERVING_WORKER_TIMEOUT_MS": "60000",
+}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service, reachable both ways."""
+
+    url: str
+    port: int
+
+    def connect(self, key: str | None = None) -> TcpClient:
+        return TcpClient("127.0.0.1", self.port, key)
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def metric(self, name: str) -> float:
+        """The value of a series; 0 where it does not exist yet."""
+        text = requests.get(f"{self.url}/metrics", timeout=10).text
+        found = re.search(rf"^{re.escape(name)} ([\d.e+]+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def answered(self, status: int, code: str) -> float:
+        return self.metric(f'serving_requests_total{{code="{code}",path="tcp",status="{status}"}}')
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """Held computations end when this file exists."""
+    path = tmp_path / "gate"
+    yield path
+    path.touch()
+
+
+@contextlib.contextmanager
+def serving(**env: str) -> Iterator[Service]:
+    port = servers.free_port()
+    with servers.api("tests.fake", {**SETTINGS, "SERVING_TCP_PORT": str(port), **env}) as url:
+        yield Service(url, port)
+
+
+@pytest.fixture
+def service(gate: Path) -> Iterator[Service]:
+    with serving(FAKE_GATE=str(gate)) as running:
+        yield running
+        gate.touch()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Service]:
+    """For tests that hold nothing."""
+    with serving() as running:
+        yield running
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "the condition was never met"
+        time.sleep(0.01)
+
+
+def frame(photo: bytes, number: int = 7, options: bytes = b"") -> bytes:
+    """A request frame with options of any kind."""
+    return (
+        frames.REQUEST.pack(frames.AFTER_LENGTH + len(options) + len(photo), number, len(options))
+        + options
+        + photo
+    )
+
+
+def read_answers(connection: socket.socket) -> list[Answer]:
+    """All answers until the service closes the connection."""
+    client = TcpClient.__new__(TcpClient)
+    client._socket, client._file = connection, connection.makefile("rb")
+    answers = []
+    with contextlib.suppress(ConnectionError):
+        while True:
+            answers.append(client.receive())
+    return answers
+
+
+def test_answers_are_those_of_http(onnx_service: Service) -> None:
+    photo = pictures.jpeg()
+    url = f"{onnx_service.url}/predict"
+    over_http = requests.post(f"{url}?top_k=3", data=photo, timeout=30).json()
+    with onnx_service.connect() as client:
+        answer = client.predict(photo, top_k=3)
+        plain = client.predict(photo)
+    assert answer.status == 200
+    assert answer.content["prediction"] == over_http["prediction"]
+    assert answer.content["probability"] == pytest.approx(over_http["probability"], abs=1e-5)
+    assert [s["label"] for s in answer.content["top"]] == [s["label"] for s in over_http["top"]]
+    assert set(answer.content["ms"]) == {"decode", "queue", "infer", "total"}
+    assert "top" not in plain.content
+    assert onnx_service.answered(200, "ok") == 2
+
+
+@pytest.fixture(scope="module")
+def onnx_service() -> Iterator[Service]:
+    port = servers.free_port()
+    env = {"SERVING_LOG_LEVEL": "error", "SERVING_TCP_PORT": str(port)}
+    with servers.api("fastapi_onnx", env) as url:
+        yield Service(url, port)
+
+
+def test_the_command(onnx_service: Service, tmp_path: Path) -> None:
+    photo, text = tmp_path / "photo.jpg", tmp_path / "text.txt"
+    photo.write_bytes(pictures.jpeg())
+    text.write_text("no picture")
+
+    def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "serving.tcp_client", *arguments],
+            cwd=servers.ROOT,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    good = run(str(photo), SERVING_TCP_PORT=str(onnx_service.port))
+    assert good.returncode == 0
+    assert re.fullmatch(rf"{photo}: .+ [\d.]+ % \([\d.]+ ms\)\n", good.stdout)
+    mixed = run(str(text), str(photo), str(tmp_path / "none"), "--port", str(onnx_service.port))
+    assert mixed.returncode == 1
+    assert mixed.stdout.count("\n") == 1
+    assert "(400)" in mixed.stderr
+    assert "No such file" in mixed.stderr
+    nobody = run(str(photo), "--port", str(servers.free_port()))
+    assert nobody.returncode == 1
+    assert "Traceback" not in nobody.stderr
+
+
+def test_answers_come_as_they_finish_with_their_ids(gate: Path) -> None:
+    with serving(FAKE_GATE=str(gate), SERVING_INSTANCES="2") as service, service.connect() as client:
+        labels = requests.get(f"{service.url}/model", timeout=10).json()["labels"]
+        held = client.send(command(held=True, class_index=1))
+        wait_for(gate.with_suffix(".held").exists)
+        others = {client.send(command(class_index=index)): labels[index] for index in range(2, 9)}
+        answers = {answer.id: answer.content["prediction"] for answer in map(receive(client), others)}
+        assert answers == others
+        gate.touch()
+        assert client.receive().id == held
+
+
+def receive(client: TcpClient) -> Callable[[object], Answer]:
+    return lambda _: client.receive()
+
+
+def test_what_is_sent_byte_by_byte_is_understood(shared: Service) -> None:
+    with shared.raw() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in frame(command(), 2**32 - 1, b'{"top_k": 2, "request_id": "r-1"}'):
+            connection.sendall(bytes([byte]))
+        header = connection.recv(frames.RESPONSE.size, socket.MSG_WAITALL)
+        length, number, status = frames.RESPONSE.unpack(header)
+        body = connection.recv(length - frames.AFTER_LENGTH, socket.MSG_WAITALL)
+    assert (number, status) == (2**32 - 1, 200)
+    assert b'"request_id":"r-1"' in body
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (frame(b""), 400, "invalid_image"),
+        (frame(b"no picture"), 400, "invalid_image"),
+        (frame(command()[:40]), 400, "invalid_image"),
+        (frame(command(), 7, b"{"), 400, "invalid_json"),
+        (frame(command(), 7, b"[" * 1000), 400, "invalid_json"),
+        (frame(command(), 7, b"[]"), 422, "invalid_request"),
+        (frame(command(), 7, b'{"top_k": 0}'), 422, "invalid_request"),
+        (frame(command(), 7, b'{"top_k": 12}'), 422, "invalid_request"),
+        (frame(command(), 7, b'{"top_k": 123456789012345678901234567890}'), 422, "invalid_request"),
+        (frame(command(), 7, b'{"timeout_ms": 30001}'), 422, "invalid_request"),
+        (frame(command(), 7, b'{"priority": "urgent"}'), 422, "invalid_request"),
+        (frame(command(), 7, b'{"topk": 3}'), 422, "invalid_request"),
+    ],
+)
+def test_a_mistake_costs_one_answer_and_not_the_connection(
+    shared: Service, sent: bytes, status: int, code: str
+) -> None:
+    before = shared.answered(status, code)
+    with shared.connect() as client:
+        client._socket.sendall(sent)
+        answer = client.receive()
+        assert (answer.id, answer.status, answer.content["code"]) == (7, status, code)
+        assert set(answer.content) == {"detail", "code", "request_id"}
+        assert client.predict(command()).status == 200
+    assert shared.answered(status, code) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "number", "status", "code"),
+    [
+        (frames.REQUEST.pack(0, 7, 0), 0, 422, "invalid_request"),
+        (frames.REQUEST.pack(5, 7, 0), 0, 422, "invalid_request"),
+        (frames.REQUEST.pack(8, 7, 3), 0, 422, "invalid_request"),
+        (frames.REQUEST.pack(6, 7, 65535), 0, 422, "invalid_request"),
+        (frames.REQUEST.pack(2**32 - 1, 7, 0), 7, 413, "payload_too_large"),
+        (frames.REQUEST.pack(6 + 300_001, 7, 0), 7, 413, "payload_too_large"),
+        (frames.REQUEST.pack(6 + 2000, 7, 2000), 7, 413, "payload_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", int.from_bytes(b"/ HT"), 413, "payload_too_large"),
+        (b"\0" * 400_000, 0, 422, "invalid_request"),
+        (frames.REQUEST.pack(2**31, 7, 0) + bytes(400_000), 7, 413, "payload_too_large"),
+        (b"\0\0", 0, 408, "request_timeout"),
+        (frame(command())[:10], 7, 408, "request_timeout"),
+        (frame(command())[:-1], 7, 408, "request_timeout"),
+        (frame(b"", 7, b"{}" + b" " * 100)[:-1], 7, 408, "request_timeout"),
+        (frame(command(), 7, b"{")[:-1], 7, 400, "invalid_json"),
+    ],
+)
+def test_a_broken_frame_is_told_so_and_ends_the_connection(
+    shared: Service, sent: bytes, number: int, status: int, code: str
+) -> None:
+    with shared.raw() as connection:
+        connection.sendall(sent)
+        answers = read_answers(connection)
+    assert [(a.id, a.status, a.content["code"]) for a in answers] == [(number, status, code)]
+    with shared.connect() as client:
+        assert client.predict(command()).status == 200
+
+
+def test_half_frames_and_a_goodbye(shared: Service) -> None:
+    whole = frame(command(), 7, b'{"top_k": 1}')
+    for length in range(len(whole)):
+        with shared.raw() as connection:
+            connection.sendall(whole[:length])
+    wait_for(lambda: shared.metric("serving_free_slots") == 40)
+    with shared.connect() as client:
+        assert client.predict(command()).status == 200
+
+
+def test_noise(shared: Service) -> None:
+    randomness = random.Random(5)
+    for _ in range(60):
+        with shared.raw() as connection, contextlib.suppress(OSError):
+            connection.sendall(randomness.randbytes(randomness.randrange(1, 5000)))
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(10)
+    with shared.connect() as client:
+        assert client.predict(command()).status == 200
+    assert shared.metric("serving_free_slots") == 40
+
+
+@pytest.mark.parametrize("failure", [Failure.RAISE, Failure.NOT_FINITE])
+def test_a_failing_computation_is_a_500_that_tells_nothing(shared: Service, failure: Failure) -> None:
+    with shared.connect() as client:
+        answer = client.predict(command(failure=failure))
+        assert (answer.status, answer.content["code"]) == (500, "internal_error")
+        assert answer.content["detail"] == "the server failed; the request may be tried again"
+        assert client.predict(command()).status == 200
+
+
+def test_a_deadline(service: Service, gate: Path) -> None:
+    with service.connect() as client:
+        held = client.send(command(held=True))
+        wait_for(gate.with_suffix(".held").exists)
+        late = client.send(command(), timeout_ms=100)
+        answer = client.receive()
+        assert (answer.id, answer.status, answer.content["code"]) == (late, 504, "deadline_exceeded")
+        gate.touch()
+        assert client.receive().id == held
+    assert service.metric("serving_expired_total") == 1
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_client_that_leaves_costs_no_computation(service: Service, gate: Path, half: bool) -> None:
+    with service.connect() as staying, service.raw() as leaving:
+        staying.send(command(held=True))
+        wait_for(gate.with_suffix(".held").exists)
+        leaving.sendall(frame(command()) * 3)
+        wait_for(lambda: service.metric("serving_free_slots") == 36)
+        if half:
+            leaving.shutdown(socket.SHUT_WR)
+        else:
+            leaving.close()
+        wait_for(lambda: service.metric("serving_cancelled_total") == 3)
+        gate.touch()
+        assert staying.receive().status == 200
+    wait_for(lambda: service.metric("serving_free_slots") == 40)
+    assert service.metric("serving_infer_seconds_count") == 1
+    assert service.answered(499, "client_gone") == 3
+
+
+def test_a_connection_has_a_bound_of_its_own(service: Service, gate: Path) -> None:
+    """Its 33rd request is not read; others come through, up to the service's own bound."""
+    with service.connect() as client, service.connect() as other:
+        client.send(command(held=True))
+        wait_for(gate.with_suffix(".held").exists)
+        for _ in range(40):
+            client.send(command())
+        wait_for(lambda: service.metric("serving_free_slots") == 8)
+        for _ in range(8):
+            other.send(command())
+        wait_for(lambda: service.metric("serving_free_slots") == 0)
+        other.send(command())
+        refused = other.receive()
+        assert (refused.status, refused.content["code"]) == (503, "overloaded")
+        assert refused.content["retry_after"] >= 1
+        gate.touch()
+        assert [client.receive().status for _ in range(41)] == [200] * 41
+        assert [other.receive().status for _ in range(8)] == [200] * 8
+
+
+def test_bytes_that_wait_are_bounded_together_with_those_of_http() -> None:
+    bounds = {"SERVING_MAX_BUFFERED_BYTES": "100000", "SERVING_BODY_TIMEOUT_MS": "20000"}
+    picture = command() + bytes(10_000)
+    with serving(**bounds) as service, service.connect() as client:
+
+        def both_refused() -> bool:
+            with service.raw() as slow:  # itself refused where it meets one of the other two
+                slow.sendall(frame(bytes(95_001))[:-1])
+                over_tcp = client.predict(picture)
+                over_http = requests.post(f"{service.url}/predict", data=picture, timeout=20)
+            codes = {over_tcp.content.get("code"), over_http.json().get("code")}
+            return codes == {"overloaded"}
+
+        wait_for(both_refused)
+        wait_for(lambda: client.predict(picture).status == 200)
+
+
+def test_a_client_that_reads_no_answers_is_cut_off(fake_model: Path) -> None:
+    """Each answer ranks 4096 classes: the system's buffers take few of them."""
+    with serving(SERVING_MODEL_DIR=str(fake_model)) as service, service.raw() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        request = frame(command(), 7, b'{"top_k": 4096}')
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                connection.sendall(request)
+        wait_for(lambda: service.answered(499, "client_gone") > 0)
+        wait_for(lambda: service.metric("serving_free_slots") == 40)
+        with service.connect() as client:
+            assert len(client.predict(command(), top_k=4096).content["top"]) == 4096
+
+
+def test_idle_connections_are_closed_and_busy_ones_are_not(gate: Path) -> None:
+    env = {"SERVING_TCP_IDLE_TIMEOUT_S": "0.2", "FAKE_GATE": str(gate)}
+    with serving(**env) as service, service.connect() as busy, service.raw() as idle:
+        busy.send(command(held=True))
+        assert idle.recv(1) == b""
+        assert service.metric("serving_free_slots") == 39
+        gate.touch()
+        assert busy.receive().status == 200
+
+
+def test_a_flood_of_connections() -> None:
+    with serving(SERVING_TCP_MAX_CONNECTIONS="5") as service, contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(service.connect()) for _ in range(5)]
+        for client in kept:
+            assert client.predict(command()).status == 200
+        for _ in range(50):
+            with service.raw() as refused:
+                (answer,) = read_answers(refused)
+                assert (answer.id, answer.status, answer.content["code"]) == (0, 503, "overloaded")
+        assert kept[0].predict(command()).status == 200
+        assert service.answered(503, "overloaded") == 50
+        kept[1].close()
+
+        def accepted() -> bool:
+            with service.connect() as client:
+                return client.predict(command()).status == 200
+
+        wait_for(lambda: suppressed(accepted))
+
+
+def suppressed(attempt: Callable[[], bool]) -> bool:
+    """False where the connection breaks."""
+    try:
+        return attempt()
+    except OSError:
+        return False
+
+
+def test_a_key_is_asked_for() -> None:
+    with serving(SERVING_API_KEY="sesame") as service:
+        for wrong in (None, "", "Sesame", "sesame "):
+            with service.connect(wrong) as client:
+                client.send(command())
+                (answer,) = read_answers(client._socket)
+                assert (answer.status, answer.content["code"]) == (401, "unauthorized")
+        with service.connect("sesame") as client:
+            assert [client.predict(command()).status for _ in range(3)] == [200] * 3
+
+
+def test_nothing_is_left_open(shared: Service) -> None:
+    with servers.process_of(shared.url) as process:
+        wait_for(lambda: established(process) == 0)
+        before = process.num_fds()
+        for _ in range(50):
+            with shared.connect() as client:
+                client.predict(command())
+                client.send(b"no picture")
+            with shared.raw() as connection:
+                connection.sendall(frame(command())[:20])
+        wait_for(lambda: established(process) == 0)
+        wait_for(lambda: process.num_fds() <= before)
+    assert shared.metric("serving_free_slots") == 40
+
+
+def established(process: psutil.Process) -> int:
+    return sum(c.status != psutil.CONN_LISTEN for c in process.net_connections("tcp"))
+
+
+def test_sigterm_answers_what_was_accepted(service: Service, gate: Path) -> None:
+    with (
+        servers.process_of(service.url) as process,
+        service.connect() as client,
+        service.connect() as idle,
+    ):
+        assert idle.predict(command()).status == 200
+        held = client.send(command(held=True))
+        wait_for(gate.with_suffix(".held").exists)
+        process.terminate()
+        wait_for(lambda: requests.get(f"{service.url}/health/ready", timeout=10).status_code == 503)
+        refused = client.send(command())
+        answer = client.receive()
+        assert (answer.id, answer.status, answer.content["code"]) == (refused, 503, "draining")
+        client._socket.sendall(frame(command())[:20])  # and never the rest
+        gate.touch()
+        assert client.receive().id == held
+        assert client._socket.recv(1) == b""
+        assert idle._socket.recv(1) == b""
+        psutil.wait_procs([process], timeout=20)
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_several_web_processes_share_the_port() -> None:
+    with serving(SERVING_WEB_PROCESSES="2") as service, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(service.connect()) for _ in range(32)]
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda client: client.predict(command()), clients))
+        assert {answer.status for answer in answers} == {200}
+        assert service.answered(200, "ok") == 32
+
+
+@pytest.mark.parametrize("webs", ["1", "2"])
+def test_a_port_that_is_taken_keeps_the_service_from_starting(webs: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        env = {"SERVING_WEB_PROCESSES": webs, "SERVING_TCP_PORT": str(taken.getsockname()[1])}
+        ended = start(env)
+    assert ended.returncode == 1
+    assert "cannot be listened on" in ended.stderr
+
+
+def test_a_free_port_cannot_be_shared() -> None:
+    ended = start({"SERVING_WEB_PROCESSES": "2", "SERVING_TCP_PORT": "0"})
+    assert ended.returncode == 1
+    assert "SERVING_TCP_PORT=0 needs" in ended.stderr
+
+
+def start(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A service that is expected to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "serving", "tests.fake", "--port", "0"],
+        cwd=servers.ROOT,
+        env={**os.environ, **SETTINGS, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_thousands_of_requests_at_once(shared: Service) -> None:
+    """Sixteen connections, each with many requests under way."""
+
+    async def one_connection(index: int) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", shared.port)
+        ids = set(range(index * 1000, index * 1000 + 150))
+
+        async def send() -> None:
+            for number in ids:
+                writer.write(frame(command(), number))
+                await writer.drain()
+
+        sending = asyncio.create_task(send())
+        statuses: dict[int, int] = {}
+        while len(statuses) < len(ids):
+            length, number, status = frames.RESPONSE.unpack(
+                await reader.readexactly(frames.RESPONSE.size)
+            )
+            await reader.readexactly(length - frames.AFTER_LENGTH)
+            statuses[number] = status
+        await sending
+        writer.close()
+        await writer.wait_closed()
+        assert set(statuses) == ids
+        assert set(statuses.values()) <= {200, 503}
+        return sum(status == 200 for status in statuses.values())
+
+    async def main() -> int:
+        return sum(await asyncio.gather(*map(one_connection, range(16))))
+
+    assert asyncio.run(main()) > 0
+    wait_for(lambda: shared.metric("serving_free_slots") == 40)

@@ -1,0 +1,164 @@
+"""The arithmetic of the benchmarks: what is recorded, when it is steady, what the README says of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks import machine, readme, report
+from benchmarks.http_client import Answer, post
+from benchmarks.payloads import Protocol, payload, photos
+from benchmarks.recorder import Recorder, merged, ms, stable
+from benchmarks.server_side import Scrape
+from tests.pictures import jpeg
+
+OK = Answer(
+    "200", b"http/1.1 200 ok\r\nserver-timing: decode;dur=1, queue;dur=2, infer;dur=3, total;dur=7"
+)
+
+
+def window(per_second: int, latency_s: float) -> Recorder:
+    recorder = Recorder(seconds=1.0)
+    for _ in range(per_second):
+        recorder.add(OK, latency_s)
+    return recorder
+
+
+def test_percentiles_and_the_servers_own_stages() -> None:
+    recorder = Recorder(seconds=2.0)
+    for index in range(1, 1001):
+        recorder.add(OK, index / 1000)
+    assert ms(recorder.latency, 50) == pytest.approx(500, rel=0.002)
+    assert ms(recorder.latency, 99) == pytest.approx(990, rel=0.002)
+    assert recorder.per_second == 500
+    stages = {"decode": 1, "queue": 2, "infer": 3, "total": 7, "rest": 1}
+    assert recorder.server_ms() == pytest.approx(stages, rel=0.005)
+    percentiles = [percentile for percentile, _ in recorder.distribution()]
+    assert percentiles == sorted(percentiles)
+    assert 99.8 < percentiles[-1] < 100
+
+
+def test_other_answers_are_counted_and_not_timed() -> None:
+    recorder = Recorder(seconds=1.0)
+    recorder.add(Answer("503", b"http/1.1 503 busy\r\nretry-after: 1"), 0.5)
+    recorder.add(Answer("503", b"http/1.1 503 busy"), 0.5)
+    recorder.add(Answer("failed", b""), 9)
+    assert recorder.statuses == {"503": 2, "failed": 1}
+    assert recorder.latency.get_total_count() == 0
+    assert recorder.refusal.get_total_count() == 2
+    assert recorder.without_retry_after == 1
+    assert recorder.server_ms() is None
+    assert recorder.distribution() == []
+
+
+def test_windows_are_merged() -> None:
+    whole = merged([window(10, 0.1), window(30, 0.3)])
+    assert whole.per_second == 20
+    assert ms(whole.latency, 50) == pytest.approx(300, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("windows", "steady"),
+    [
+        ([window(100, 0.1), window(105, 0.1)], False),  # two are not three
+        ([window(100, 0.1), window(105, 0.1), window(109, 0.1)], True),
+        ([window(50, 0.1), window(100, 0.1), window(105, 0.1), window(109, 0.1)], True),
+        ([window(100, 0.1), window(105, 0.1), window(115, 0.1)], False),
+        ([window(100, 0.1), window(100, 0.1), window(100, 0.12)], False),
+        ([window(0, 0.1)] * 3, False),
+    ],
+)
+def test_steady_means_three_windows_within_a_tenth(windows: list[Recorder], steady: bool) -> None:
+    assert stable(windows) is steady
+
+
+def test_header_fields_are_found_whole() -> None:
+    answer = Answer("200", b"http/1.1 200 ok\r\nx-retry-after: 5\r\ncontent-length: 12")
+    assert answer.field(b"content-length") == b"12"
+    assert answer.field(b"retry-after") is None
+
+
+def test_a_post_on_the_wire() -> None:
+    wire = post("http://127.0.0.1:81", "/predict", {"A": "b"}, b"body")
+    assert (
+        wire == b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:81\r\nA: b\r\nContent-Length: 4\r\n\r\nbody"
+    )
+    with pytest.raises(ValueError, match="http://"):
+        post("https://127.0.0.1", "/", {}, b"")
+
+
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_every_protocol_has_its_request(protocol: Protocol) -> None:
+    made = payload(b"photo", protocol)
+    assert made.path.startswith("/")
+    assert b"photo" in made.body or b"cGhvdG8=" in made.body
+
+
+def test_photos_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no pictures"):
+        photos(tmp_path)
+    (tmp_path / "b.jpg").write_bytes(jpeg())
+    (tmp_path / "a.png").write_bytes(b"first")
+    (tmp_path / "notes.txt").write_text("not a picture")
+    assert photos(tmp_path) == [b"first", jpeg()]
+    assert photos(tmp_path / "a.png") == [b"first"]
+
+
+def scrape(text: str) -> Scrape:
+    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+    return Scrape({(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples})
+
+
+def test_batches_between_two_looks_at_the_metrics() -> None:
+    text = "\n".join(
+        [
+            "# TYPE serving_batch_size histogram",
+            'serving_batch_size_bucket{{le="1.0"}} {0}',
+            'serving_batch_size_bucket{{le="2.0"}} {1}',
+            'serving_batch_size_bucket{{le="+Inf"}} {2}',
+            "serving_batch_size_count {2}",
+            "serving_batch_size_sum {3}",
+            "",
+        ]
+    )
+    seen = scrape(text.format(14, 19, 20, 40)).since(scrape(text.format(10, 10, 10, 10)))
+    assert seen.batch_sizes() == {"1": 4, "2": 5, "inf": 1}
+    assert seen.mean_batch() == 3.0
+    assert seen.mean_ms() == {}
+
+
+def rows(*per_second: float, p99: float = 10) -> list[dict[str, float]]:
+    return [{"per_second": value, "p50_ms": 5, "p99_ms": p99} for value in per_second]
+
+
+def test_the_comparison_says_what_was_slower() -> None:
+    results: dict[str, Any] = {
+        readme.IN_PROCESS: {"2 threads": rows(120, 120, 120)},
+        readme.OURS: {"16 connections": rows(100, 200, 90, p99=20)},
+        "quick": {"16 connections": rows(110, 210, 100, p99=30)},
+        "slow": {"16 connections": rows(50, 100, 45, p99=15)},
+    }
+    text = readme.compare({"results": results})
+    assert "| slow | 50/s, p99 15 ms, x 2.00 |" in text
+    assert "quick answers 1.10 times as many at 16 connections" in text
+    assert "slow has the lower p99 at 16 connections (15 against 20 ms)" in text
+    assert "slow answers" not in text
+    assert "0.83 at 16 connections" in text
+
+
+def test_the_readme_says_what_the_results_say(tmp_path: Path) -> None:
+    copy = tmp_path / "README.md"
+    copy.write_text(readme.README.read_text())
+    readme.main(readme.RESULTS, copy)
+    assert copy.read_text() == readme.README.read_text()
+
+
+def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["x", "load", "--photo", str(tmp_path / "a photo.jpg")])
+    machine.write_results(tmp_path / "r" / "x.json", report.command(), [1])
+    content = json.loads((tmp_path / "r" / "x.json").read_text())
+    assert content["command"] == "python -m benchmarks load --photo 'a photo.jpg'"
+    assert {"cpu", "cores", "python", "commit"} <= set(content["machine"])
+    assert content["results"] == [1]
