@@ -73,7 +73,7 @@ class Observer:
         )  # never the raw path: a series per path would grow
         seconds = time.monotonic() - context.started
         self.metrics.requests.labels(path, str(status), context.code).inc()
-        if path == "/predict":
+        if path == "/predict" or context.stages:  # an answer of another protocol's
             self.metrics.total.observe(seconds)
         failed = status >= 500 and status != 503  # which is a refusal, and comes by the thousand
         level = "warning" if failed else "debug" if path in QUIET_PATHS else "info"

@@ -36,7 +36,7 @@ class Totals:
     """Milliseconds since 1970 when a batch was last answered; 0: never."""
 
     inferences: int = 0
-    """Inputs computed: a request has one or more."""
+    """Inputs of the successful requests: each has one or more."""
 
     successes: int = 0
     success_ns: int = 0
@@ -77,9 +77,8 @@ class Statistics:
 
     def executed(self, kind: Kind, batch_size: int, leads: bool, infer_s: float) -> None:
         """One input was computed; its batch counts with the one that leads it."""
-        row = self._own[kind]
-        row[INFERENCES] += 1
         if leads:
+            row = self._own[kind]
             row[LAST] = time.time_ns() // 1_000_000
             place = batch_place(batch_size)
             row[place + BATCH_EXECUTIONS] += 1
@@ -90,6 +89,7 @@ class Statistics:
         row = self._own[kind]
         decode, output = nanoseconds(stages.decode_s), nanoseconds(stages.output_s)
         queue, infer = nanoseconds(stages.queue_s), nanoseconds(stages.infer_s)
+        row[INFERENCES] += len(batch_sizes)
         row[SUCCESSES] += 1
         row[SUCCESS_NS] += decode + queue + infer + output
         row[DECODE_NS] += decode

@@ -124,6 +124,8 @@ class Service:
         own.code = error.code if error else "ok" if status == 200 else "client_gone"
         path = f"/{SERVICE}/{name}"
         self.classifier.metrics.requests.labels(path, str(status), own.code).inc()
+        if own.stages:
+            self.classifier.metrics.total.observe(time.monotonic() - own.started)
         logger().info(
             "request",
             request_id=own.request_id,

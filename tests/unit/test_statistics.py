@@ -31,7 +31,7 @@ def test_nothing_has_happened_at_first(webs: list[Statistics]) -> None:
 
 def test_figures_of_all_web_processes_add_up(webs: list[Statistics]) -> None:
     for web, statistics in enumerate(webs):
-        for leads in (True, False, False):
+        for leads in (True, False, False):  # three inputs of two requests
             statistics.executed(Kind.PIXELS, 3, leads, 0.5)
         statistics.succeeded(Kind.PIXELS, Stages(0.25, 0.5, 1.0, 0.125), [3])
         statistics.succeeded(Kind.PIXELS, Stages(0.5, 0.5, 1.0, 0.25), [3, 3])
