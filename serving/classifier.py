@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from serving.scores import best
 from serving.served import Logits, Passage, Prediction, Predictions, Served
 from serving.settings import Settings
 
+T = TypeVar("T")
 ReadPicture = Callable[[], bytes]
 SMALL_BODY = 96 * 1024  # bytes; what a JPEG of that size costs is bounded, whatever it says
 JPEG = b"\xff\xd8"
@@ -205,12 +206,12 @@ class Classifier:
         Raises InvalidTensorError for another shape or numbers that are not finite, and otherwise what
         `classify_all` raises.
         """
-        geometry = self.served.offer.attachment.geometry
-        wanted = (3, geometry.height, geometry.width)
-        if tensors.shape[1:] != wanted:
-            raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {wanted}")
 
-        async def prepare(_: Served) -> Inputs:
+        async def prepare(served: Served) -> Inputs:
+            geometry = served.offer.attachment.geometry
+            wanted = (3, geometry.height, geometry.width)
+            if tensors.shape[1:] != wanted:
+                raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {wanted}")
             for index, tensor in enumerate(tensors):
                 if not np.isfinite(tensor).all():
                     raise InvalidTensorError(f"element {index} has numbers that are not finite")
@@ -219,6 +220,10 @@ class Classifier:
         passage = await self._pass(Kind.TENSOR, len(tensors), prepare, deadline, bulk)
         rows = [outcome.logits for outcome in passage.outcomes]
         return Logits(rows, passage.over())
+
+    async def on_thread(self, work: Callable[[], T], bulk: bool) -> T:
+        """Runs what would hold up the event loop, on a decoding thread: there are as many as cores."""
+        return await self._decoders.run(work, bulk)
 
     async def _pass(
         self,

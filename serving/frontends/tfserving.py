@@ -4,7 +4,6 @@ Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); a pi
 `{"b64": "..."}`, a tensor nested lists of numbers.
 """
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from serving.engine.statistics import Stages
 from serving.errors import InvalidRequestError, NotFoundError, ServingError
 from serving.frontends.door import Door, Terms, unless_disconnected
 from serving.frontends.models import NamedModel, NamedModels, TensorSpec
-from serving.frontends.v2_tensors import decoded
+from serving.frontends.v2_tensors import commas, decoded
 from serving.responses import json_response
 
 SEGMENT = "v1"
@@ -30,7 +29,6 @@ SIGNATURE = "serving_default"
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 STATUS = {422: 400}
 TENSOR_TYPES = {"BYTES": "DT_STRING", "FP32": "DT_FLOAT"}
-MAX_KEYS = 8
 
 
 class B64(msgspec.Struct):
@@ -47,10 +45,18 @@ class PredictRequest(msgspec.Struct):
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class Named(msgspec.Struct, forbid_unknown_fields=True):
+    """A value with the name of an input, or bytes; an object of other keys is never built."""
+
+    INPUT_IMAGE: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    b64: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 Row4 = list[list[list[list[float]]]]
 REQUEST = msgspec.json.Decoder(PredictRequest)
-NAMED = msgspec.json.Decoder(dict[str, msgspec.Raw])
-ROWS = msgspec.json.Decoder(list[msgspec.Raw])
+NAMED = msgspec.json.Decoder(Named)
+NAMED_ROWS = msgspec.json.Decoder(list[Named])
 PICTURE = msgspec.json.Decoder(B64 | str)
 PICTURES = msgspec.json.Decoder(list[B64 | str])
 NUMBERS = msgspec.json.Decoder(Row4)
@@ -89,32 +95,33 @@ def parse(content: bytes, model: NamedModel, most: int) -> Asked:
 
 def rows(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArray[np.float32]:
     """`instances`: values, or objects that name the one input."""
-    found: list[msgspec.Raw] = decoded(ROWS, raw)
-    check_count(len(found), most)
-    named = [is_named(each, model) for each in found]
-    if not any(named):
+    if not bytes(raw)[1:].lstrip().startswith(b"{"):
         return column(raw, model, most)
-    values = [without_name(each, model) for each in found]
-    return column(msgspec.Raw(b"[" + b",".join(bytes(each) for each in values) + b"]"), model, most)
-
-
-def is_named(raw: msgspec.Raw, model: NamedModel) -> bool:
-    """Whether a value is an object with the input's name, and not bytes in base64."""
-    if bytes(memoryview(raw)[:1]) != b"{":
-        return False
-    keys: dict[str, msgspec.Raw] = decoded(NAMED, raw)
-    return model.kind is Kind.TENSOR or "b64" not in keys
+    found: list[Named] = decoded(NAMED_ROWS, raw)
+    check_count(len(found), most)
+    values = [value_of(each, model) for each in found]
+    return column(msgspec.Raw(b"[" + b",".join(values) + b"]"), model, most)
 
 
 def without_name(raw: msgspec.Raw, model: NamedModel) -> msgspec.Raw:
     """The value of the one input, whether it is named or not."""
-    if not is_named(raw, model):
+    if bytes(memoryview(raw)[:1]) != b"{":
         return raw
-    keys: dict[str, msgspec.Raw] = decoded(NAMED, raw)
-    if list(keys) != [model.input.name]:
-        names = ", ".join(repr(key[:40]) for key in list(keys)[:MAX_KEYS])
-        raise InvalidRequestError(f"the one input is {model.input.name}, not {names}")
-    return keys[model.input.name]
+    return msgspec.Raw(value_of(decoded(NAMED, raw), model))
+
+
+def value_of(named: Named, model: NamedModel) -> bytes:
+    """The JSON of one input's value. Raises InvalidRequestError for any other name."""
+    given = {
+        name: raw
+        for name in named.__struct_fields__
+        if (raw := getattr(named, name)) is not msgspec.UNSET
+    }
+    if list(given) == ["b64"]:
+        return b'{"b64":' + bytes(given["b64"]) + b"}"
+    if list(given) != [model.input.name]:
+        raise InvalidRequestError(f"the one input is {model.input.name}, not {', '.join(given)[:80]!r}")
+    return bytes(given[model.input.name])
 
 
 def column(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArray[np.float32]:
@@ -125,8 +132,12 @@ def column(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArra
         texts = [text_of(value) for value in decoded(PICTURES, raw)]
         check_count(len(texts), most)
         return texts
+    numbers, of_one = commas(raw) + 1, int(np.prod(model.input.dims))
+    if numbers % of_one or numbers > of_one * most:
+        raise InvalidRequestError(
+            f"{model.input.name} needs {of_one} numbers each, not {numbers} in all"
+        )
     values: Row4 = decoded(NUMBERS, raw)
-    check_count(len(values), most)
     try:
         with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
             array = np.array(values, np.float32)
@@ -189,7 +200,10 @@ class Predict:
         terms = self.door.admit(request, model.kind)
         async with self.door.body(request, compressed=True) as content:
             read = partial(parse, content, model, self.classifier.largest_request)
-            asked = await asyncio.to_thread(read) if len(content) > LARGE else read()
+            if len(content) > LARGE and model.kind is Kind.TENSOR:
+                asked = await self.classifier.on_thread(read, terms.bulk)
+            else:
+                asked = read()
             work = infer(self.classifier, asked, terms)
             columns, stages = await unless_disconnected(request, work)
         RequestContext.of(request).time_went_to(stages)

@@ -1,6 +1,5 @@
 """The Open Inference Protocol in HTTP, as Triton and KServe speak it: everything under `/v2`."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -47,18 +46,18 @@ class Infer:
         model = self.models.find(name, version)
         terms = self.door.admit(request, model.kind)
         async with self.door.body(request, compressed=True) as content:
-            question = await self._parse(request, model, content)
+            question = await self._parse(request, model, content, terms.bulk)
             answer = await unless_disconnected(request, infer(self.classifier, question, terms))
         RequestContext.of(request).time_went_to(answer.stages)
         body, json_bytes = v2_tensors.encode(question, answer)
         return await respond(request, body, json_bytes)
 
-    async def _parse(self, request: Request, model: NamedModel, content: bytes) -> Question:
+    async def _parse(self, request: Request, model: NamedModel, content: bytes, bulk: bool) -> Question:
         length = v2_tensors.header_length(request.headers.get(v2_tensors.HEADER), len(content))
         parse = partial(v2_tensors.parse, content, length, model, self.classifier.largest_request)
         json_bytes = len(content) if length is None else length
         if json_bytes > LARGE and model.input.datatype != "BYTES":  # as text; base64 is read at once
-            return await asyncio.to_thread(parse)
+            return await self.classifier.on_thread(parse, bulk)
         return parse()
 
     def short_ways(self) -> dict[str, Direct]:

@@ -34,7 +34,7 @@ MAX_DIMS, MAX_TENSORS = 8, 8
 LENGTH = struct.Struct("<I")
 FLOAT32 = np.dtype("<f4")
 
-Scalars = dict[str, bool | int | float | str | None]
+MAX_PARAMETERS_BYTES = 8192  # of JSON: objects of many keys would take many times their bytes
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -44,7 +44,7 @@ class InputTensor(msgspec.Struct):
     name: str
     datatype: str
     shape: Annotated[list[Dimension], msgspec.Meta(min_length=1, max_length=MAX_DIMS)]
-    parameters: Scalars | None = None
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -52,7 +52,7 @@ class RequestedOutput(msgspec.Struct):
     """As it stands in the JSON."""
 
     name: str
-    parameters: Scalars | None = None
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class InferRequest(msgspec.Struct):
@@ -60,11 +60,12 @@ class InferRequest(msgspec.Struct):
 
     inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
     id: str = ""
-    parameters: Scalars | None = None
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     outputs: Annotated[list[RequestedOutput], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
 
 
 REQUEST = msgspec.json.Decoder(InferRequest)
+SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
 NUMBERS: tuple[msgspec.json.Decoder[Any], ...] = (
@@ -93,8 +94,7 @@ def parse(body: bytes, length: int | None, model: NamedModel, most: int) -> Ques
     if length == 0:
         return raw_question(body, model)
     request = decoded(REQUEST, body if length is None else memoryview(body)[:length])
-    parameters: Parameters = request.parameters or {}
-    check_parameters(parameters)
+    parameters = scalars(request.parameters)
     if len(request.inputs) != 1:
         raise InvalidRequestError(f"{model.name} has one input, not {len(request.inputs)}")
     given = request.inputs[0]
@@ -129,8 +129,7 @@ def content(
     model: NamedModel, given: InputTensor, count: int, tail: memoryview
 ) -> Pictures | NDArray[np.float32]:
     """The input's elements, from its JSON or from the bytes after all JSON."""
-    parameters: Parameters = given.parameters or {}
-    check_parameters(parameters)
+    parameters = scalars(given.parameters)
     if "binary_data_size" in parameters:
         if given.data is not msgspec.UNSET:
             raise InvalidRequestError(f"{given.name} has both data and binary_data_size")
@@ -151,10 +150,20 @@ def content(
     return json_floats(given.data, given.shape, model, count)
 
 
+def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
+    """One of the `parameters` objects. Raises InvalidRequestError."""
+    if isinstance(raw, msgspec.UnsetType):
+        return {}
+    if len(memoryview(raw)) > MAX_PARAMETERS_BYTES:
+        raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
+    parameters: Parameters = decoded(SCALARS, raw) or {}
+    check_parameters(parameters)
+    return parameters
+
+
 def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
     """One entry of the request's `outputs`."""
-    parameters: Parameters = output.parameters or {}
-    check_parameters(parameters)
+    parameters = scalars(output.parameters)
     own = flag(parameters, "binary_data")
     classes = whole_number(parameters, "classification", 2**31 - 1)
     return WantedOutput(output.name, classes, binary if own is None else own)
@@ -190,6 +199,8 @@ def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
     depth = depth_of(raw)
     if depth > 2:
         raise InvalidRequestError("data is nested more deeply than its shape")
+    if commas(raw) > 2 * count:  # between the texts, and one in each data URL
+        raise InvalidRequestError(f"data has more than the {count} elements of its shape")
     found = decoded(TEXTS[depth - 1], raw)
     texts: list[str] = found if depth == 1 else [text for row in found for text in row]
     if len(texts) != count:
@@ -204,15 +215,23 @@ def json_floats(
     depth = depth_of(raw)
     if depth not in (1, len(shape)):
         raise InvalidRequestError("data must be flat, or nested as its shape says")
+    needed = int(np.prod(shape))
+    if commas(raw) != needed - 1:
+        raise InvalidRequestError(f"data has {commas(raw) + 1} numbers, its shape {needed}")
     try:
         with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
             array = np.array(decoded(NUMBERS[depth - 1], raw), np.float32)
     except ValueError as error:
         raise InvalidRequestError("data is nested unevenly") from error
-    wanted = tuple(shape) if depth > 1 else (int(np.prod(shape)),)
+    wanted = tuple(shape) if depth > 1 else (needed,)
     if array.shape != wanted:
         raise InvalidRequestError(f"data has the shape {list(array.shape)}, not {list(wanted)}")
     return array.reshape(count, *model.input.dims)
+
+
+def commas(raw: msgspec.Raw) -> int:
+    """What bounds the elements of an array before they are built, each many times its bytes."""
+    return bytes(raw).count(b",")
 
 
 def depth_of(raw: msgspec.Raw) -> int:

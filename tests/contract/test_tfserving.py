@@ -94,8 +94,11 @@ def test_tensors_as_nested_lists(backend_url: str) -> None:
         ({"instances": [None]}, "not as documented"),
         ({"instances": [[ENCODED]]}, "not as documented"),
         ({"instances": [{"b64": 1}]}, "not as documented"),
-        ({"instances": [{"x": ENCODED}]}, "the one input is INPUT_IMAGE"),
-        ({"instances": [{"INPUT_IMAGE": ENCODED, "x": 1}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{"x": ENCODED}]}, "not as documented"),
+        ({"instances": [{"input": ENCODED}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{"INPUT_IMAGE": ENCODED, "b64": ENCODED}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{"b64": ENCODED}, ENCODED]}, "not as documented"),
         ({"instances": ["%%%"]}, "base64"),
         ({"instances": [ENCODED, "AAAA"]}, "element 1"),
         ({"instances": [ENCODED], "signature_name": "x"}, "signature"),
@@ -112,6 +115,8 @@ def test_hostile_photos(backend_url: str, body: Any, words: str) -> None:
         [[1.0]],
         [[[[1.0]]]],
         [[[[1.0], [1.0, 2.0]]]],
+        [[[[1.0], [1.0] * (3 * 224 * 224 - 1)]]],
+        [[[[]]]] * 1000,
         [["1"]],
         [[[[None]]]],
         "text",
@@ -119,7 +124,7 @@ def test_hostile_photos(backend_url: str, body: Any, words: str) -> None:
         [[[[[1.0]]]]],
         np.full((1, 3, 224, 224), 1e39).tolist(),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_hostile_tensors(backend_url: str, values: Any) -> None:
     check_error(post(backend_url, {"inputs": values}, f"{TENSORS}:predict"), 400, "")
