@@ -8,6 +8,7 @@ for HTTP, would need gRPC's own parser.
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -190,7 +191,11 @@ class Service:
         model = self.models.find(request.model_name, request.model_version or None)
         terms = self._admit(context, model.kind)
         with self.door.held(request.ByteSize()):
-            question = messages.parse(request, model, self.classifier.largest_request)
+            parse = partial(messages.parse, request, model, self.classifier.largest_request)
+            if messages.is_large(request):
+                question = await self.classifier.on_thread(parse, terms.bulk)
+            else:
+                question = parse()
             answer = await infer(self.classifier, question, terms)
         own.time_went_to(answer.stages)
         return messages.encode(question, answer)

@@ -24,6 +24,7 @@ from serving.frontends.v2_inference import (
 from serving.frontends.v2_tensors import MAX_TENSORS, binary_data, binary_elements, float_tensor
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
+LARGE = 16 * 1024  # numbers
 Message = Any  # protobuf's classes are made at run time
 
 
@@ -48,6 +49,11 @@ def parse(request: Message, model: NamedModel, most: int) -> Question:
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
     )
+
+
+def is_large(request: Message) -> bool:
+    """Whether its typed numbers, which cost more than raw ones, are a thread's work."""
+    return any(len(given.contents.fp32_contents) > LARGE for given in request.inputs[:1])
 
 
 def scalars(parameters: Message) -> Parameters:
@@ -82,11 +88,10 @@ def content(
         if len(typed[1]) != count:
             raise InvalidRequestError(f"bytes_contents has {len(typed[1])} elements, its shape {count}")
         return list(typed[1])
-    numbers = np.array(typed[0], np.float32)
     wanted = (count, *model.input.dims)
-    if numbers.size != np.prod(wanted):
-        raise InvalidRequestError(f"fp32_contents has {numbers.size} elements, not {np.prod(wanted)}")
-    return numbers.reshape(wanted)
+    if len(typed[0]) != np.prod(wanted):
+        raise InvalidRequestError(f"fp32_contents has {len(typed[0])} elements, not {np.prod(wanted)}")
+    return np.array(typed[0], np.float32).reshape(wanted)
 
 
 def encode(question: Question, answer: Answer) -> Message:

@@ -108,6 +108,25 @@ def test_what_tritons_clients_always_send_is_no_error(grpc_target: str) -> None:
         assert len(call(request, timeout=30).raw_output_contents) == 2
 
 
+def test_typed_numbers_are_raw_ones(grpc_target: str) -> None:
+    batch = noise(1)
+    given = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
+    typed = {**given, "contents": {"fp32_contents": batch.ravel().tolist()}}
+    requests_ = (
+        pb.ModelInferRequest(model_name=TENSORS, inputs=[typed]),
+        pb.ModelInferRequest(model_name=TENSORS, inputs=[given], raw_input_contents=[batch.tobytes()]),
+    )
+    with grpc.insecure_channel(grpc_target) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            pb.ModelInferRequest.SerializeToString,
+            pb.ModelInferResponse.FromString,
+        )
+        answers = [call(request, timeout=30).raw_output_contents[0] for request in requests_]
+    logits = [np.frombuffer(answer, np.float32) for answer in answers]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
+
+
 def test_async_infer(client: Any) -> None:
     results: list[Any] = []
     done = threading.Semaphore(0)
