@@ -7,7 +7,7 @@ BIN := .venv/bin
 export BACKEND
 
 .DELETE_ON_ERROR:
-.PHONY: run test bench notebooks lint format accuracy train lock clean
+.PHONY: run test bench notebooks lint format accuracy train proto lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
@@ -35,6 +35,10 @@ accuracy: .venv/dev.installed  ## DATA=folder with data/food11-64/ and photos/
 
 train: .venv/dev.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
 	$(BIN)/python -m training.food11 --data $(DATA) --run $(RUN)
+
+proto: .venv/dev.installed  ## the gRPC messages, from serving/frontends/grpc_generated/open_inference.proto
+	cd serving/frontends/grpc_generated && ../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
+		python -m grpc_tools.protoc -I. --python_out=. open_inference.proto
 
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
 	./training/lock

@@ -24,9 +24,9 @@ from PIL import Image
 from benchmarks import running, servers
 from fastapi_onnx.backend import OnnxBackend
 from serving.body import DECODER, decode_base64
-from serving.classifier import best
 from serving.images import ImageDecoder
 from serving.model import Model
+from serving.scores import best
 from serving.settings import Settings
 
 CALLS = 200

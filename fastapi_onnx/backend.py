@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from fastapi_onnx.graph import INPUT, with_uint8_input
+from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
 from serving.backend import BackendInfo
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -21,12 +21,17 @@ class OnnxBackend:
 
     def __init__(self) -> None:
         self._session: ort.InferenceSession | None = None
+        self._no_pixels: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._no_tensor: NDArray[np.float32] = np.empty(0, np.float32)
 
     def load(self, model: Model, settings: Settings) -> BackendInfo:
         """Loads `model.onnx`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
         path = model.file("model.onnx")
+        height, width = model.description.image.output_size
+        self._no_pixels = np.empty((0, height, width, 3), np.uint8)
+        self._no_tensor = np.empty((0, 3, height, width), np.float32)
         try:
-            graph = with_uint8_input(onnx.load(path), model.description.image).SerializeToString()
+            graph = with_two_inputs(onnx.load(path), model.description.image).SerializeToString()
             fallback = self._open(graph, settings)
         except ConfigurationError:
             raise
@@ -58,8 +63,22 @@ class OnnxBackend:
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
+        return self._run(batch, self._no_tensor)
+
+    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised photos [N, 3, H, W] -> logits [N, classes]."""
+        return self._run(self._no_pixels, batch)
+
+    def _run(
+        self,
+        pixels: NDArray[np.uint8],
+        tensor: NDArray[np.float32],
+        options: ort.RunOptions | None = None,
+    ) -> NDArray[np.float32]:
+        """Whichever of the two has elements is what is computed."""
         assert self._session is not None  # noqa: S101 load comes first
-        logits: NDArray[np.float32] = self._session.run(None, {INPUT: batch})[0]
+        inputs = {PIXELS: pixels, TENSOR: tensor}
+        logits: NDArray[np.float32] = self._session.run(None, inputs, options)[0]
         return logits
 
     def trim(self) -> None:
@@ -68,8 +87,8 @@ class OnnxBackend:
             return
         options = ort.RunOptions()
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        _, *shape = self._session.get_inputs()[0].shape
-        self._session.run(None, {INPUT: np.zeros((1, *shape), np.uint8)}, options)
+        one = np.zeros((1, *self._no_pixels.shape[1:]), np.uint8)
+        self._run(one, self._no_tensor, options)
 
     def close(self) -> None:
         """Drops the session and with it the device's memory."""

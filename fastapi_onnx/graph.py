@@ -1,4 +1,7 @@
-"""Puts the normalisation in front of a model, inside the graph: uint8 pixels in, logits out."""
+"""Puts the normalisation in front of a model, inside the graph, and a way around it.
+
+One session then serves pixels and tensors: a second one would cost the memory of the weights again.
+"""
 
 import numpy as np
 import onnx
@@ -7,42 +10,66 @@ from onnx import TensorProto, helper, numpy_helper
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline
 
-INPUT = "serving_pixels"  # a name that a model of one's own will not have
+PREFIX = "serving_"  # which the names of a model of one's own will not have
+PIXELS, TENSOR = f"{PREFIX}pixels", f"{PREFIX}tensor"
 
 
-def with_uint8_input(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.ModelProto:
-    """float [N, 3, H, W] in -> uint8 [N, H, W, 3] in, one quarter of the bytes.
+def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.ModelProto:
+    """float [N, 3, H, W] in -> uint8 [N, H, W, 3], or, where that has no element, the float input.
 
-    (pixel / 255 - mean) / std becomes one multiplication and one addition per channel. Raises
-    ConfigurationError when the model is not of the documented shape.
+    Pixels are one quarter of the bytes; (pixel / 255 - mean) / std becomes one multiplication and one
+    addition per channel. Raises ConfigurationError when the model is not of the documented shape.
     """
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]
     if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != TensorProto.FLOAT:
         raise ConfigurationError("model.onnx must have exactly one input, float [N, 3, H, W]")
-    name = inputs[0].name
     std = np.asarray(pipeline.std, np.float32).reshape(1, 3, 1, 1)
     mean = np.asarray(pipeline.mean, np.float32).reshape(1, 3, 1, 1)
     height, width = pipeline.output_size
-    pixels = helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["N", height, width, 3])
-    nodes = [
-        helper.make_node("Transpose", [INPUT], [f"{INPUT}_nchw"], perm=[0, 3, 1, 2]),
-        helper.make_node("Cast", [f"{INPUT}_nchw"], [f"{INPUT}_float"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", [f"{INPUT}_float", f"{INPUT}_scale"], [f"{INPUT}_scaled"]),
-        helper.make_node("Add", [f"{INPUT}_scaled", f"{INPUT}_shift"], [name]),
-    ]
     result = onnx.ModelProto()
     result.CopyFrom(model)
     result.graph.input.remove(inputs[0])
-    result.graph.input.insert(0, pixels)
+    result.graph.input.insert(
+        0, helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, ["N", height, width, 3])
+    )
+    result.graph.input.insert(
+        1, helper.make_tensor_value_info(TENSOR, TensorProto.FLOAT, ["M", 3, height, width])
+    )
     result.graph.initializer.extend(
         [
-            numpy_helper.from_array((1 / (255 * std)).astype(np.float32), f"{INPUT}_scale"),
-            numpy_helper.from_array((-mean / std).astype(np.float32), f"{INPUT}_shift"),
+            numpy_helper.from_array((1 / (255 * std)).astype(np.float32), f"{PREFIX}scale"),
+            numpy_helper.from_array((-mean / std).astype(np.float32), f"{PREFIX}shift"),
         ]
     )
     body = list(result.graph.node)
     del result.graph.node[:]
-    result.graph.node.extend(nodes + body)
+    result.graph.node.extend([*choice(inputs[0].name, height, width), *body])
     return result
+
+
+def choice(name: str, height: int, width: int) -> list[onnx.NodeProto]:
+    """The nodes that make the model's own input, `name`, of whichever of the two has elements."""
+
+    def branch(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
+        output = nodes[-1].output[0]
+        value = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["K", 3, height, width])
+        return helper.make_graph(nodes, f"{output}_branch", [], [value])
+
+    nchw, floats, scaled = (f"{PIXELS}_{word}" for word in ("nchw", "float", "scaled"))
+    normalise = [
+        helper.make_node("Transpose", [PIXELS], [nchw], perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", [nchw], [floats], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [floats, f"{PREFIX}scale"], [scaled]),
+        helper.make_node("Add", [scaled, f"{PREFIX}shift"], [f"{PIXELS}_normalised"]),
+    ]
+    as_it_is = [helper.make_node("Identity", [TENSOR], [f"{TENSOR}_as_it_is"])]
+    size, given = f"{PIXELS}_size", f"{PIXELS}_given"
+    return [
+        helper.make_node("Size", [PIXELS], [size]),
+        helper.make_node("Cast", [size], [given], to=TensorProto.BOOL),
+        helper.make_node(
+            "If", [given], [name], then_branch=branch(normalise), else_branch=branch(as_it_is)
+        ),
+    ]

@@ -19,32 +19,32 @@ from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
 
+CHANNELS_LAST: Any = {"memory_format": torch.channels_last}  # unknown to torch's own stub
 
-class PixelsToLogits(nn.Module):
-    """Normalisation and network in one: uint8 [N, H, W, 3] -> float32 [N, classes]."""
 
-    def __init__(self, network: nn.Module, pipeline: ImagePipeline, dtype: torch.dtype) -> None:
+class Normalise(nn.Module):
+    """uint8 pixels [N, H, W, 3] -> what the network was trained on, float32 [N, 3, H, W]."""
+
+    def __init__(self, pipeline: ImagePipeline) -> None:
         super().__init__()
         mean, std = torch.tensor(pipeline.mean), torch.tensor(pipeline.std)
         self.scale: Tensor
         self.shift: Tensor
         self.register_buffer("scale", (1 / (255 * std)).view(1, 3, 1, 1))
         self.register_buffer("shift", (-mean / std).view(1, 3, 1, 1))
-        self.network = network
-        self.dtype = dtype
 
     def forward(self, pixels: Tensor) -> Tensor:
         """The permuted batch has the channels last in memory already."""
-        photos = pixels.permute(0, 3, 1, 2).float() * self.scale + self.shift
-        logits: Tensor = self.network(photos.to(self.dtype))
-        return logits.float()
+        return pixels.permute(0, 3, 1, 2).float() * self.scale + self.shift
 
 
 class TorchBackend:
     """One network, shared by all threads: inference changes nothing in it."""
 
     def __init__(self) -> None:
-        self._run: nn.Module | None = None
+        self._normalise: nn.Module | None = None
+        self._network: nn.Module | None = None
+        self._dtype = torch.float32
         self._device = torch.device("cpu")
         self._threads = 1
 
@@ -53,18 +53,17 @@ class TorchBackend:
         self._threads = settings.intra_op_threads
         self._device, fallback = choose_device(settings.device, *settings.devices[:1])
         on_gpu = self._device.type == "cuda"
-        dtype = torch.float16 if on_gpu else torch.float32
+        self._dtype = torch.float16 if on_gpu else torch.float32
         network = read_network(model, model.file("model.safetensors"))
         network.body = fuse(network.body)
-        channels_last: Any = {"memory_format": torch.channels_last}  # unknown to torch's own stub
-        network = network.to(self._device, dtype, **channels_last)
-        run = PixelsToLogits(network, model.description.image, dtype).to(self._device).eval()
+        network = network.to(self._device, self._dtype, **CHANNELS_LAST).eval()
+        self._normalise = Normalise(model.description.image).to(self._device)
         if on_gpu:
             torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, self._device)
-            self._run = run
+            self._network = network
         else:
             torch.set_num_threads(self._threads)
-            self._run = optimised_for_cpu(run, model.description.image.output_size)
+            self._network = optimised_for_cpu(network, model.description.image.output_size)
         return BackendInfo(
             backend=f"torch {torch.__version__}",
             device=str(self._device),
@@ -75,13 +74,21 @@ class TorchBackend:
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
-        assert self._run is not None  # noqa: S101 load comes first
+        assert self._normalise is not None  # noqa: S101 load comes first
+        with torch.inference_mode():
+            return self._logits(self._normalise(torch.from_numpy(batch).to(self._device)))
+
+    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised photos [N, 3, H, W] -> logits [N, classes]."""
+        with torch.inference_mode():
+            photos = torch.from_numpy(batch).to(self._device)
+            return self._logits(photos.contiguous(**CHANNELS_LAST))
+
+    def _logits(self, photos: Tensor) -> NDArray[np.float32]:
+        assert self._network is not None  # noqa: S101 load comes first
         if torch.get_num_threads() != self._threads:  # it is the process's, not the network's
             torch.set_num_threads(self._threads)
-        with torch.inference_mode():
-            logits: NDArray[np.float32] = (
-                self._run(torch.from_numpy(batch).to(self._device)).cpu().numpy()
-            )
+        logits: NDArray[np.float32] = self._network(photos.to(self._dtype)).float().cpu().numpy()
         return logits
 
     def trim(self) -> None:
@@ -91,7 +98,7 @@ class TorchBackend:
 
     def close(self) -> None:
         """Drops the network and gives the GPU's memory back."""
-        self._run = None
+        self._normalise = self._network = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -131,16 +138,16 @@ def read_network(model: Model, path: Path) -> Network:
     return network.eval()
 
 
-def optimised_for_cpu(run: nn.Module, size: tuple[int, int]) -> nn.Module:
+def optimised_for_cpu(network: nn.Module, size: tuple[int, int]) -> nn.Module:
     """Traces and freezes the network; keeps oneDNN's layouts where they are faster.
 
     They are for thin networks such as MobileNetV2, and are not for thick ones such as ResNet-18, so
     both are tried. `torch.compile` was no faster and needs a compiler on the machine.
     """
-    example = torch.zeros(1, *size, 3, dtype=torch.uint8)
+    example = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of fixed sizes (they are) and of its age
-        plain, layouts = (torch.jit.freeze(torch.jit.trace(run, example)) for _ in range(2))
+        plain, layouts = (torch.jit.freeze(torch.jit.trace(network, example)) for _ in range(2))
         candidates: list[nn.Module] = [plain, torch.jit.optimize_for_inference(layouts)]
         return min(candidates, key=lambda candidate: least_seconds(candidate, example))
 

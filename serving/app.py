@@ -1,7 +1,7 @@
 """`create_app`: puts settings, model, classifier and front-ends together."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,12 +15,14 @@ from serving.classifier import Classifier
 from serving.context import RequestContext
 from serving.engine.source import EngineSource, OwnEngine
 from serving.errors import InternalError, InvalidRequestError, ServingError, by_status
-from serving.frontends import admin, native
+from serving.frontends import admin, native, tfserving, torchserve, v2
+from serving.frontends.door import Door
+from serving.frontends.models import NamedModels
 from serving.frontends.tcp import TcpServer
 from serving.metrics import Metrics
 from serving.middleware import Direct, Observer, ShortWay
 from serving.model import Model
-from serving.responses import error_response
+from serving.responses import ErrorShapes
 from serving.settings import Settings
 
 
@@ -35,12 +37,17 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     metrics = Metrics(shared=source is not None)
     model = Model.read(settings.model_dir)
     classifier = Classifier(model, settings, metrics, source or OwnEngine(backend, settings))
-    predict = native.Predict(classifier)
-    tcp = TcpServer(classifier, predict.reader)
+    door, models = Door(classifier), NamedModels(classifier)
+    predict = native.Predict(classifier, door)
+    tcp = TcpServer(classifier, door.reader)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with classifier.running(), tcp.running():
+        async with (
+            classifier.running(),
+            tcp.running(),
+            grpc_server(classifier, door, models),
+        ):
             yield
 
     app: FastAPI = FastAPIOffline(
@@ -54,8 +61,12 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     app.include_router(native.create_router(classifier, predict))
     if settings.admin_key:
         app.include_router(admin.create_router(classifier, settings.admin_key))
-    add_error_handlers(app)
-    app.add_middleware(ShortWay, direct=Direct("/predict", predict), on_error=respond)
+    errors = ErrorShapes()
+    ways = {"/predict": Direct("/predict", predict)}
+    ways |= add_protocols(app, classifier, door, models, errors)
+    respond = Responder(errors)
+    add_error_handlers(app, respond)
+    app.add_middleware(ShortWay, ways=ways, on_error=respond)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -70,22 +81,59 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
             ],
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(Observer, metrics=metrics)
+    app.add_middleware(Observer, metrics=metrics, errors=errors)
     return app
 
 
-def respond(request: Request, error: ServingError) -> Response:
+def add_protocols(
+    app: FastAPI, classifier: Classifier, door: Door, models: NamedModels, errors: ErrorShapes
+) -> dict[str, Direct]:
+    """The other protocols that are switched on; returns their short ways."""
+    ways: dict[str, Direct] = {}
+    if "v2" in classifier.settings.protocols:
+        infer = v2.Infer(classifier, door, models)
+        app.include_router(v2.create_router(classifier, door, models, infer))
+        errors.add("v2", v2.error_response)
+        ways |= infer.short_ways()
+    if "tfserving" in classifier.settings.protocols:
+        app.include_router(tfserving.create_router(classifier, door, models))
+        errors.add(tfserving.SEGMENT, tfserving.error_response)
+    if "torchserve" in classifier.settings.protocols:
+        app.include_router(torchserve.create_router(classifier, door, models))
+        for segment in torchserve.SEGMENTS:
+            errors.add(segment, torchserve.error_response)
+    return ways
+
+
+def grpc_server(
+    classifier: Classifier, door: Door, models: NamedModels
+) -> AbstractAsyncContextManager[None]:
+    """Runs where a port is set; nothing of it is imported elsewhere."""
+    if classifier.settings.grpc_port is None:
+        return nullcontext()
+    from serving.frontends import v2_grpc
+
+    return v2_grpc.running(classifier, door, models)
+
+
+class Responder:
     """The answer for an error; what went wrong inside stays in the log."""
-    context = RequestContext.of(request)
-    context.code = error.code
-    if type(error) is InternalError:
-        logs.logger().error("internal error", detail=error.detail, request_id=context.request_id)
-        error = InternalError("the server failed; the request may be tried again")
-    return error_response(error, context)
+
+    def __init__(self, errors: ErrorShapes) -> None:
+        self.errors = errors
+
+    def __call__(self, request: Request, error: ServingError) -> Response:
+        """In the shape of the path's protocol."""
+        context = RequestContext.of(request)
+        context.code = error.code
+        if type(error) is InternalError:
+            logs.logger().error("internal error", detail=error.detail, request_id=context.request_id)
+            error = InternalError("the server failed; the request may be tried again")
+        return self.errors.response(request.scope["path"], error, context)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Every error leaves in the native shape."""
+def add_error_handlers(app: FastAPI, respond: Responder) -> None:
+    """Every error leaves in the shape of its path."""
 
     @app.exception_handler(ServingError)
     async def on_serving_error(request: Request, error: ServingError) -> Response:

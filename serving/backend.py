@@ -39,6 +39,9 @@ class Backend(Protocol):
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by one thread at a time."""
 
+    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised photos [N, 3, height, width] -> logits [N, classes], by the same network."""
+
     def trim(self) -> None:
         """Gives memory back that only warm-up needed; called once, when it is over."""
 

@@ -1,8 +1,8 @@
 """Reads a request's body within its limits, and finds the picture in it; called by front-ends."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Annotated
 
 import msgspec
@@ -10,6 +10,7 @@ import pybase64
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
 
+from serving.compression import encoding_of, unpacked
 from serving.errors import (
     InvalidBase64Error,
     InvalidImageError,
@@ -47,24 +48,29 @@ class BodyReader:
         self.timeout_s = timeout_s
         self._buffered = 0
 
-    def read(self, request: Request) -> AbstractAsyncContextManager[bytes]:
-        """The whole body of an HTTP request, see `collect`. Raises also UnsupportedMediaTypeError."""
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity":
-            raise UnsupportedMediaTypeError(f"the content encoding {encoding[:40]!r} is not supported")
+    def read(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
+        """The whole body of an HTTP request, see `collect`. Raises also UnsupportedMediaTypeError.
+
+        `compressed` bodies are unpacked where their encoding is known.
+        """
+        encoding = encoding_of(request.headers.get("content-encoding"))
+        if encoding and not compressed:
+            raise UnsupportedMediaTypeError(f"the content encoding {encoding!r} is not supported here")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
             raise self._too_large()
-        return self.collect(request.stream())
+        return self.collect(request.stream(), encoding)
 
     def _too_large(self) -> PayloadTooLargeError:
         return PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
 
     @asynccontextmanager
-    async def collect(self, stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """All chunks in one; they count as held until the block ends.
+    async def collect(
+        self, stream: AsyncIterable[bytes], encoding: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """All chunks in one, unpacked within the same limit; they count as held until the block ends.
 
-        Raises PayloadTooLargeError, SlowBodyError or OverloadedError.
+        Raises PayloadTooLargeError, SlowBodyError, OverloadedError or InvalidBodyError.
         """
         chunks, size = [], 0
         try:
@@ -83,7 +89,24 @@ class BodyReader:
                 raise SlowBodyError(text) from error
             body = b"".join(chunks)
             del chunks
+            if encoding:
+                body = await unpacked(body, encoding, self.max_bytes)
+                size += len(body)
+                self._buffered += len(body)
+                if self._buffered > self.max_buffered_bytes:
+                    raise OverloadedError("too many bytes are waiting already")
             yield body
+        finally:
+            self._buffered -= size
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Counts a message that something else has read. Raises OverloadedError."""
+        self._buffered += size
+        try:
+            if self._buffered > self.max_buffered_bytes:
+                raise OverloadedError("too many bytes are waiting already")
+            yield
         finally:
             self._buffered -= size
 
@@ -140,8 +163,10 @@ def decode_base64(text: str) -> bytes:
         return pybase64.b64decode(text.encode("ascii").translate(None, WHITESPACE), validate=True)
 
 
-def from_multipart(body: bytes, boundary: bytes | None) -> bytes:
-    """The one file field `image` or `file` of a form (RFC 7578), without a copy of the rest."""
+def from_multipart(
+    body: bytes, boundary: bytes | None, fields: tuple[bytes, ...] = IMAGE_FIELDS
+) -> bytes:
+    """The one file in one of these fields of a form (RFC 7578), without a copy of the rest."""
     if not boundary or len(boundary) > MAX_BOUNDARY:
         raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
     parts = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2)
@@ -149,9 +174,10 @@ def from_multipart(body: bytes, boundary: bytes | None) -> bytes:
         raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
     if len(parts) < 3 or not parts[-1].startswith(b"--"):
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
-    files = [content for name, content in map(split_part, parts[1:-1]) if name in IMAGE_FIELDS]
+    files = [content for name, content in map(split_part, parts[1:-1]) if name in fields]
     if len(files) != 1:
-        raise InvalidRequestError(f"send one file in the field image or file; got {len(files)}")
+        names = " or ".join(name.decode() for name in fields)
+        raise InvalidRequestError(f"send one file in the field {names}; got {len(files)}")
     return files[0]
 
 

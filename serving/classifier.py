@@ -1,71 +1,43 @@
 """The one entry of every front-end: `classify` turns a picture file into a prediction.
 
-The path: a slot of the engine, find and decode the picture (a thread), `Slot.submit`, softmax and
+The path: a slot of the engine, find and decode the picture (a thread), `Slots.submit`, softmax and
 top-k. A request holds its slot from admission to answer, so that overload is decided at the door.
+`classify_all` does that for several pictures of one request, `infer` for tensors that need no decoding.
 """
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving import cpus
 from serving.decoders import DecoderThreads
-from serving.engine.client import EngineClient
-from serving.engine.memory import Health
+from serving.engine.client import Inputs
+from serving.engine.memory import Health, Kind
 from serving.engine.source import EngineSource, Offer
-from serving.errors import DeadlineExceededError, DrainingError, UnavailableError
-from serving.images import ImageDecoder
+from serving.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidRequestError,
+    InvalidTensorError,
+    ServingError,
+    UnavailableError,
+)
 from serving.logs import logger
 from serving.metrics import Metrics
 from serving.model import Model
+from serving.scores import best
+from serving.served import Logits, Passage, Prediction, Predictions, Served
 from serving.settings import Settings
 
+T = TypeVar("T")
 ReadPicture = Callable[[], bytes]
-SLOW = 450.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
 SMALL_BODY = 96 * 1024  # bytes; what a JPEG of that size costs is bounded, whatever it says
 JPEG = b"\xff\xd8"
-
-
-@dataclass(frozen=True)
-class Score:
-    """One class and its probability."""
-
-    label: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The best classes, most probable first, and where the time went."""
-
-    top: list[Score]
-    decode_s: float
-    queue_s: float
-    infer_s: float
-
-
-class Served:
-    """One model version in service: its description, its image pipeline, its engine."""
-
-    def __init__(self, offer: Offer, settings: Settings, metrics: Metrics) -> None:
-        self.offer = offer
-        self.labels = offer.model.labels
-        self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
-        self.client = EngineClient(offer.attachment, metrics.observe_item)
-        self.slow = throughput(offer) <= SLOW * offer.attachment.geometry.webs
-        """Whether one thread of each web process can decode all that the workers can compute."""
-
-    def decode(self, read: ReadPicture) -> tuple[NDArray[np.uint8], float]:
-        """Pixels, and the seconds that took; on a decoding thread."""
-        started = time.perf_counter()
-        return self.decoder.decode(read()), time.perf_counter() - started
 
 
 class Classifier:
@@ -167,10 +139,19 @@ class Classifier:
         if self.served.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
 
-    def check_free_slot(self, bulk: bool) -> None:
-        """Raises what `classify` would raise before it does anything."""
+    def check_free_slot(self, bulk: bool, kind: Kind = Kind.PIXELS) -> None:
+        """Raises what `classify` or `infer` would raise before it does anything."""
         self._check_open()
-        self.served.client.check_free(bulk)
+        try:
+            self.served.client.check_free(bulk)
+        except ServingError:
+            self.served.client.statistics.failed(kind, 0)
+            raise
+
+    @property
+    def largest_request(self) -> int:
+        """Inputs that one request may have: it can take half of a web process's slots."""
+        return max(1, self.served.offer.attachment.geometry.share // 2)
 
     async def classify(
         self, read: ReadPicture, size: int, top_k: int, deadline: float, bulk: bool = False
@@ -183,34 +164,106 @@ class Classifier:
         OverloadedError, DrainingError, UnavailableError, DeadlineExceededError or WorkerCrashedError.
         Cancelling the task frees the slot, and what has not begun is not computed.
         """
+
+        async def prepare(served: Served) -> Inputs:
+            return [await self._decode(served, read, size, bulk)]
+
+        passage = await self._pass(Kind.PIXELS, 1, prepare, deadline, bulk)
+        top = best(passage.served.labels, passage.outcomes[0].logits, top_k)
+        return Prediction(top, passage.over())
+
+    async def classify_all(
+        self,
+        pictures: Sequence[tuple[ReadPicture, int]],
+        top_k: int,
+        deadline: float,
+        bulk: bool = False,
+    ) -> Predictions:
+        """Several pictures, admitted together or not at all -> the `top_k` classes of each, in order.
+
+        Each is what `classify` takes; where one fails, so does the request. Raises what `classify`
+        raises, and InvalidRequestError for more pictures than `largest_request`.
+        """
+
+        async def prepare(served: Served) -> Inputs:
+            decoded = await asyncio.gather(
+                *(self._decode_on_thread(served, read, bulk) for read, _ in pictures),
+                return_exceptions=True,
+            )
+            return list(all_or_error(decoded))
+
+        if len(pictures) == 1:
+            one = await self.classify(*pictures[0], top_k, deadline, bulk)
+            return Predictions([one.top], one.stages)
+        passage = await self._pass(Kind.PIXELS, len(pictures), prepare, deadline, bulk)
+        labels = passage.served.labels
+        tops = [best(labels, outcome.logits, top_k) for outcome in passage.outcomes]
+        return Predictions(tops, passage.over())
+
+    async def infer(self, tensors: NDArray[np.float32], deadline: float, bulk: bool = False) -> Logits:
+        """Normalised photos [N, 3, height, width] -> logits, admitted together or not at all.
+
+        Raises InvalidTensorError for another shape or numbers that are not finite, and otherwise what
+        `classify_all` raises.
+        """
+
+        async def prepare(served: Served) -> Inputs:
+            geometry = served.offer.attachment.geometry
+            wanted = (3, geometry.height, geometry.width)
+            if tensors.shape[1:] != wanted:
+                raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {wanted}")
+            for index, tensor in enumerate(tensors):
+                if not np.isfinite(tensor).all():
+                    raise InvalidTensorError(f"element {index} has numbers that are not finite")
+            return tensors
+
+        passage = await self._pass(Kind.TENSOR, len(tensors), prepare, deadline, bulk)
+        rows = [outcome.logits for outcome in passage.outcomes]
+        return Logits(rows, passage.over())
+
+    async def on_thread(self, work: Callable[[], T], bulk: bool) -> T:
+        """Runs what would hold up the event loop, on a decoding thread: there are as many as cores."""
+        return await self._decoders.run(work, bulk)
+
+    async def _pass(
+        self,
+        kind: Kind,
+        count: int,
+        prepare: Callable[[Served], Awaitable[Inputs]],
+        deadline: float,
+        bulk: bool,
+    ) -> Passage:
+        """Through the engine with what `prepare` makes while the slots are held already."""
         self._check_open()
         served = self.served
+        if not 1 <= count <= self.largest_request:
+            raise InvalidRequestError(
+                f"one request may have 1 to {self.largest_request} inputs, not {count}"
+            )
         loop = asyncio.get_running_loop()
-        with served.client.acquire(bulk) as slot:
-            try:
-                async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
-                    pixels, decode_s = await self._decode(served, read, size, bulk)
-                    outcome = await slot.submit(pixels, deadline, bulk)
-            except (TimeoutError, DeadlineExceededError) as error:
+        began = time.monotonic()
+        try:
+            with served.client.acquire(bulk, count) as slots:
+                async with asyncio.timeout_at(loop.time() + deadline - began):
+                    inputs = await prepare(served)
+                    submitted = time.monotonic()
+                    outcomes = await slots.submit(kind, inputs, deadline, bulk)
+        except BaseException as error:
+            served.client.statistics.failed(kind, time.monotonic() - began)
+            if isinstance(error, TimeoutError | DeadlineExceededError):
                 self.metrics.expired.inc()
                 raise DeadlineExceededError(
                     "the request was not answered before its deadline"
                 ) from error
-            except asyncio.CancelledError:
+            if isinstance(error, asyncio.CancelledError):
                 self.metrics.cancelled.inc()
-                raise
-        self.metrics.decode.observe(decode_s)
-        return Prediction(
-            top=best(served.labels, outcome.logits, top_k),
-            decode_s=decode_s,
-            queue_s=outcome.queue_s,
-            infer_s=outcome.infer_s,
-        )
+            raise
+        return Passage(served, kind, outcomes, began, submitted)
 
     async def _decode(
         self, served: Served, read: ReadPicture, size: int, bulk: bool
-    ) -> tuple[NDArray[np.uint8], float]:
-        """Pixels, and the seconds that took.
+    ) -> NDArray[np.uint8]:
+        """Pixels [height, width, 3].
 
         On a decoding thread, unless the picture is small and the workers are slow enough, or idle
         enough, for the event loop to do it: that saves two changes of threads.
@@ -218,31 +271,26 @@ class Classifier:
         if size <= SMALL_BODY and not bulk and (served.slow or served.client.alone):
             picture = read()
             if picture.startswith(JPEG):  # its size bounds its pixels, as no other format's does
-                return served.decode(lambda: picture)
-            return await self._decoders.run(lambda: served.decode(lambda: picture), bulk)
-        return await self._decoders.run(lambda: served.decode(read), bulk)
+                return self._decoded(served.decode(lambda: picture))
+            return await self._decode_on_thread(served, lambda: picture, bulk)
+        return await self._decode_on_thread(served, read, bulk)
+
+    async def _decode_on_thread(
+        self, served: Served, read: ReadPicture, bulk: bool
+    ) -> NDArray[np.uint8]:
+        return self._decoded(await self._decoders.run(lambda: served.decode(read), bulk))
+
+    def _decoded(self, result: tuple[NDArray[np.uint8], float]) -> NDArray[np.uint8]:
+        pixels, seconds = result
+        self.metrics.decode.observe(seconds)
+        return pixels
 
 
-def throughput(offer: Offer) -> float:
-    """Pictures a second that all workers can compute, by what was measured at warm-up."""
-    batch_ms: dict[str, float] = offer.profile["batch_ms"]
-    fastest = max(int(size) / ms for size, ms in batch_ms.items())
-    return 1000 * fastest * offer.attachment.geometry.workers
-
-
-def best(labels: list[str], logits: list[float], top_k: int) -> list[Score]:
-    """The `top_k` most probable classes, or all where there are fewer."""
-    probabilities = softmax(logits)
-    if top_k == 1:
-        order = [probabilities.index(max(probabilities))]
-    else:
-        order = sorted(range(len(logits)), key=lambda i: -probabilities[i])[:top_k]
-    return [Score(labels[i], probabilities[i]) for i in order]
-
-
-def softmax(logits: list[float]) -> list[float]:
-    """Probabilities that add up to 1; for the few classes there are, NumPy would be slower."""
-    largest = max(logits)
-    exponentials = [math.exp(logit - largest) for logit in logits]
-    total = sum(exponentials)
-    return [value / total for value in exponentials]
+def all_or_error(results: Sequence[NDArray[np.uint8] | BaseException]) -> Iterator[NDArray[np.uint8]]:
+    """What `gather` found; the first error is raised, and says which element it is about."""
+    for index, result in enumerate(results):
+        if isinstance(result, BaseException):
+            if isinstance(result, ServingError):
+                result.detail = f"element {index}: {result.detail}"
+            raise result
+        yield result

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from serving.engine.statistics import Stages
+
 VALID_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -29,6 +31,10 @@ class RequestContext:
         """The context of a request in progress."""
         context: RequestContext = request.scope["context"]
         return context
+
+    def time_went_to(self, stages: Stages) -> None:
+        """What the classifier says of an answer."""
+        self.stages = {"decode": stages.decode_s, "queue": stages.queue_s, "infer": stages.infer_s}
 
     def server_timing(self) -> str:
         """The Server-Timing header: every stage and the total so far, in ms."""

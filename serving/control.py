@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from serving.engine.client import Attachment
+from serving.engine.attachment import Attachment
 from serving.engine.memory import Geometry
 from serving.engine.source import Adopt, Offer
 from serving.errors import ConfigurationError

@@ -2,9 +2,11 @@
 
 ServingError
 ├── RequestError              the client's fault
+│   ├── InvalidBodyError          400 invalid_body
 │   ├── InvalidJsonError          400 invalid_json
 │   ├── InvalidBase64Error        400 invalid_base64
 │   ├── InvalidImageError         400 invalid_image
+│   ├── InvalidTensorError        400 invalid_tensor
 │   ├── UnauthorizedError         401 unauthorized
 │   ├── NotFoundError             404 not_found
 │   ├── MethodNotAllowedError     405 method_not_allowed
@@ -17,6 +19,7 @@ ServingError
 │   ├── OverloadedError           503 overloaded
 │   ├── DrainingError             503 draining
 │   └── UnavailableError          503 unavailable
+├── NotSupportedError         501 not_supported
 ├── DeadlineExceededError     504 deadline_exceeded
 └── InternalError             500 internal_error
     └── WorkerCrashedError        500 worker_crashed
@@ -50,6 +53,12 @@ class RequestError(ServingError):
     code = "invalid_request"
 
 
+class InvalidBodyError(RequestError):
+    """The body is not compressed as its header says."""
+
+    code = "invalid_body"
+
+
 class InvalidJsonError(RequestError):
     """The body is not JSON."""
 
@@ -66,6 +75,12 @@ class InvalidImageError(RequestError):
     """The bytes are not a picture that can be read."""
 
     code = "invalid_image"
+
+
+class InvalidTensorError(RequestError):
+    """The numbers are not what the model takes."""
+
+    code = "invalid_tensor"
 
 
 class UnauthorizedError(RequestError):
@@ -153,6 +168,13 @@ class DrainingError(RetryableError):
 
 class UnavailableError(RetryableError):
     """The model is not ready."""
+
+
+class NotSupportedError(ServingError):
+    """Part of a protocol that this service does not offer, or not as it is set up."""
+
+    status = 501
+    code = "not_supported"
 
 
 class DeadlineExceededError(ServingError):

@@ -1,10 +1,10 @@
 """The outermost layer around every request: id, time, log line, metrics, and the last 500.
 
-Inside it, a short way to the handler that nearly all requests are for.
+Inside it, a short way to the handlers that nearly all requests are for.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,7 +15,7 @@ from serving.context import RequestContext, choose_id
 from serving.errors import InternalError, ServingError
 from serving.logs import LEVELS, logger
 from serving.metrics import Metrics
-from serving.responses import error_response
+from serving.responses import ErrorShapes
 
 Handler = Callable[[Request], Awaitable[Response]]
 OnError = Callable[[Request, ServingError], Response]
@@ -26,9 +26,10 @@ CLIENT_GONE = 499  # nginx's number; it is seen in the log and in the metrics on
 class Observer:
     """Pure ASGI: it adds two headers and never touches a body."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, errors: ErrorShapes) -> None:
         self.app = app
         self.metrics = metrics
+        self.errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on and records how it ended."""
@@ -61,7 +62,8 @@ class Observer:
                 raise
             error = InternalError("the server failed; the request may be tried again")
             context.code = error.code
-            await error_response(error, context)(scope, receive, observed_send)
+            response = self.errors.response(scope["path"], error, context)
+            await response(scope, receive, observed_send)
         finally:
             self._record(scope, status or CLIENT_GONE, context)
 
@@ -71,7 +73,7 @@ class Observer:
         )  # never the raw path: a series per path would grow
         seconds = time.monotonic() - context.started
         self.metrics.requests.labels(path, str(status), context.code).inc()
-        if path == "/predict":
+        if path == "/predict" or context.stages:  # an answer of another protocol's
             self.metrics.total.observe(seconds)
         failed = status >= 500 and status != 503  # which is a refusal, and comes by the thousand
         level = "warning" if failed else "debug" if path in QUIET_PATHS else "info"
@@ -93,31 +95,29 @@ class Direct:
     """Where a request goes without FastAPI's routing, a quarter of the web process's time."""
 
     path: str
+    """The route's template, for the metrics."""
+
     handler: Handler
 
 
 class ShortWay:
-    """Calls one POST handler directly; everything else goes on to FastAPI, which documents it, too."""
+    """Calls some POST handlers directly; everything else goes on to FastAPI, which documents them."""
 
-    def __init__(self, app: ASGIApp, direct: Direct, on_error: OnError) -> None:
+    def __init__(self, app: ASGIApp, ways: Mapping[str, Direct], on_error: OnError) -> None:
         self.app = app
-        self.direct = direct
+        self.ways = ways
         self.on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what the handler raises, but for a ServingError, which is an answer."""
-        if (
-            scope["type"] != "http"
-            or scope["path"] != self.direct.path
-            or scope["method"] != "POST"
-            or scope.get("root_path")
-        ):
+        direct = self.ways.get(scope["path"]) if scope["type"] == "http" else None
+        if direct is None or scope["method"] != "POST" or scope.get("root_path"):
             await self.app(scope, receive, send)
             return
-        scope["route"] = self.direct
+        scope["route"] = direct
         request = Request(scope, receive)
         try:
-            response = await self.direct.handler(request)
+            response = await direct.handler(request)
         except ServingError as error:
             response = self.on_error(request, error)
         await response(scope, receive, send)

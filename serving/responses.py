@@ -1,5 +1,6 @@
-"""Answers as JSON, made by orjson; errors in the native shape."""
+"""Answers as JSON, made by orjson; errors in the shape of the protocol whose path was asked for."""
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -8,8 +9,10 @@ from fastapi import Response
 from serving.context import RequestContext
 from serving.errors import ServingError
 
+ErrorShape = Callable[[ServingError, RequestContext], Response]
 
-def json_response(content: dict[str, Any], status: int = 200) -> Response:
+
+def json_response(content: dict[str, Any] | list[dict[str, Any]], status: int = 200) -> Response:
     """`content` is anything that orjson takes."""
     return Response(orjson.dumps(content), status, media_type="application/json")
 
@@ -20,3 +23,19 @@ def error_response(error: ServingError, context: RequestContext) -> Response:
     response = json_response(body, error.status)
     response.headers.update(error.headers)
     return response
+
+
+class ErrorShapes:
+    """Which protocol an error is told in: also those of the outermost layers, that no route has seen."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, ErrorShape] = {}
+
+    def add(self, first_segment: str, shape: ErrorShape) -> None:
+        """All paths that begin with this word are the protocol's."""
+        self._shapes[first_segment] = shape
+
+    def response(self, path: str, error: ServingError, context: RequestContext) -> Response:
+        """The answer for an error at a path."""
+        _, first_segment, *_ = (*path.split("/", 2), "")
+        return self._shapes.get(first_segment, error_response)(error, context)

@@ -1,12 +1,13 @@
 """All settings of the service, read from the environment (prefix `SERVING_`) and checked at start."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ROOT = Path(__file__).resolve().parent.parent
+Protocol = Literal["v2", "tfserving", "torchserve"]
 
 
 class Settings(BaseSettings):
@@ -89,10 +90,16 @@ class Settings(BaseSettings):
     """Largest picture that is decoded, width times height; checked before decoding."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
-    """When set, `/predict` asks for `Authorization: Bearer KEY`."""
+    """When set, `/predict` and its siblings ask for `Authorization: Bearer KEY`."""
 
     admin_key: SecretStr | None = Field(default=None, min_length=1)
-    """When set, `/admin` exists and asks for this key as a bearer token."""
+    """When set, `/admin` exists, and versions are loaded, for this key as a bearer token."""
+
+    protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
+    """Served beside the native API, separated by commas; empty: none."""
+
+    grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the Open Inference Protocol in gRPC, 8001 as a rule; unset: no gRPC."""
 
     cors_origins: Annotated[list[str], NoDecode] = []
     """Origins, separated by commas, whose pages may call the API from a browser; empty: none."""
@@ -103,7 +110,7 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "json"
     """`json`: one object a line, for machines; `console`: for people."""
 
-    @field_validator("cors_origins", "devices", "preferred_batch_sizes", mode="before")
+    @field_validator("cors_origins", "devices", "protocols", "preferred_batch_sizes", mode="before")
     @classmethod
     def split_list(cls, value: object) -> object:
         """`a, b` -> two values."""

@@ -19,9 +19,9 @@ from tqdm import tqdm
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
 from serving.backend import Backend
-from serving.classifier import softmax
 from serving.images import ImageDecoder
 from serving.model import Model, Thresholds
+from serving.scores import softmax
 from serving.settings import Settings
 from training import data
 

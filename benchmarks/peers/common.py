@@ -15,9 +15,9 @@ from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
 from serving.body import from_base64, from_json
-from serving.classifier import best
 from serving.images import ImageDecoder
 from serving.model import ImagePipeline, Model
+from serving.scores import best
 from serving.settings import Settings
 
 CORES = len(os.sched_getaffinity(0))

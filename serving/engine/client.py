@@ -1,22 +1,21 @@
 """A web process's side of the engine: slots, `submit`, and the answers.
 
-Called by `classifier.classify`. All of it runs on the event loop.
+Called by `classifier.py`. All of it runs on the event loop.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.engine.attachment import Attachment
 from serving.engine.memory import (
-    Geometry,
     Health,
+    Kind,
     Memory,
     State,
     generation_of,
@@ -24,85 +23,56 @@ from serving.engine.memory import (
     send,
     slot_of,
 )
+from serving.engine.outcome import Outcome, error_for
+from serving.engine.statistics import Statistics
 from serving.errors import (
-    DeadlineExceededError,
-    InternalError,
     OverloadedError,
     UnavailableError,
-    WorkerCrashedError,
 )
 
 WATCH_S = 0.25
 NOTICE = 0xFFFFFFFFFFFFFFFF  # in a done pipe: the engine's health has changed
 
 
-@dataclass(frozen=True)
-class Attachment:
-    """What a web process needs of an engine; descriptors are valid in the process that has it."""
-
-    web: int
-    geometry: Geometry
-    memory_fd: int
-    work_fds: tuple[int, int]
-    """Ends to write: interactive, bulk."""
-
-    done_fd: int
-    """The end to read."""
-
-    kick_fd: int
-    """The end to write: asks the supervisor to look after its workers."""
-
-
-@dataclass(slots=True)  # not frozen: that costs time for each picture
-class Outcome:
-    """The answer for one picture."""
-
-    logits: list[float]
-    """One per class."""
-
-    queue_s: float
-    """Seconds between `submit` and the start of the computation."""
-
-    infer_s: float
-    """Seconds of computation, of the whole batch."""
-
-    batch_size: int
-    leads: bool
-    """Whether this picture was the first of its batch, so that each batch is counted once."""
-
-
+Inputs = Sequence[NDArray[np.uint8]] | Sequence[NDArray[np.float32]] | NDArray[np.float32]
 OnFinished = Callable[[State, Outcome | None], None]
 
 
-class Slot:
-    """The right to one picture in the engine, from admission to answer; a context manager."""
+class Slots:
+    """The right to some inputs in the engine, from admission to answer; a context manager."""
 
-    def __init__(self, client: "EngineClient", index: int) -> None:
+    def __init__(self, client: "EngineClient", indices: list[int]) -> None:
         self.client = client
-        self.index = index
+        self.indices = indices
         self.submitted = False
 
-    def __enter__(self) -> "Slot":
+    def __enter__(self) -> "Slots":
         """Given by `EngineClient.acquire`."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Free again at once, or, after `submit`, when no worker can touch it any more."""
+        """Free again at once, or, after `submit`, when no worker can touch them any more."""
         if not self.submitted:
-            self.client.free(self.index)
+            self.client.free(self.indices)
 
-    async def submit(self, pixels: NDArray[np.uint8], deadline: float, bulk: bool) -> Outcome:
-        """Pixels [height, width, 3] -> logits. Cancelled before its turn, it is never computed.
+    async def submit(self, kind: Kind, inputs: Inputs, deadline: float, bulk: bool) -> list[Outcome]:
+        """One input per slot -> their logits, in order; see `Kind` for their shape and type.
 
-        `deadline` is a time of `time.monotonic()`. Raises DeadlineExceededError, InternalError,
-        WorkerCrashedError or UnavailableError.
+        `deadline` is a time of `time.monotonic()`. Where one fails, so does the call, and what has not
+        begun is never computed; the same where it is cancelled. Raises DeadlineExceededError,
+        InternalError, WorkerCrashedError or UnavailableError.
         """
-        future = self.client.enqueue(self.index, pixels, deadline, bulk)
+        client = self.client
+        futures = [
+            client.enqueue(index, kind, value, deadline, bulk)
+            for index, value in zip(self.indices, inputs, strict=True)
+        ]
         self.submitted = True
         try:
-            return await future
-        except asyncio.CancelledError:
-            self.client.cancel(self.index, future)
+            return [await future for future in futures]
+        except BaseException:
+            for index, future in zip(self.indices, futures, strict=True):
+                client.cancel(index, future)
             raise
 
 
@@ -124,6 +94,7 @@ class EngineClient:
         """Takes over this web process's share, also what a predecessor that died left in it."""
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._attachment.memory_fd, self._attachment.geometry)
+        self.statistics = Statistics(self.memory, self._web)
         share = self.memory.geometry.share
         os.set_blocking(self._attachment.done_fd, False)
         first = self._web * share
@@ -146,21 +117,22 @@ class EngineClient:
         """Whether at most one request is in the whole service."""
         return sum(self.memory.in_flight) <= 1
 
-    def acquire(self, bulk: bool = False) -> Slot:
-        """A free slot. Raises OverloadedError; bulk may hold no more than half of the slots."""
-        self.check_free(bulk)
-        slot = Slot(self, self._free.pop())
+    def acquire(self, bulk: bool = False, count: int = 1) -> Slots:
+        """Free slots, all or none. Raises OverloadedError; bulk may hold no more than half of them."""
+        self.check_free(bulk, count)
+        slots = Slots(self, [self._free.pop() for _ in range(count)])
         self._publish()
-        return slot
+        return slots
 
-    def check_free(self, bulk: bool) -> None:
+    def check_free(self, bulk: bool, count: int = 1) -> None:
         """Raises what `acquire` would raise."""
-        if len(self._free) <= (self.memory.geometry.share // 2 if bulk else 0):
+        if len(self._free) - count < (self.memory.geometry.share // 2 if bulk else 0):
             raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
 
-    def free(self, slot: int) -> None:
-        """Nothing of it is, or will be, in a worker's hands."""
-        self._release(slot)
+    def free(self, slots: list[int]) -> None:
+        """Nothing of them is, or will be, in a worker's hands."""
+        for slot in reversed(slots):
+            self._release(slot)
         self._publish()
 
     def _release(self, slot: int) -> None:
@@ -176,11 +148,20 @@ class EngineClient:
             self._idle.set()
 
     def enqueue(
-        self, slot: int, pixels: NDArray[np.uint8], deadline: float, bulk: bool
+        self,
+        slot: int,
+        kind: Kind,
+        value: NDArray[np.uint8] | NDArray[np.float32],
+        deadline: float,
+        bulk: bool,
     ) -> asyncio.Future[Outcome]:
-        """Hands an acquired slot over to the workers; see `Slot.submit`."""
+        """Hands an acquired slot over to the workers; see `Slots.submit`."""
         memory = self.memory
-        memory.inputs[slot] = pixels
+        if kind is Kind.PIXELS:
+            memory.inputs[slot] = value
+        else:
+            memory.tensors[slot] = value
+        memory.kind[slot] = kind
         memory.generation[slot] = generation = (memory.generation[slot] + 1) & 0x7FFFFFFF
         memory.cancelled[slot] = 0
         memory.attempts[slot] = 0
@@ -201,6 +182,8 @@ class EngineClient:
         if self._futures.get(slot) is future:
             self.memory.cancelled[slot] = 1
             self._futures[slot] = None
+        elif not future.cancelled():
+            future.exception()  # seen: asyncio need not complain of it
 
     def _watch(self) -> None:
         """While something is under way, the supervisor looks at its workers now and then."""
@@ -239,6 +222,9 @@ class EngineClient:
             return
         future = self._futures.pop(slot)
         outcome = self._outcome(slot) if state is State.DONE else None
+        if outcome:
+            kind = Kind(memory.kind[slot])
+            self.statistics.executed(kind, outcome.batch_size, outcome.leads, outcome.infer_s)
         self._on_finished(state, outcome)
         if future is not None and not future.done():
             if outcome:
@@ -249,11 +235,13 @@ class EngineClient:
 
     def _outcome(self, slot: int) -> Outcome:
         memory = self.memory
-        started = memory.started_at[slot]
+        started, finished = memory.started_at[slot], memory.finished_at[slot]
         return Outcome(
             logits=memory.outputs[slot].tolist(),
+            started_at=started,
+            finished_at=finished,
             queue_s=started - memory.queued_at[slot],
-            infer_s=memory.finished_at[slot] - started,
+            infer_s=finished - started,
             batch_size=memory.batch_size[slot],
             leads=bool(memory.leads[slot]),
         )
@@ -278,12 +266,3 @@ class EngineClient:
         for future in self._futures.values():
             if future is not None and not future.done():
                 future.set_exception(UnavailableError("the service has shut down"))
-
-
-def error_for(state: State) -> Exception:
-    """What the caller of `submit` gets for a slot that ended in this state."""
-    errors: dict[State, Any] = {
-        State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
-        State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
-    }
-    return errors.get(state) or InternalError("inference failed")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 RECORD_BYTES = 8
 Code = Literal["b", "i", "I", "q", "Q"]
 PAGE = 4096
+TOTALS, PER_BATCH_SIZE = 10, 4
 
 
 class State(IntEnum):
@@ -36,6 +37,14 @@ class State(IntEnum):
     EXPIRED = 5  # past its deadline before its turn: never computed
     FAILED = 6  # the backend raised, or answered nonsense
     CRASHED = 7  # it was running in two workers that died
+    ABSURD = 8  # a client's own tensor, whose numbers the network cannot compute with
+
+
+class Kind(IntEnum):
+    """Of a slot's input; each has an array of its own, and pages that are never used cost nothing."""
+
+    PIXELS = 0  # uint8 [height, width, 3], as `images.py` decodes them
+    TENSOR = 1  # float32 [3, height, width], normalised by the client
 
 
 class Health(IntEnum):
@@ -65,6 +74,11 @@ class Geometry:
     def share(self) -> int:
         """Slots of one web process; slot s belongs to web process s // share."""
         return self.slots // self.webs
+
+
+def statistics_row(max_batch: int) -> int:
+    """Numbers that one web process counts for one kind of input; `statistics.py` knows which."""
+    return TOTALS + PER_BATCH_SIZE * max_batch
 
 
 def record(slot: int, generation: int) -> int:
@@ -119,6 +133,9 @@ class Memory:
         # web processes, each written by its own
         self.in_flight = self._array("i", webs)
 
+        row = statistics_row(geometry.max_batch)
+        self.statistics = [[self._array("q", row) for _ in Kind] for _ in range(webs)]
+
         # workers, each written by its own; an inbox is what it has taken and not yet reported
         self.busy_since = self._times(workers)
         self.seen = self._times(workers)
@@ -127,25 +144,30 @@ class Memory:
         # slots
         self.state = self._array("i", slots)
         self.generation = self._array("I", slots)
+        self.kind = self._array("b", slots)
         self.bulk = self._array("b", slots)
         self.cancelled = self._array("b", slots)
         self.attempts = self._array("i", slots)
         self.batch_size = self._array("i", slots)
-        self.leads = self._array("b", slots)  # the first of its batch
+        self.leads = self._array("b", slots)  # the first answer of its batch
         self.deadline = self._times(slots)
         self.queued_at = self._times(slots)
         self.started_at = self._times(slots)
         self.finished_at = self._times(slots)
         self.outputs: NDArray[np.float32] = self._numbers("f4", (slots, geometry.classes))
-        self.inputs: NDArray[np.uint8] = self._numbers("u1", (slots, geometry.height, geometry.width, 3))
+        size = geometry.height, geometry.width
+        self.inputs: NDArray[np.uint8] = self._numbers("u1", (slots, *size, 3))
+        self.tensors: NDArray[np.float32] = self._numbers("f4", (slots, 3, *size))
 
     @staticmethod
     def size(geometry: Geometry) -> int:
         """Bytes; pages that are never touched cost nothing."""
-        slot = 64 + geometry.classes * 4 + geometry.height * geometry.width * 3
+        pixels = geometry.height * geometry.width * 3
+        slot = 64 + geometry.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
         worker = 16 + geometry.max_batch * 8
-        fixed = PAGE * 4 + 64 * (20 + geometry.workers)
-        return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * 16
+        web = 16 + len(Kind) * (64 + 8 * statistics_row(geometry.max_batch))
+        fixed = PAGE * 5 + 64 * (20 + geometry.workers)
+        return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * web
 
     @classmethod
     def create(cls, geometry: Geometry) -> "Memory":

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serving.engine.client import Attachment
+from serving.engine.attachment import Attachment
 from serving.engine.supervisor import Supervisor
 from serving.model import Model
 from serving.settings import Settings

@@ -19,7 +19,8 @@ from typing import Any
 
 from serving import cpus
 from serving.engine import warmup
-from serving.engine.client import NOTICE, Attachment
+from serving.engine.attachment import Attachment
+from serving.engine.client import NOTICE
 from serving.engine.memory import (
     RECORD_BYTES,
     Geometry,

@@ -42,14 +42,27 @@ def warm_up(
     profile = {}
     for size in batch_sizes:
         batch = np.zeros((size, *shape), np.uint8)
-        logits = backend.infer(batch)
-        if logits.shape != (size, classes):
-            raise ConfigurationError(
-                f"the model answers with shape {logits.shape} to {size} pictures, "
-                f"but model.json has {classes} labels"
-            )
+        check_shape(backend.infer(batch), size, classes)
         profile[size] = measure(backend, batch)
     return profile
+
+
+def warm_up_tensors(backend: Backend, shape: tuple[int, int, int], classes: int) -> None:
+    """Runs the other way in once; raises ConfigurationError for a wrong output shape.
+
+    The sizes need no second measuring: behind the normalisation it is the same network.
+    """
+    height, width, channels = shape
+    check_shape(backend.infer_tensor(np.zeros((1, channels, height, width), np.float32)), 1, classes)
+
+
+def check_shape(logits: NDArray[np.float32], size: int, classes: int) -> None:
+    """Raises ConfigurationError when a batch of `size` was answered with another shape."""
+    if logits.shape != (size, classes):
+        raise ConfigurationError(
+            f"the model answers with shape {logits.shape} to {size} pictures, "
+            f"but model.json has {classes} labels"
+        )
 
 
 def measure(backend: Backend, batch: NDArray[np.uint8]) -> float:

@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from serving import cpus, logs
 from serving.backend import Backend
 from serving.engine import warmup
-from serving.engine.memory import Geometry, Memory, State, generation_of, record, send, slot_of
+from serving.engine.memory import Geometry, Kind, Memory, State, generation_of, record, send, slot_of
 from serving.engine.queue import WorkQueue
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -33,6 +33,7 @@ from serving.settings import Settings
 PR_SET_PDEATHSIG = 1
 COMPARE, SERVE = b"c", b"s"
 YES, NO = 1, 2
+T = TypeVar("T", np.uint8, np.float32)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Worker:
             self.memory, arguments.index, arguments.work_fds, arguments.control_fd, settings
         )
         self._done_fds = arguments.done_fds
-        self._batch: NDArray[np.uint8] = np.empty((0,), np.uint8)
+        self._pixels: NDArray[np.uint8] = np.empty((0,), np.uint8)
+        self._tensors: NDArray[np.float32] = np.empty((0,), np.float32)
         self._narrow: Backend | None = None
         self._wide: Backend | None = None
 
@@ -90,12 +92,14 @@ class Worker:
         profile = warmup.warm_up(
             self._narrow, shape, geometry.classes, warmup.sizes(settings, info.device, cap)
         )
+        warmup.warm_up_tensors(self._narrow, shape, geometry.classes)
         threads = cpus.usable() if settings.idle_threads == "auto" else settings.idle_threads
         if info.device == "cpu" and threads > settings.intra_op_threads and self.memory.wide[0] != NO:
             self._wide = make()
             wide = {"intra_op_threads": threads, "device": "cpu"}
             self._wide.load(model, settings.model_copy(update=wide))
             warmup.warm_up(self._wide, shape, geometry.classes, [1])
+            warmup.warm_up_tensors(self._wide, shape, geometry.classes)
         return {
             "info": asdict(info),
             "batch_ms": profile,
@@ -123,7 +127,8 @@ class Worker:
         give_memory_back()
         memory, index = self.memory, self.index
         self.queue.cap = memory.batch_cap[0]  # the first worker's choice holds for all
-        self._batch = np.empty((memory.batch_cap[0], *memory.inputs.shape[1:]), np.uint8)
+        self._pixels = np.empty((memory.batch_cap[0], *memory.inputs.shape[1:]), np.uint8)
+        self._tensors = np.empty((memory.batch_cap[0], *memory.tensors.shape[1:]), np.float32)
         while (taken := self.queue.take()) is not None:
             self._run(taken)
             self.queue.clear()
@@ -131,10 +136,11 @@ class Worker:
             memory.seen[index] = time.monotonic()
 
     def _run(self, taken: list[int]) -> None:
-        """Sorts out what nobody waits for; computes the rest together, suspects one by one."""
+        """Sorts out what nobody waits for; computes the rest by kind, suspects one by one."""
         memory = self.memory
         now = time.monotonic()
-        fresh, suspects, over = [], [], []
+        fresh: tuple[list[int], ...] = tuple([] for _ in Kind)
+        suspects, over = [], []
         for value in taken:
             slot = slot_of(value)
             if memory.generation[slot] != generation_of(value) or memory.state[slot] != State.QUEUED:
@@ -148,13 +154,12 @@ class Worker:
             elif memory.attempts[slot]:
                 suspects.append(slot)
             else:
-                fresh.append(slot)
+                fresh[memory.kind[slot]].append(slot)
         if over:
             self._report(over)
-        if fresh:
-            self._compute(fresh)
-        for slot in suspects:
-            self._compute([slot])
+        for slots in (*fresh, *([slot] for slot in suspects)):
+            if slots:
+                self._compute(slots)
 
     def _compute(self, slots: list[int]) -> None:
         """One batch, into the slots' outputs; item by item when it fails."""
@@ -165,7 +170,6 @@ class Worker:
             memory.attempts[slot] += 1
             memory.started_at[slot] = started
             memory.batch_size[slot] = len(slots)
-            memory.leads[slot] = slot == slots[0]
             memory.state[slot] = State.RUNNING
         try:
             logits = self._infer(slots)
@@ -182,27 +186,27 @@ class Worker:
             return
         finished = time.monotonic()
         finite = np.atleast_1d(np.isfinite(logits).all(axis=1))
+        leader = slots[int(finite.argmax())]
+        pictures = memory.kind[leader] == Kind.PIXELS
         for slot, row, usable in zip(slots, logits, finite, strict=True):
             memory.outputs[slot] = row
             memory.finished_at[slot] = finished
-            memory.state[slot] = State.DONE if usable else State.FAILED
-            if not usable:
+            memory.leads[slot] = slot == leader
+            memory.state[slot] = State.DONE if usable else State.FAILED if pictures else State.ABSURD
+            if pictures and not usable:
                 logs.logger().error("the model answered with numbers that are not finite")
         self._report(slots)
 
     def _infer(self, slots: list[int]) -> NDArray[np.float32]:
         memory, count = self.memory, len(slots)
-        backend = self._narrow
-        if count == 1:
-            batch = memory.inputs[slots[0] : slots[0] + 1]
-            if self._wide and sum(memory.in_flight) <= 1:
-                backend = self._wide
-        else:
-            batch = np.take(memory.inputs, slots, axis=0, out=self._batch[:count])
+        backend = self._wide if self._wide and sum(memory.in_flight) <= 1 else self._narrow
         assert backend is not None  # noqa: S101 load comes first
-        logits = backend.infer(batch)
+        if memory.kind[slots[0]] == Kind.PIXELS:
+            logits = backend.infer(gathered(memory.inputs, slots, self._pixels))
+        else:
+            logits = backend.infer_tensor(gathered(memory.tensors, slots, self._tensors))
         if logits.shape != (count, memory.geometry.classes):
-            raise ValueError(f"the model answered with shape {logits.shape} to {count} pictures")
+            raise ValueError(f"the model answered with shape {logits.shape} to {count} inputs")
         return logits
 
     def _report(self, slots: list[int]) -> None:
@@ -213,6 +217,13 @@ class Worker:
             by_owner.setdefault(memory.owner(slot), []).append(record(slot, memory.generation[slot]))
         for owner, values in by_owner.items():
             send(self._done_fds[owner], *values)
+
+
+def gathered(inputs: NDArray[T], slots: list[int], room: NDArray[T]) -> NDArray[T]:
+    """The slots' inputs as one batch, in `room`; one alone needs no copy."""
+    if len(slots) == 1:
+        return inputs[slots[0] : slots[0] + 1]
+    return np.take(inputs, slots, axis=0, out=room[: len(slots)])
 
 
 def die_with_parent(parent: int) -> None:

@@ -19,10 +19,14 @@ class KeyCheck:
 
     def __call__(self, request: Request) -> None:
         """Raises UnauthorizedError."""
+        self.check(request.headers.get("authorization", ""))
+
+    def check(self, authorization: str) -> None:
+        """The header's value, or that of gRPC's metadata. Raises UnauthorizedError."""
         if self._key is None:
             return
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("latin-1")
+        scheme, _, token = authorization.partition(" ")
+        given = token.strip().encode("latin-1", "replace")
         if scheme.lower() != "bearer" or not self.is_right(given):
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 

@@ -204,11 +204,7 @@ class Connection:
             prediction = await self._classifier.classify(
                 lambda: photo, len(photo), options.top_k or 1, deadline, bulk
             )
-        context.stages = {
-            "decode": prediction.decode_s,
-            "queue": prediction.queue_s,
-            "infer": prediction.infer_s,
-        }
+        context.time_went_to(prediction.stages)
         return {
             **content(prediction, options.top_k is not None),
             "request_id": context.request_id,

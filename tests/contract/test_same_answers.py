@@ -5,9 +5,9 @@ import pytest
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.classifier import softmax
 from serving.images import ImageDecoder
-from serving.model import Model
+from serving.model import ImagePipeline, Model
+from serving.scores import softmax
 from serving.settings import Settings
 from tests import pictures
 
@@ -22,6 +22,13 @@ def batch() -> np.ndarray:
     return np.concatenate([np.stack(drawn), noise])
 
 
+def normalise(batch: np.ndarray, pipeline: ImagePipeline) -> np.ndarray:
+    """What a client does itself: uint8 [N, H, W, 3] -> float32 [N, 3, H, W]."""
+    photos = (batch / 255 - np.array(pipeline.mean)) / np.array(pipeline.std)
+    normalised: np.ndarray = photos.transpose(0, 3, 1, 2).astype(np.float32)
+    return normalised
+
+
 @pytest.fixture(scope="module")
 def logits(batch: np.ndarray) -> list[np.ndarray]:
     """The logits of the whole batch, per backend."""
@@ -32,7 +39,12 @@ def logits(batch: np.ndarray) -> list[np.ndarray]:
         backend.load(model, settings)
         whole = backend.infer(batch)
         single = np.concatenate([backend.infer(batch[i : i + 1]) for i in range(len(batch))])
+        normalised = normalise(batch, model.description.image)
+        tensors = backend.infer_tensor(normalised)
+        alone = backend.infer_tensor(normalised[:1])
         backend.close()
+        np.testing.assert_allclose(tensors, whole, atol=1e-3)
+        np.testing.assert_allclose(alone, whole[:1], atol=1e-3)
         assert whole.dtype == np.float32
         assert whole.shape == (len(batch), len(model.labels))
         np.testing.assert_allclose(whole, single, atol=1e-3)

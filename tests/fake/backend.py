@@ -64,6 +64,10 @@ class FakeBackend:
                 row[:] = np.nan
         return logits
 
+    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Obeys the first number of each channel, as if it were a pixel's colour."""
+        return self.infer(batch[:, :, :1, :1].transpose(0, 2, 3, 1).astype(np.uint8))
+
     def trim(self) -> None:
         """Nothing to give back."""
 
@@ -84,6 +88,18 @@ def command(
 ) -> bytes:
     """The picture that commands this."""
     buffer = io.BytesIO()
-    colour = (int(held) | failure << 1, class_index >> 8, class_index & 255)
-    Image.new("RGB", (side, side), colour).save(buffer, "PNG")
+    Image.new("RGB", (side, side), colour(held, failure, class_index)).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def command_tensor(
+    held: bool = False, failure: Failure = Failure.NONE, class_index: int = 0, side: int = 8
+) -> NDArray[np.float32]:
+    """The tensor, float32 [3, side, side], that commands this."""
+    values = np.array(colour(held, failure, class_index), np.float32)
+    return np.broadcast_to(values[:, np.newaxis, np.newaxis], (3, side, side)).copy()
+
+
+def colour(held: bool, failure: Failure, class_index: int) -> tuple[int, int, int]:
+    """Red, green and blue of a command."""
+    return int(held) | failure << 1, class_index >> 8, class_index & 255

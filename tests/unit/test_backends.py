@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.graph import with_uint8_input
+from fastapi_onnx.graph import with_two_inputs
 from fastapi_pt.backend import TorchBackend
 from serving.backend import Backend
 from serving.errors import ConfigurationError
@@ -54,13 +54,13 @@ def graph(inputs: int = 1, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
 
 
 def test_normalisation_moves_into_the_graph() -> None:
-    onnx.checker.check_model(with_uint8_input(graph(), PIPELINE), full_check=True)
+    onnx.checker.check_model(with_two_inputs(graph(), PIPELINE), full_check=True)
 
 
 @pytest.mark.parametrize("wrong", [graph(inputs=2), graph(kind=TensorProto.UINT8)])
 def test_a_graph_of_another_shape_is_refused(wrong: onnx.ModelProto) -> None:
     with pytest.raises(ConfigurationError, match="exactly one input"):
-        with_uint8_input(wrong, PIPELINE)
+        with_two_inputs(wrong, PIPELINE)
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:

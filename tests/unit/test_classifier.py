@@ -3,9 +3,9 @@
 import pytest
 
 from serving import body
-from serving.classifier import best, softmax
 from serving.context import RequestContext, choose_id
 from serving.errors import InvalidBase64Error, by_status
+from serving.scores import best, softmax
 
 
 def test_softmax_is_stable() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from array import array as array_of
 from collections.abc import Iterator
 
 import numpy as np
@@ -80,12 +81,19 @@ def test_arrays_do_not_overlap(memory: Memory) -> None:
     for place, array in enumerate(arrays.values(), start=1):
         for index in range(len(array)):
             array[index] = place
+    rows = [row for rows in memory.statistics for row in rows]
+    for row in rows:
+        row[:] = array_of("q", [99] * len(row))
     memory.outputs[:] = 100
     memory.inputs[:] = 101
+    memory.tensors[:] = 102
     for place, (name, array) in enumerate(arrays.items(), start=1):
         assert set(array.tolist()) == {place}, name
+    assert all(set(row.tolist()) == {99} for row in rows)
     assert (memory.outputs == 100).all()
+    assert (memory.inputs == 101).all()
     assert memory.inputs.shape == (12, 5, 7, 3)
+    assert memory.tensors.shape == (12, 3, 5, 7)
     assert [memory.owner(slot) for slot in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
 
 

@@ -18,6 +18,8 @@ def row(settings: type[BaseSettings], name: str) -> str:
         shown = "random"
     elif default is None or default == []:
         shown = ""
+    elif isinstance(default, list):
+        shown = f"`{','.join(default)}`"
     else:
         shown = f"`{str(default).removeprefix(f'{ROOT}/')}`"
     meaning = " ".join((field.description or "").split())

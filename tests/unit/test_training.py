@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.classifier import softmax
 from serving.model import Model
+from serving.scores import softmax
 from serving.settings import Settings
 from training import augment, evaluate, export, food11, train
 

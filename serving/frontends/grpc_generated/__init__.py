@@ -1,0 +1,1 @@
+"""Made by `make proto` from `open_inference.proto`; nothing here is written by hand but that file."""

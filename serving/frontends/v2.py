@@ -1,0 +1,190 @@
+"""The Open Inference Protocol in HTTP, as Triton and KServe speak it: everything under `/v2`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from serving.classifier import Classifier
+from serving.compression import WORTH_IT, accepted, packed
+from serving.context import RequestContext
+from serving.errors import NotSupportedError, ServingError
+from serving.frontends import v2_docs as docs
+from serving.frontends import v2_models, v2_tensors
+from serving.frontends.door import Door, unless_disconnected
+from serving.frontends.guard import KeyCheck
+from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL, NamedModel, NamedModels
+from serving.frontends.v2_inference import Question, infer
+from serving.frontends.v2_repository import Repository, only_ready
+from serving.middleware import Direct
+from serving.responses import json_response
+
+PREFIX = "/v2"
+INFER = "/v2/models/{model}/infer"
+LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
+STATUS = {422: 400}  # the protocol has no other number for what is wrong with a request
+
+
+def error_response(error: ServingError, _: RequestContext) -> Response:
+    """`{"error": "..."}`."""
+    response = json_response({"error": error.detail}, STATUS.get(error.status, error.status))
+    response.headers.update(error.headers)
+    return response
+
+
+class Infer:
+    """The handler of every infer path."""
+
+    def __init__(self, classifier: Classifier, door: Door, models: NamedModels) -> None:
+        self.classifier = classifier
+        self.door = door
+        self.models = models
+
+    async def __call__(self, name: str, version: str | None, request: Request) -> Response:
+        """Raises ServingError, and ClientDisconnect."""
+        model = self.models.find(name, version)
+        terms = self.door.admit(request, model.kind)
+        async with self.door.body(request, compressed=True) as content:
+            question = await self._parse(request, model, content, terms.bulk)
+            answer = await unless_disconnected(request, infer(self.classifier, question, terms))
+        RequestContext.of(request).time_went_to(answer.stages)
+        body, json_bytes = v2_tensors.encode(question, answer)
+        return await respond(request, body, json_bytes)
+
+    async def _parse(self, request: Request, model: NamedModel, content: bytes, bulk: bool) -> Question:
+        length = v2_tensors.header_length(request.headers.get(v2_tensors.HEADER), len(content))
+        parse = partial(v2_tensors.parse, content, length, model, self.classifier.largest_request)
+        json_bytes = len(content) if length is None else length
+        if json_bytes > LARGE and model.input.datatype != "BYTES":  # as text; base64 is read at once
+            return await self.classifier.on_thread(parse, bulk)
+        return parse()
+
+    def short_ways(self) -> dict[str, Direct]:
+        """The paths that most requests are for, without a version."""
+        return {
+            f"/v2/models/{name}/infer": Direct(INFER, partial(self, name, None))
+            for name in self.models.kinds
+        }
+
+
+async def respond(request: Request, body: bytes, json_bytes: int | None) -> Response:
+    """Adds the header that says where the JSON ends, and compresses where that was asked for."""
+    headers = {}
+    media_type = "application/json"
+    if json_bytes is not None:
+        headers[v2_tensors.HEADER] = str(json_bytes)
+        media_type = "application/octet-stream"
+    encoding = accepted(request.headers.get("accept-encoding"))
+    if encoding and len(body) >= WORTH_IT:
+        body = await packed(body, encoding)
+        headers["Content-Encoding"] = encoding
+    return Response(body, media_type=media_type, headers=headers)
+
+
+def create_router(classifier: Classifier, door: Door, models: NamedModels, handler: Infer) -> APIRouter:
+    """All paths under `/v2`, bound to one classifier."""
+    router = APIRouter(tags=["Open Inference Protocol"])
+    add_server_routes(router, classifier)
+    add_model_routes(router, classifier, models)
+    add_infer_routes(router, door, handler)
+    add_repository_routes(router, classifier, door, models)
+    return router
+
+
+def add_server_routes(router: APIRouter, classifier: Classifier) -> None:
+    """Metadata and health of the server, statistics of all models."""
+
+    @router.get(PREFIX, summary="The server and its extensions", responses=docs.errors())
+    async def server() -> Response:
+        return json_response(v2_models.server_metadata())
+
+    @router.get("/v2/health/live", summary="The process answers", responses=docs.errors())
+    async def live() -> Response:
+        return json_response({"live": True})
+
+    @router.get("/v2/health/ready", summary="Requests can be answered", responses=docs.errors(503))
+    async def ready() -> Response:
+        classifier.check_ready()
+        return json_response({"ready": True})
+
+
+def add_model_routes(router: APIRouter, classifier: Classifier, models: NamedModels) -> None:
+    """What can be asked about a model, with and without its version."""
+
+    def about(suffix: str, summary: str, describe: Callable[[NamedModel], dict[str, Any]]) -> None:
+        @router.get("/v2/models/{model}" + suffix, summary=summary, responses=docs.errors(404, 503))
+        async def any_version(model: str) -> Response:
+            return json_response(describe(models.find(model)))
+
+        @router.get(
+            "/v2/models/{model}/versions/{version}" + suffix,
+            summary=f"{summary}, of one version",
+            responses=docs.errors(404, 503),
+        )
+        async def one_version(model: str, version: str) -> Response:
+            return json_response(describe(models.find(model, version)))
+
+    def ready(model: NamedModel) -> dict[str, Any]:
+        classifier.check_ready()
+        return {"name": model.name, "ready": True}
+
+    def statistics(*found: NamedModel) -> dict[str, Any]:
+        return {"model_stats": [v2_models.statistics(classifier, model) for model in found]}
+
+    @router.get("/v2/models/stats", summary="Figures of both models", responses=docs.errors(503))
+    async def all_statistics() -> Response:
+        return json_response(statistics(models.find(PHOTO_MODEL), models.find(TENSOR_MODEL)))
+
+    about("", "Names, types and shapes", partial(v2_models.metadata, classifier))
+    about("/ready", "Whether it can be asked", ready)
+    about("/config", "How it is served", partial(v2_models.config, classifier))
+    about("/stats", "Counts and durations", statistics)
+
+
+def add_infer_routes(router: APIRouter, door: Door, handler: Infer) -> None:
+    """The same handler, with and without a version; `middleware.ShortWay` goes around the first."""
+    options: dict[str, Any] = {  # FastAPI's own types
+        "responses": docs.errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
+        "openapi_extra": docs.infer_request(),
+        "dependencies": door.check_key.documented(),
+    }
+
+    @router.post(INFER, summary="Ask a model", **options)
+    async def any_version(model: str, request: Request) -> Response:
+        return await handler(model, None, request)
+
+    @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **options)
+    async def one_version(model: str, version: str, request: Request) -> Response:
+        return await handler(model, version, request)
+
+
+def add_repository_routes(
+    router: APIRouter, classifier: Classifier, door: Door, models: NamedModels
+) -> None:
+    """Reading is free; loading needs the admin key, and that one is set."""
+    repository = Repository(classifier, models)
+    check_admin = KeyCheck(classifier.settings.admin_key)
+
+    def check_allowed(request: Request) -> None:
+        if classifier.settings.admin_key is None:
+            raise NotSupportedError("models are loaded only where SERVING_ADMIN_KEY is set")
+        check_admin(request)
+
+    @router.post("/v2/repository/index", include_in_schema=False)
+    async def index(request: Request) -> Response:
+        async with door.body(request) as content:
+            return json_response(repository.index(only_ready(content)))
+
+    @router.post("/v2/repository/models/{model}/load", include_in_schema=False)
+    async def load(model: str, request: Request) -> Response:
+        check_allowed(request)
+        async with door.body(request) as content:
+            await repository.load(model, content)
+        return json_response({})
+
+    @router.post("/v2/repository/models/{model}/unload", include_in_schema=False)
+    async def unload(model: str, request: Request) -> Response:
+        check_allowed(request)
+        repository.unload(model)
+        return json_response({})

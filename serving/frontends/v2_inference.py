@@ -1,0 +1,216 @@
+"""Inference of the Open Inference Protocol, whatever it travels in: `v2.py` in HTTP, `grpc.py` in gRPC.
+
+Both translate their requests into a `Question` and its `Answer` back.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving import body
+from serving.classifier import Classifier
+from serving.engine.memory import Kind
+from serving.engine.statistics import Stages
+from serving.errors import InvalidRequestError
+from serving.frontends.door import Terms
+from serving.frontends.models import NamedModel, TensorSpec
+from serving.scores import Score
+
+RESERVED = "triton_"
+TEXT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/= \t\r\n"
+LOOKED_AT = 64  # bytes; every format has a byte within them that no base64 has
+MAX_TIMEOUT_US = 2**53
+
+Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
+Pictures = list[str] | list[bytes]
+
+
+@dataclass
+class WantedOutput:
+    """One output that the client asks for."""
+
+    name: str
+    classes: int = 0
+    """How many of the best, as text; 0: the tensor itself."""
+
+    binary: bool = False
+
+
+@dataclass
+class Question:
+    """A checked request: `data` are pictures, or tensors float32 [N, 3, height, width]."""
+
+    model: NamedModel
+    shape: list[int]
+    data: Pictures | NDArray[np.float32]
+    outputs: list[WantedOutput]
+    id: str = ""
+    timeout_us: int = 0
+
+
+@dataclass
+class OutputTensor:
+    """`data` are the elements in row-major order: numbers as float32, BYTES as bytes."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: NDArray[np.float32] | list[bytes]
+    binary: bool = False
+
+
+@dataclass
+class Answer:
+    """In the order in which the outputs were asked for."""
+
+    outputs: list[OutputTensor]
+    stages: Stages = field(repr=False)
+
+
+def check_input(model: NamedModel, name: str, datatype: str, shape: list[int], most: int) -> int:
+    """How many elements of the batch the one input has. Raises InvalidRequestError.
+
+    The shape must be the model's, with or without a batch dimension of at most `most` before it; so
+    there is no product that could overflow.
+    """
+    wanted = model.input
+    if name != wanted.name:
+        raise InvalidRequestError(f"{model.name} has no input {name[:80]!r}, but {wanted.name}")
+    if datatype != wanted.datatype:
+        raise InvalidRequestError(f"{name} is {wanted.datatype}, not {datatype[:20]!r}")
+    dims = list(wanted.dims)
+    if shape == dims:
+        return 1
+    if shape[1:] == dims or (dims == [1] and len(shape) == 1):
+        if 1 <= shape[0] <= most:
+            return shape[0]
+        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {shape[0]}")
+    batched = ", ".join(str(size) for size in ["N", *dims])
+    raise InvalidRequestError(f"{name} has the shape [{batched}] or {dims}, not {shape}")
+
+
+def check_outputs(model: NamedModel, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
+    """What to answer: all outputs unless some are named. Raises InvalidRequestError."""
+    names = [spec.name for spec in model.outputs]
+    for output in wanted:
+        if output.name not in names:
+            raise InvalidRequestError(
+                f"{model.name} has no output {output.name[:80]!r}, but {', '.join(names)}"
+            )
+        if output.classes and output.name == "FOOD_LABEL":
+            raise InvalidRequestError("classification is of numbers: ask it of PROBABILITY")
+    if len({output.name for output in wanted}) < len(wanted):
+        raise InvalidRequestError("an output is named twice")
+    return wanted or [WantedOutput(name, binary=binary) for name in names]
+
+
+def check_parameters(parameters: Parameters) -> None:
+    """Raises InvalidRequestError for names that are Triton's own, and for shared memory."""
+    for name in parameters:
+        if name.startswith(RESERVED):
+            raise InvalidRequestError(f"parameters that begin with {RESERVED} are reserved: {name[:80]}")
+        if name.startswith("shared_memory"):
+            raise InvalidRequestError("shared memory is not supported: send the data")
+
+
+def whole_number(parameters: Parameters, name: str, largest: int) -> int:
+    """A parameter from 0 to `largest`, 0 where it is absent. Raises InvalidRequestError."""
+    value = parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
+        raise InvalidRequestError(f"{name} must be a whole number from 0 to {largest}")
+    return value
+
+
+def flag(parameters: Parameters, name: str) -> bool | None:
+    """A parameter that is true or false, None where it is absent. Raises InvalidRequestError."""
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be true or false")
+    return value
+
+
+async def infer(classifier: Classifier, question: Question, terms: Terms) -> Answer:
+    """Raises what `Classifier.classify_all` and `infer` raise."""
+    terms = terms.within(question.timeout_us)
+    model, batched = question.model, len(question.shape) > len(question.model.input.dims)
+    specs = {spec.name: spec for spec in model.outputs}
+    deadline = terms.deadline()
+    if model.kind is Kind.PIXELS:
+        pictures = [(partial(picture, element), len(element)) for element in question.data]
+        best = max(output.classes for output in question.outputs) or 1
+        found = await classifier.classify_all(pictures, best, deadline, terms.bulk)
+        leading = question.shape
+        outputs = [
+            photo_output(specs[each.name], each, found.tops, leading) for each in question.outputs
+        ]
+        return Answer(outputs, found.stages)
+    assert isinstance(question.data, np.ndarray)  # noqa: S101 the codecs see to it
+    logits = await classifier.infer(question.data, deadline, terms.bulk)
+    labels = classifier.served.labels
+    leading = question.shape[:1] if batched else []
+    return Answer(
+        [
+            logits_output(specs[each.name], each, logits.rows, leading, labels)
+            for each in question.outputs
+        ],
+        logits.stages,
+    )
+
+
+def picture(element: str | bytes) -> bytes:
+    """A picture's bytes; those of its base64 are recognised. Raises InvalidBase64Error."""
+    if isinstance(element, str):
+        return body.from_base64(element)
+    if not element[:LOOKED_AT].translate(None, TEXT) or element[:5].lower() == b"data:":
+        return body.from_base64(element.decode("latin-1"))
+    return element
+
+
+def photo_output(
+    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], shape: list[int]
+) -> OutputTensor:
+    """Label, probability, or the best classes of every picture."""
+    if wanted.classes:
+        texts = [
+            class_text(score.probability, score.index, score.label)
+            for top in tops
+            for score in top[: wanted.classes]
+        ]
+        return OutputTensor(
+            spec.name, "BYTES", [len(tops), len(texts) // len(tops)], texts, wanted.binary
+        )
+    data: NDArray[np.float32] | list[bytes]
+    if spec.datatype == "BYTES":
+        data = [top[0].label.encode() for top in tops]
+    else:
+        data = np.array([top[0].probability for top in tops], np.float32)
+    return OutputTensor(spec.name, spec.datatype, shape, data, wanted.binary)
+
+
+def logits_output(
+    spec: TensorSpec,
+    wanted: WantedOutput,
+    rows: list[list[float]],
+    leading: list[int],
+    labels: list[str],
+) -> OutputTensor:
+    """The logits, or the best classes by them."""
+    logits = np.array(rows, np.float32)
+    if not wanted.classes:
+        shape = [*leading, logits.shape[1]]
+        return OutputTensor(spec.name, spec.datatype, shape, logits.ravel(), wanted.binary)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, : wanted.classes]
+    texts = [
+        class_text(row[index], index, labels[index])
+        for row, best in zip(rows, order.tolist(), strict=True)
+        for index in best
+    ]
+    return OutputTensor(spec.name, "BYTES", [*leading, order.shape[1]], texts, wanted.binary)
+
+
+def class_text(value: float, index: int, label: str) -> bytes:
+    """`value:index:label`, of the protocol's classification extension."""
+    return f"{value:f}:{index}:{label}".encode()

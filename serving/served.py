@@ -1,0 +1,96 @@
+"""One model version in service, and what its engine gives back; `classifier.py` works with both."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.engine.client import EngineClient
+from serving.engine.memory import Kind
+from serving.engine.outcome import Outcome
+from serving.engine.source import Offer
+from serving.engine.statistics import Stages
+from serving.images import ImageDecoder
+from serving.metrics import Metrics
+from serving.scores import Score
+from serving.settings import Settings
+
+SLOW = 450.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
+
+
+class Served:
+    """One model version in service: its description, its image pipeline, its engine."""
+
+    def __init__(self, offer: Offer, settings: Settings, metrics: Metrics) -> None:
+        self.offer = offer
+        self.labels = offer.model.labels
+        self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
+        self.client = EngineClient(offer.attachment, metrics.observe_item)
+        self.slow = throughput(offer) <= SLOW * offer.attachment.geometry.webs
+        """Whether one thread of each web process can decode all that the workers can compute."""
+
+    def decode(self, read: Callable[[], bytes]) -> tuple[NDArray[np.uint8], float]:
+        """Pixels, and the seconds that took; on a decoding thread."""
+        started = time.perf_counter()
+        return self.decoder.decode(read()), time.perf_counter() - started
+
+
+@dataclass(slots=True)
+class Prediction:
+    """The best classes, most probable first, and where the time went."""
+
+    top: list[Score]
+    stages: Stages
+
+
+@dataclass(slots=True)
+class Predictions:
+    """Of the pictures of one request, in their order."""
+
+    tops: list[list[Score]]
+    stages: Stages
+
+
+@dataclass(slots=True)
+class Logits:
+    """Of the tensors of one request, in their order: one row per tensor, one number per class."""
+
+    rows: list[list[float]]
+    stages: Stages
+
+
+@dataclass(slots=True)
+class Passage:
+    """What came back from the engine for one request."""
+
+    served: Served
+    kind: Kind
+    outcomes: list[Outcome]
+    began: float
+    """time.monotonic() at admission."""
+
+    submitted: float
+    """And when the inputs were ready."""
+
+    def over(self) -> Stages:
+        """The answer is ready: where its time went, which is counted."""
+        started = min(outcome.started_at for outcome in self.outcomes)
+        finished = max(outcome.finished_at for outcome in self.outcomes)
+        stages = Stages(
+            decode_s=self.submitted - self.began,
+            queue_s=started - self.submitted,
+            infer_s=finished - started,
+            output_s=time.monotonic() - finished,
+        )
+        sizes = [outcome.batch_size for outcome in self.outcomes]
+        self.served.client.statistics.succeeded(self.kind, stages, sizes)
+        return stages
+
+
+def throughput(offer: Offer) -> float:
+    """Pictures a second that all workers can compute, by what was measured at warm-up."""
+    batch_ms: dict[str, float] = offer.profile["batch_ms"]
+    fastest = max(int(size) / ms for size, ms in batch_ms.items())
+    return 1000 * fastest * offer.attachment.geometry.workers

@@ -1,0 +1,142 @@
+"""TensorFlow Serving's REST API, as its documentation's clients use it, on both backends."""
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from tests import pictures
+
+PHOTO = pictures.jpeg()
+ENCODED = base64.b64encode(PHOTO).decode()
+PHOTOS, TENSORS = "food_classifier", "food_classifier_onnx"
+
+
+def post(url: str, body: Any, path: str = f"{PHOTOS}:predict") -> requests.Response:
+    """A request; `body` is JSON, or bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    return requests.post(f"{url}/v1/models/{path}", data=data, timeout=30)
+
+
+def check_error(response: requests.Response, status: int, words: str) -> None:
+    """The protocol's shape of an error."""
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
+
+
+def test_status_and_metadata(backend_url: str) -> None:
+    wanted = {
+        "version": "1",
+        "state": "AVAILABLE",
+        "status": {"error_code": "OK", "error_message": ""},
+    }
+    for path in (PHOTOS, f"{TENSORS}/versions/1"):
+        answer = requests.get(f"{backend_url}/v1/models/{path}", timeout=10)
+        assert answer.json() == {"model_version_status": [wanted]}
+    answer = requests.get(f"{backend_url}/v1/models/{TENSORS}/metadata", timeout=10).json()
+    assert answer["model_spec"] == {"name": TENSORS, "signature_name": "", "version": "1"}
+    signature = answer["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    sizes = [dim["size"] for dim in signature["inputs"]["input"]["tensor_shape"]["dim"]]
+    assert sizes == ["-1", "3", "224", "224"]
+    assert requests.get(f"{backend_url}/v1/models/{PHOTOS}/versions/1/metadata", timeout=10).ok
+
+
+@pytest.mark.parametrize("path", [f"{PHOTOS}:predict", f"{PHOTOS}/versions/1:predict", "food11:predict"])
+def test_rows_of_photos(backend_url: str, path: str) -> None:
+    native = requests.post(f"{backend_url}/predict", data=PHOTO, timeout=30).json()
+    for one in ({"b64": ENCODED}, {"INPUT_IMAGE": {"b64": ENCODED}}, ENCODED, {"INPUT_IMAGE": ENCODED}):
+        body = {"signature_name": "serving_default", "instances": [one, one]}
+        answer = post(backend_url, body, path)
+        assert answer.status_code == 200, answer.text
+        predictions = answer.json()["predictions"]
+        assert [each["FOOD_LABEL"] for each in predictions] == [native["prediction"]] * 2
+        assert predictions[0]["PROBABILITY"] == pytest.approx(native["probability"], abs=1e-5)
+
+
+def test_columns_of_photos(backend_url: str) -> None:
+    native = requests.post(f"{backend_url}/predict", data=PHOTO, timeout=30).json()
+    for inputs in ({"INPUT_IMAGE": [{"b64": ENCODED}]}, [{"b64": ENCODED}], {"b64": ENCODED}):
+        outputs = post(backend_url, {"inputs": inputs}).json()["outputs"]
+        assert outputs["FOOD_LABEL"] == [native["prediction"]]
+        assert outputs["PROBABILITY"] == pytest.approx([native["probability"]], abs=1e-5)
+
+
+def test_tensors_as_nested_lists(backend_url: str) -> None:
+    photos = np.random.default_rng(5).normal(size=(2, 3, 224, 224)).astype(np.float32).round(3)
+    values = photos.tolist()
+    path = f"{TENSORS}:predict"
+    rows = post(backend_url, {"instances": values}, path).json()["predictions"]
+    named = post(backend_url, {"instances": [{"input": row} for row in values]}, path).json()
+    columns = post(backend_url, {"inputs": {"input": values}}, path).json()["outputs"]
+    assert np.array(rows).shape == (2, 11)
+    np.testing.assert_allclose(rows, named["predictions"], atol=1e-3)
+    np.testing.assert_allclose(rows, columns, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not JSON"),
+        (b'{"instances": [', "not JSON"),
+        (b'{"instances": ' + b"[" * 100_000, "not JSON"),
+        ([], "not as documented"),
+        ({}, "either instances or inputs"),
+        ({"instances": [ENCODED], "inputs": [ENCODED]}, "either instances or inputs"),
+        ({"instances": {}}, "not as documented"),
+        ({"instances": []}, "1 to 128"),
+        ({"instances": [ENCODED] * 129}, "1 to 128"),
+        ({"inputs": ["AAAA"] * 129}, "1 to 128"),
+        ({"instances": [1]}, "not as documented"),
+        ({"instances": [None]}, "not as documented"),
+        ({"instances": [[ENCODED]]}, "not as documented"),
+        ({"instances": [{"b64": 1}]}, "not as documented"),
+        ({"instances": [{"x": ENCODED}]}, "not as documented"),
+        ({"instances": [{"input": ENCODED}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{"INPUT_IMAGE": ENCODED, "b64": ENCODED}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{"b64": ENCODED}, ENCODED]}, "not as documented"),
+        ({"instances": ["%%%"]}, "base64"),
+        ({"instances": [ENCODED, "AAAA"]}, "element 1"),
+        ({"instances": [ENCODED], "signature_name": "x"}, "signature"),
+        ({"instances": [ENCODED], "signature_name": None}, "not as documented"),
+    ],
+)
+def test_hostile_photos(backend_url: str, body: Any, words: str) -> None:
+    check_error(post(backend_url, body), 400, words)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1.0]],
+        [[[[1.0]]]],
+        [[[[1.0], [1.0, 2.0]]]],
+        [[[[1.0], [1.0] * (3 * 224 * 224 - 1)]]],
+        [[[[]]]] * 1000,
+        [["1"]],
+        [[[[None]]]],
+        "text",
+        {"input": [[[[1.0]]]], "x": 1},
+        [[[[[1.0]]]]],
+        np.full((1, 3, 224, 224), 1e39).tolist(),
+    ],
+    ids=range(11),
+)
+def test_hostile_tensors(backend_url: str, values: Any) -> None:
+    check_error(post(backend_url, {"inputs": values}, f"{TENSORS}:predict"), 400, "")
+
+
+def test_errors_of_the_paths(backend_url: str) -> None:
+    base = f"{backend_url}/v1"
+    check_error(requests.get(f"{base}/models/x", timeout=10), 404, "no model")
+    check_error(requests.get(f"{base}/models/{PHOTOS}/versions/3", timeout=10), 404, "version")
+    check_error(requests.get(f"{base}/nothing", timeout=10), 404, "")
+    check_error(requests.delete(f"{base}/models/{PHOTOS}", timeout=10), 405, "")
+    check_error(post(backend_url, {}, f"{PHOTOS}:regress"), 404, ":predict")
+    check_error(post(backend_url, {}, PHOTOS), 404, ":predict")
+    check_error(post(backend_url, {}, f"{PHOTOS}/versions/9:predict"), 404, "version")
+    check_error(post(backend_url, b"x" * (21 * 2**20)), 413, "20971520")

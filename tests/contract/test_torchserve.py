@@ -1,0 +1,74 @@
+"""TorchServe's inference API, as its clients use it, on both backends."""
+
+import base64
+
+import pytest
+import requests
+
+from tests import pictures
+
+PHOTO = pictures.jpeg()
+URL = "/predictions/food_classifier"
+
+
+def check_error(response: requests.Response, status: int, kind: str) -> None:
+    """The protocol's shape of an error."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert list(body) == ["code", "type", "message"]
+    assert (body["code"], body["type"]) == (status, kind)
+
+
+def test_every_way_in_gives_the_five_best(backend_url: str) -> None:
+    native = requests.post(f"{backend_url}/predict?top_k=5", data=PHOTO, timeout=30).json()["top"]
+    wanted = {score["label"]: score["probability"] for score in native}
+    url = backend_url + URL
+    answers = [
+        requests.post(url, data=PHOTO, timeout=30),
+        requests.put(url, data=PHOTO, timeout=30),
+        requests.post(f"{url}/1", data=PHOTO, timeout=30),
+        requests.post(url, data=PHOTO, headers={"Content-Type": "image/jpeg"}, timeout=30),
+        requests.post(
+            url, data=PHOTO, headers={"Content-Type": "application/x-www-form-urlencoded"}, timeout=30
+        ),
+        requests.post(url, files={"data": ("photo.jpg", PHOTO)}, timeout=30),
+        requests.post(url, json={"image": base64.b64encode(PHOTO).decode()}, timeout=30),
+        requests.post(f"{backend_url}/predictions/food11", data=PHOTO, timeout=30),
+    ]
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        assert list(answer.json()) == list(wanted)
+        assert list(answer.json().values()) == pytest.approx(list(wanted.values()), abs=1e-4)
+
+
+def test_ping_and_models(backend_url: str) -> None:
+    assert requests.get(f"{backend_url}/ping", timeout=10).json() == {"status": "Healthy"}
+    models = requests.get(f"{backend_url}/models", timeout=10).json()["models"]
+    assert "food_classifier" in {model["modelName"] for model in models}
+    (model,) = requests.get(f"{backend_url}/models/food_classifier", timeout=10).json()
+    assert model["modelVersion"] == "1"
+    assert {worker["status"] for worker in model["workers"]} == {"READY"}
+
+
+@pytest.mark.parametrize("name", pictures.UNREADABLE)
+def test_unreadable_pictures(backend_url: str, name: str) -> None:
+    data = pictures.UNREADABLE[name]()
+    check_error(requests.post(backend_url + URL, data=data, timeout=30), 400, "BadRequestException")
+
+
+def test_errors(backend_url: str) -> None:
+    def ask(path: str, **options: object) -> requests.Response:
+        return requests.post(backend_url + path, timeout=30, **options)  # type: ignore[arg-type]
+
+    check_error(ask("/predictions/nothing", data=PHOTO), 404, "ResourceNotFoundException")
+    check_error(ask(f"{URL}/2", data=PHOTO), 404, "ResourceNotFoundException")
+    check_error(ask("/predictions/food_classifier_onnx", data=PHOTO), 400, "BadRequestException")
+    check_error(ask(URL, files={"other": ("a", PHOTO)}), 400, "BadRequestException")
+    check_error(ask(URL, data=bytes(21 * 2**20)), 413, "RequestEntityTooLargeException")
+    check_error(
+        ask(URL, data=PHOTO, headers={"Content-Encoding": "br"}), 415, "UnsupportedMediaTypeException"
+    )
+    check_error(ask("/ping"), 405, "MethodNotAllowedException")
+    check_error(
+        requests.get(f"{backend_url}/models/nothing", timeout=10), 404, "ResourceNotFoundException"
+    )

@@ -1,0 +1,194 @@
+"""What all protocols share: overload, keys, crashes, versions, several web processes, switching off."""
+
+import base64
+import json
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import requests
+from tritonclient import grpc as triton_grpc
+from tritonclient import http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests import servers
+from tests.e2e.conftest import write_model
+from tests.e2e.test_engine import fake_service
+from tests.e2e.test_service import metric, wait_for
+from tests.fake.backend import Failure, command, command_tensor
+
+RAW = {"Inference-Header-Content-Length": "0"}
+Ask = Callable[[str, bytes], requests.Response]
+
+
+@pytest.fixture
+def senders() -> Iterator[ThreadPoolExecutor]:
+    """Threads for requests that wait."""
+    with ThreadPoolExecutor(16) as executor:
+        yield executor
+
+
+def v2(url: str, picture: bytes, **headers: str) -> requests.Response:
+    """The picture as the body."""
+    path = f"{url}/v2/models/food_classifier/infer"
+    return requests.post(path, data=picture, headers={**RAW, **headers}, timeout=30)
+
+
+def tfserving(url: str, picture: bytes, **headers: str) -> requests.Response:
+    """The picture in a row."""
+    body = {"instances": [{"b64": base64.b64encode(picture).decode()}]}
+    path = f"{url}/v1/models/food_classifier:predict"
+    return requests.post(path, json=body, headers=headers, timeout=30)
+
+
+def torchserve(url: str, picture: bytes, **headers: str) -> requests.Response:
+    """The picture as the body."""
+    path = f"{url}/predictions/food_classifier"
+    return requests.post(path, data=picture, headers=headers, timeout=30)
+
+
+KEYS = {"v2": ["error"], "tfserving": ["error"], "torchserve": ["code", "type", "message"]}
+ASKS: dict[str, Any] = {"v2": v2, "tfserving": tfserving, "torchserve": torchserve}
+
+
+def check_error(response: requests.Response, name: str, status: int) -> None:
+    """The protocol's own shape, and nothing of what went wrong inside."""
+    assert response.status_code == status, response.text
+    assert list(response.json()) == KEYS[name]
+    assert "secret" not in response.text
+
+
+def test_overload_and_failures_in_every_shape(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    settings = {"instances": "1", "queue_size": "2", "max_batch_size": "1"}
+    with fake_service(fake_settings, **settings) as (url, _):
+        held = [senders.submit(torchserve, url, command(held=True, class_index=9)) for _ in range(2)]
+        wait_for(lambda: metric(url, "serving_free_slots") == 0)
+        for name, ask in ASKS.items():
+            refused = ask(url, command())
+            check_error(refused, name, 503)
+            assert int(refused.headers["Retry-After"]) >= 1
+        (tmp_path / "gate").touch()
+        assert [next(iter(future.result().json())) for future in held] == ["9", "9"]
+        for name, ask in ASKS.items():
+            check_error(ask(url, command(failure=Failure.RAISE)), name, 500)
+            check_error(ask(url, command(failure=Failure.EXIT)), name, 500)
+            wait_for(lambda: requests.get(f"{url}/ping", timeout=10).status_code == 200)
+            assert ask(url, command(class_index=3)).status_code == 200
+
+
+def test_deadlines_hold_for_every_protocol(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    with fake_service(fake_settings, instances="1", max_batch_size="1") as (url, _):
+        held = senders.submit(v2, url, command(held=True))
+        wait_for((tmp_path / "gate.held").exists)
+        limit = {"X-Request-Timeout-Ms": "50"}
+        for name, ask in ASKS.items():
+            check_error(ask(url, command(), **limit), name, 504)
+        client = triton.InferenceServerClient(url.removeprefix("http://"))
+        tensor = triton.InferInput("INPUT_IMAGE", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([command()], object))
+        with pytest.raises(InferenceServerException, match="deadline"):
+            client.infer("food_classifier", [tensor], timeout=50_000)
+        client.close()
+        (tmp_path / "gate").touch()
+        assert held.result().status_code == 200
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_keys_and_slow_senders(fake_settings: dict[str, str], name: str) -> None:
+    with fake_service(fake_settings, api_key="guest", body_timeout_ms="300") as (url, _):
+        ask = ASKS[name]
+        missing = ask(url, command())
+        check_error(missing, name, 401)
+        assert missing.headers["WWW-Authenticate"] == "Bearer"
+        assert ask(url, command(), Authorization="Bearer guest").status_code == 200
+        path = {
+            "v2": "/v2/models/food_classifier/infer",
+            "tfserving": "/v1/models/food_classifier:predict",
+            "torchserve": "/predictions/food_classifier",
+        }[name]
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as slow:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer guest\r\n"
+            slow.sendall(f"{head}Content-Length: 1000\r\n\r\nx".encode())
+            answer = slow.makefile("rb").read().decode()  # to the end: the connection is closed
+        assert answer.startswith("HTTP/1.1 408")
+        assert list(json.loads(answer.partition("\r\n\r\n")[2])) == KEYS[name]
+
+
+def test_grpc_keeps_keys_limits_and_statistics_of_several_web_processes(
+    fake_settings: dict[str, str], senders: ThreadPoolExecutor
+) -> None:
+    port = servers.free_port()
+    settings = {"web_processes": "2", "api_key": "guest", "grpc_port": str(port)}
+    with fake_service(fake_settings, **settings) as (url, _):
+        tensor = triton_grpc.InferInput("input", [2, 3, 8, 8], "FP32")
+        tensor.set_data_from_numpy(np.stack([command_tensor(class_index=i) for i in (5, 6)]))
+        headers = {"authorization": "Bearer guest"}
+
+        def ask(_: int) -> list[int]:
+            with triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                result = client.infer("food_classifier_onnx", [tensor], headers=headers)
+                return [int(index) for index in result.as_numpy("output").argmax(axis=1)]
+
+        assert list(senders.map(ask, range(12))) == [[5, 6]] * 12
+        with (
+            triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
+            pytest.raises(InferenceServerException, match="UNAUTHENTICATED"),
+        ):
+            client.infer("food_classifier_onnx", [tensor])
+        for _ in range(4):  # whichever web process answers
+            stats = requests.get(f"{url}/v2/models/food_classifier_onnx/stats", timeout=10).json()
+            (model,) = stats["model_stats"]
+            assert model["inference_count"] == 24
+            assert model["inference_stats"]["success"]["count"] == 12
+            sizes = [b["batch_size"] * b["compute_infer"]["count"] for b in model["batch_stats"]]
+            assert sum(sizes) == 24
+
+
+def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    with fake_service(settings, admin_key="chief") as (url, _):
+        client = triton.InferenceServerClient(url.removeprefix("http://"))
+        chief = {"Authorization": "Bearer chief"}
+        with pytest.raises(InferenceServerException, match="API key"):
+            client.load_model("food_classifier")
+        policy = json.dumps({"version_policy": {"specific": {"versions": [2]}}})
+        client.load_model("food_classifier", headers=chief, config=policy)
+        index = {(m["version"], m["state"]) for m in client.get_model_repository_index()}
+        assert index == {("2", "READY")}
+        assert client.is_model_ready("fake", "2")
+        assert b"\x05\0\0\0two-4" in v2(url, command(class_index=4)).content
+        client.load_model("food_classifier", headers=chief)
+        assert client.is_model_ready("food_classifier", "1")
+        assert ("2", "UNAVAILABLE") in {
+            (m["version"], m["state"]) for m in client.get_model_repository_index()
+        }
+        with pytest.raises(InferenceServerException, match="only model"):
+            client.unload_model("food_classifier", headers=chief)
+        for body in ({"parameters": {"version": "../1"}}, {"parameters": {"config": "{"}}, [1]):
+            answer = requests.post(
+                f"{url}/v2/repository/models/fake/load", json=body, headers=chief, timeout=30
+            )
+            assert answer.status_code == 400
+        client.close()
+
+
+def test_protocols_can_be_switched_off(fake_settings: dict[str, str]) -> None:
+    with fake_service(fake_settings, protocols="torchserve") as (url, _):
+        assert torchserve(url, command()).status_code == 200
+        for ask in (v2, tfserving):
+            refused = ask(url, command())
+            assert refused.status_code == 404
+            assert refused.json()["code"] == "not_found"

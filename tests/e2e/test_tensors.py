@@ -1,0 +1,251 @@
+"""The engine's promises hold for tensors and for several inputs of one request, too.
+
+The classifier runs in this process, its workers in processes of their own.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from serving.classifier import Classifier
+from serving.engine.memory import Kind
+from serving.engine.source import OwnEngine
+from serving.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidImageError,
+    InvalidRequestError,
+    InvalidTensorError,
+    OverloadedError,
+    ServingError,
+    WorkerCrashedError,
+)
+from serving.metrics import Metrics
+from serving.model import Model
+from serving.served import Logits
+from serving.settings import Settings
+from tests.fake import BACKEND
+from tests.fake.backend import Failure, command, command_tensor
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop that the service runs on."""
+    return "asyncio"
+
+
+@asynccontextmanager
+async def engine(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], **more: str
+) -> AsyncIterator[Classifier]:
+    """A classifier whose workers obey; the workers read the same environment."""
+    named = {f"SERVING_{name.upper()}": value for name, value in more.items()}
+    for name, value in {**settings, "SERVING_QUEUE_SIZE": "16", **named}.items():
+        monkeypatch.setenv(name, value)
+    chosen = Settings()
+    source = OwnEngine(BACKEND, chosen)
+    classifier = Classifier(Model.read(chosen.model_dir), chosen, Metrics(), source)
+    async with classifier.running():
+        yield classifier
+
+
+def soon(seconds: float = 30) -> float:
+    """A deadline."""
+    return time.monotonic() + seconds
+
+
+def tensors(*commands: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of one request."""
+    return np.stack(commands)
+
+
+def numbered(*indices: int) -> NDArray[np.float32]:
+    """Tensors whose classes are these numbers."""
+    return tensors(*(command_tensor(class_index=index) for index in indices))
+
+
+def classes(answer: Logits) -> list[int]:
+    """The class of each input."""
+    return [int(np.argmax(row)) for row in answer.rows]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
+            await asyncio.sleep(0.005)
+
+
+def held_task(classifier: Classifier) -> "asyncio.Task[Logits]":
+    """A computation that lasts until the gate is there."""
+    held = tensors(command_tensor(held=True, class_index=99))
+    return asyncio.ensure_future(classifier.infer(held, soon()))
+
+
+def free_slots(classifier: Classifier) -> int:
+    """As the metrics count them."""
+    memory = classifier.served.client.memory
+    return memory.geometry.slots - sum(memory.in_flight)
+
+
+async def test_tensors_come_back_in_order_and_in_batches(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as classifier:
+        first = held_task(classifier)
+        await until((tmp_path / "gate.held").exists)
+        many = asyncio.ensure_future(classifier.infer(numbered(3, 1, 4, 1, 5), soon()))
+        await until(lambda: free_slots(classifier) == 10)
+        (tmp_path / "gate").touch()
+        assert classes(await first) == [99]
+        assert classes(await many) == [3, 1, 4, 1, 5]
+        await until(lambda: free_slots(classifier) == 16)
+        statistics = classifier.served.client.statistics
+        totals = statistics.totals(Kind.TENSOR)
+        assert (totals.inferences, totals.successes, totals.failures) == (6, 2, 0)
+        batches = statistics.by_batch_size(Kind.TENSOR)
+        assert {size: batch.executions for size, batch in batches.items()} == {1: 2, 4: 1}
+
+
+async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as classifier:
+        first = held_task(classifier)
+        await until((tmp_path / "gate.held").exists)
+        pictures = [(command(class_index=index).__bytes__, 100) for index in (7, 8)]
+        photos = asyncio.ensure_future(classifier.classify_all(pictures, 1, soon()))
+        arrays = asyncio.ensure_future(classifier.infer(numbered(5, 6), soon()))
+        await until(lambda: free_slots(classifier) == 11)
+        await until(lambda: classifier.served.client.memory.state.tolist().count(1) == 4)
+        (tmp_path / "gate").touch()
+        await first
+        assert [top[0].label for top in (await photos).tops] == ["7", "8"]
+        assert classes(await arrays) == [5, 6]
+        for kind in Kind:
+            assert classifier.served.client.statistics.by_batch_size(kind)[2].executions == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (Failure.RAISE, InternalError),
+        (Failure.NOT_FINITE, InvalidTensorError),  # a picture's would be our own fault
+        (Failure.TOO_FEW_OUTPUTS, InternalError),
+        (Failure.EXIT, WorkerCrashedError),
+    ],
+)
+async def test_one_poisonous_tensor_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    fake_settings: dict[str, str],
+    tmp_path: Path,
+    failure: Failure,
+    error: type[ServingError],
+) -> None:
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as classifier:
+        first = held_task(classifier)
+        await until((tmp_path / "gate.held").exists)
+        poison = tensors(command_tensor(failure=failure))
+        asked = [classifier.infer(t, soon()) for t in (numbered(1, 2), poison, numbered(3))]
+        tasks = [asyncio.ensure_future(question) for question in asked]
+        await until(lambda: free_slots(classifier) == 11)
+        (tmp_path / "gate").touch()
+        assert classes(await first) == [99]
+        before, failed, after = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(before, Logits)
+        assert isinstance(after, Logits)
+        assert (classes(before), classes(after)) == ([1, 2], [3])
+        assert type(failed) is error
+        totals = classifier.served.client.statistics.totals(Kind.TENSOR)
+        assert (totals.successes, totals.failures) == (3, 1)
+
+
+async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+) -> None:
+    async with engine(monkeypatch, fake_settings, max_batch_size="4") as classifier:
+        poison = command_tensor(failure=Failure.RAISE)
+        with pytest.raises(InternalError):
+            await classifier.infer(tensors(command_tensor(), poison, poison), soon())
+        pictures = [(data.__bytes__, len(data)) for data in (command(), b"no picture", b"neither")]
+        with pytest.raises(InvalidImageError) as caught:
+            await classifier.classify_all(pictures, 1, soon())
+        assert caught.value.detail.startswith("element 1: not a JPEG")
+        await until(lambda: free_slots(classifier) == 16)
+        assert classes(await classifier.infer(numbered(2), soon())) == [2]
+
+
+async def test_a_worker_that_dies_costs_no_tensor(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as classifier:
+        first = held_task(classifier)
+        await until((tmp_path / "gate.held").exists)
+        many = asyncio.ensure_future(classifier.infer(numbered(*range(6)), soon()))
+        await until(lambda: free_slots(classifier) == 9)
+        (tmp_path / "gate").touch()
+        for child in psutil.Process(os.getpid()).children():
+            if "serving.engine.worker" in child.cmdline():
+                child.kill()
+        assert classes(await first) == [99]
+        assert classes(await many) == list(range(6))
+
+
+async def test_deadline_and_cancellation_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="1") as classifier:
+        first = held_task(classifier)
+        await until((tmp_path / "gate.held").exists)
+        with pytest.raises(DeadlineExceededError):
+            await classifier.infer(numbered(1, 2, 3), soon(0.05))
+        leaving = asyncio.ensure_future(classifier.infer(numbered(4, 5), soon()))
+        await until(lambda: free_slots(classifier) == 10)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        (tmp_path / "gate").touch()
+        assert classes(await first) == [99]
+        await until(lambda: free_slots(classifier) == 16)
+        totals = classifier.served.client.statistics.totals(Kind.TENSOR)
+        assert (totals.inferences, totals.successes, totals.failures) == (1, 1, 2)
+
+
+async def test_a_request_is_admitted_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="1") as classifier:
+        held = [held_task(classifier) for _ in range(10)]
+        await until(lambda: free_slots(classifier) == 6)
+        with pytest.raises(OverloadedError):
+            await classifier.infer(numbered(*range(7)), soon())
+        assert free_slots(classifier) == 6
+        (tmp_path / "gate").touch()
+        await asyncio.gather(*held)
+        with pytest.raises(InvalidRequestError, match="1 to 8 inputs, not 9"):
+            await classifier.infer(numbered(*range(9)), soon())
+        assert classes(await classifier.infer(numbered(*range(8)), soon())) == list(range(8))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+async def test_numbers_that_are_not_finite_are_the_clients_fault(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], value: float
+) -> None:
+    async with engine(monkeypatch, fake_settings) as classifier:
+        broken = numbered(1, 2)
+        broken[1, 2, 3, 4] = value
+        with pytest.raises(InvalidTensorError, match="element 1"):
+            await classifier.infer(broken, soon())
+        with pytest.raises(InvalidTensorError, match="shape"):
+            await classifier.infer(numbered(1)[:, :, :4], soon())
+        assert free_slots(classifier) == 16

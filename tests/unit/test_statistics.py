@@ -1,0 +1,65 @@
+"""What the engine counts: every web process in rows of its own, all of them readable by each."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+
+from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Geometry, Kind, Memory
+from serving.engine.statistics import BatchTotals, Stages, Statistics, Totals
+
+GEOMETRY = Geometry(slots=4, webs=2, workers=1, max_batch=8, height=2, width=2, classes=3)
+
+
+@pytest.fixture
+def webs() -> Iterator[list[Statistics]]:
+    """Two web processes' views of one mapping."""
+    memory = Memory.create(GEOMETRY)
+    yield [Statistics(memory, web) for web in range(2)]
+    memory.close()
+
+
+def test_the_rows_have_room_for_the_fields() -> None:
+    assert len(fields(Totals)) == TOTALS
+    assert len(fields(BatchTotals)) == PER_BATCH_SIZE
+
+
+def test_nothing_has_happened_at_first(webs: list[Statistics]) -> None:
+    assert webs[0].totals(Kind.PIXELS) == Totals()
+    assert webs[0].by_batch_size(Kind.TENSOR) == {}
+
+
+def test_figures_of_all_web_processes_add_up(webs: list[Statistics]) -> None:
+    for web, statistics in enumerate(webs):
+        for leads in (True, False, False):  # three inputs of two requests
+            statistics.executed(Kind.PIXELS, 3, leads, 0.5)
+        statistics.succeeded(Kind.PIXELS, Stages(0.25, 0.5, 1.0, 0.125), [3])
+        statistics.succeeded(Kind.PIXELS, Stages(0.5, 0.5, 1.0, 0.25), [3, 3])
+        statistics.failed(Kind.PIXELS, web)
+    for statistics in webs:
+        totals = statistics.totals(Kind.PIXELS)
+        assert (totals.inferences, totals.successes, totals.failures) == (6, 4, 2)
+        assert totals.last_inference_ms > 0
+        assert totals.failure_ns == 1_000_000_000
+        parts = totals.decode_ns + totals.queue_ns + totals.infer_ns + totals.output_ns
+        assert parts == totals.success_ns
+        batches = statistics.by_batch_size(Kind.PIXELS)
+        assert list(batches) == [3]
+        assert batches[3].executions * 3 == totals.inferences
+        assert batches[3].infer_ns == 1_000_000_000
+        assert batches[3].decode_ns == totals.decode_ns
+        assert batches[3].output_ns == totals.output_ns
+        assert statistics.totals(Kind.TENSOR) == Totals()
+
+
+def test_every_batch_size_has_a_place_of_its_own(webs: list[Statistics]) -> None:
+    for batch_size in range(1, 9):
+        for _ in range(batch_size):
+            webs[0].executed(Kind.TENSOR, batch_size, True, 0.0)
+    found = webs[1].by_batch_size(Kind.TENSOR)
+    assert {size: batch.executions for size, batch in found.items()} == {n: n for n in range(1, 9)}
+
+
+def test_clocks_that_disagree_count_as_no_time(webs: list[Statistics]) -> None:
+    webs[0].succeeded(Kind.PIXELS, Stages(-1e-9, -0.001, 0.5, 0.0), [1])
+    assert webs[0].totals(Kind.PIXELS).success_ns == 500_000_000

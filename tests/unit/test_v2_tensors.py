@@ -1,0 +1,144 @@
+"""The parser of the Open Inference Protocol: whatever comes, it is a question or a ServingError."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.compression import pack, unpack
+from serving.engine.memory import Kind
+from serving.errors import ServingError
+from serving.frontends.models import NamedModel, TensorSpec
+from serving.frontends.v2_inference import Question, picture
+from serving.frontends.v2_tensors import header_length, parse
+
+PHOTO = NamedModel(
+    "photo", "1", Kind.PIXELS, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
+)
+TENSOR = NamedModel(
+    "tensor", "1", Kind.TENSOR, TensorSpec("i", "FP32", (3, 2, 2)), (TensorSpec("o", "FP32", (4,)),)
+)
+MOST = 4
+
+SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+ANY = st.recursive(
+    SCALAR,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+NUMBERS = st.lists(st.floats() | st.integers(), min_size=0, max_size=24)
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["binary_data_size", "classification", "binary_data", "timeout", "triton_x", "x"]),
+    SCALAR,
+    max_size=2,
+)
+INPUT = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["i", "j"]),
+        "datatype": st.sampled_from(["FP32", "BYTES", "INT8"]),
+        "shape": st.sampled_from([[1], [1, 1], [3, 2, 2], [2, 3, 2, 2], [1, 3, 2, 2]])
+        | st.lists(st.integers(), max_size=9),
+    },
+    optional={
+        "data": NUMBERS | st.lists(st.text(max_size=3), max_size=3) | ANY,
+        "parameters": PARAMETERS,
+    },
+)
+REQUEST = st.fixed_dictionaries(
+    {"inputs": st.lists(INPUT, max_size=3)},
+    optional={
+        "id": SCALAR,
+        "parameters": PARAMETERS | ANY,
+        "outputs": st.lists(
+            st.fixed_dictionaries({"name": st.just("o")}, optional={"parameters": PARAMETERS})
+        ),
+    },
+)
+
+
+def check_question(body: bytes, length: str | None, model: NamedModel) -> None:
+    """Parses, or refuses with an error that has a status below 500."""
+    try:
+        question = parse(body, header_length(length, len(body)), model, MOST)
+    except ServingError as error:
+        assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
+        return
+    assert 1 <= len(question.data) <= MOST
+    if model.kind is Kind.TENSOR:
+        assert isinstance(question.data, np.ndarray)
+        assert question.data.dtype == np.float32
+        assert question.data.shape[1:] == model.input.dims
+
+
+@pytest.mark.parametrize("model", [PHOTO, TENSOR], ids=["photo", "tensor"])
+@settings(max_examples=300, deadline=None)
+@given(request=REQUEST, tail=st.binary(max_size=100), length=st.none() | st.integers(-3, 3))
+def test_requests_that_are_nearly_right(
+    model: NamedModel, request: dict[str, Any], tail: bytes, length: int | None
+) -> None:
+    head = json.dumps(request).encode()
+    check_question(head + tail, None if length is None else str(len(head) + length), model)
+    check_question(head, None, model)
+
+
+@pytest.mark.parametrize("model", [PHOTO, TENSOR], ids=["photo", "tensor"])
+@settings(max_examples=200, deadline=None)
+@given(body=st.binary(max_size=200), length=st.none() | st.text(max_size=4))
+def test_bodies_of_any_bytes(model: NamedModel, body: bytes, length: str | None) -> None:
+    check_question(body, length, model)
+
+
+@settings(max_examples=100, deadline=None)
+@given(elements=st.lists(st.binary(max_size=20), min_size=1, max_size=MOST), cut=st.integers(0, 30))
+def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int) -> None:
+    data = b"".join(len(each).to_bytes(4, "little") + each for each in elements)
+    tail = data[: max(0, len(data) - cut)]
+    tensor = {"name": "i", "datatype": "BYTES", "shape": [len(elements), 1]}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(tail)}}]}).encode()
+    try:
+        question = parse(head + tail, len(head), PHOTO, MOST)
+    except ServingError:
+        assert cut
+    else:
+        assert question.data == elements
+
+
+def test_numbers_are_a_view_of_the_body() -> None:
+    values = np.arange(24, dtype="<f4")
+    tensor = {"name": "i", "datatype": "FP32", "shape": [2, 3, 2, 2]}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 96}}]}).encode()
+    question: Question = parse(head + values.tobytes(), len(head), TENSOR, MOST)
+    assert isinstance(question.data, np.ndarray)
+    assert question.data.ravel().tolist() == values.tolist()
+    assert not question.data.flags.owndata
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_an_element_is_a_file_or_base64(data: bytes) -> None:
+    try:
+        found = picture(data)
+    except ServingError as error:
+        assert error.status == 400  # noqa: PT017 text that is not base64
+    else:
+        assert isinstance(found, bytes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.binary(max_size=300), encoding=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 9)
+)
+def test_compressed_bodies_unpack_within_the_limit(data: bytes, encoding: str, cut: int) -> None:
+    body = pack(data, encoding)
+    assert unpack(body, encoding, len(data)) == data
+    for broken, limit in ((body[: len(body) - cut - 1], 300), (body, len(data) - 1), (data, 300)):
+        if broken is data and not data:
+            continue
+        try:
+            unpack(broken, encoding, limit)
+        except ServingError as error:
+            assert error.status in (400, 413)  # noqa: PT017 what the test is about
+        else:
+            assert broken is data
