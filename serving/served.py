@@ -1,5 +1,6 @@
 """One model version in service, and what its engine gives back; `classifier.py` works with both."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from serving.engine.memory import Kind
 from serving.engine.outcome import Outcome
 from serving.engine.source import Offer
 from serving.engine.statistics import Stages
+from serving.errors import InvalidTensorError
 from serving.images import ImageDecoder
 from serving.metrics import Metrics
 from serving.scores import Score
@@ -59,6 +61,12 @@ class Logits:
 
     rows: list[list[float]]
     stages: Stages
+
+    def check_finite(self) -> None:
+        """For answers that have no other numbers, as JSON. Raises InvalidTensorError."""
+        for index, row in enumerate(self.rows):
+            if not all(map(math.isfinite, row)):
+                raise InvalidTensorError(f"the logits of element {index} are not finite")
 
 
 @dataclass(slots=True)

@@ -37,7 +37,6 @@ class State(IntEnum):
     EXPIRED = 5  # past its deadline before its turn: never computed
     FAILED = 6  # the backend raised, or answered nonsense
     CRASHED = 7  # it was running in two workers that died
-    ABSURD = 8  # a client's own tensor, whose numbers the network cannot compute with
 
 
 class Kind(IntEnum):

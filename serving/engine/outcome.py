@@ -7,7 +7,6 @@ from serving.engine.memory import State
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
-    InvalidTensorError,
     WorkerCrashedError,
 )
 
@@ -41,6 +40,5 @@ def error_for(state: State) -> Exception:
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
-        State.ABSURD: InvalidTensorError("the logits of this tensor are not finite"),
     }
     return errors.get(state) or InternalError("inference failed")

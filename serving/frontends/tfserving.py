@@ -167,6 +167,7 @@ async def infer(
     """Each output's values, one per input, and where the time went."""
     if isinstance(asked.data, np.ndarray):
         logits = await classifier.infer(asked.data, terms.deadline(), terms.bulk)
+        logits.check_finite()
         return {"output": logits.rows}, logits.stages
     pictures = [(partial(body.from_base64, text), len(text)) for text in asked.data]
     found = await classifier.classify_all(pictures, 1, terms.deadline(), terms.bulk)

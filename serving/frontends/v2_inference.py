@@ -149,6 +149,8 @@ async def infer(classifier: Classifier, question: Question, terms: Terms) -> Ans
         return Answer(outputs, found.stages)
     assert isinstance(question.data, np.ndarray)  # noqa: S101 the codecs see to it
     logits = await classifier.infer(question.data, deadline, terms.bulk)
+    if any(output.classes or not output.binary for output in question.outputs):
+        logits.check_finite()
     labels = classifier.served.labels
     leading = question.shape[:1] if batched else []
     return Answer(

@@ -259,8 +259,11 @@ def test_errors_reach_the_client(client: Any) -> None:
         client.infer(PHOTOS, [photo_input([b"x"] * 129, [129, 1])])
     broken = normalised()
     broken[0, 1, 2, 3] = np.nan
+    as_json = [triton.InferRequestedOutput("output", binary_data=False)]
     with pytest.raises(InferenceServerException, match="not finite"):
-        client.infer(TENSORS, [tensor_input(broken)])
+        client.infer(TENSORS, [tensor_input(broken)], outputs=as_json)
+    logits = client.infer(TENSORS, [tensor_input(broken)]).as_numpy("output")
+    assert not np.isfinite(logits).all()
 
 
 def test_errors_of_the_paths(backend_url: str) -> None:

@@ -161,10 +161,6 @@ def test_errors_reach_the_client(client: Any) -> None:
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
     with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
         client.load_model(PHOTOS)
-    broken = noise(1)
-    broken[0, 0, 0, 0] = np.inf
-    with pytest.raises(InferenceServerException, match="not finite"):
-        client.infer(TENSORS, [tensor_input(broken)])
 
 
 def tensor(**more: Any) -> Any:
