@@ -5,10 +5,12 @@ those that are idle. Used by `load.py` and `overload.py`.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 MOST_HEAD_BYTES = 64 * 1024
+IDLE_S = 2.0  # servers keep an idle connection for some seconds more
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._end = 0  # of the answer; 0 while its head is incomplete
         self._head = b""
         self._waiting: asyncio.Future[Answer] | None = None
+        self.idle_since = 0.0
         self.usable = False
         """Whether another request may be sent."""
 
@@ -128,6 +131,14 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
+def stale(connection: Connection) -> bool:
+    """Closes one that has been idle so long that the server may be closing it, too, just now."""
+    old = time.monotonic() - connection.idle_since > IDLE_S
+    if old:
+        connection.close()
+    return old
+
+
 class Connections:
     """Kept connections to one server; a new one where all are busy."""
 
@@ -137,7 +148,7 @@ class Connections:
 
     async def ask(self, request: bytes) -> Answer:
         """One request on any connection; `LOST` where none can be made."""
-        connection = next((c for c in iter(self._pop, None) if c.usable), None)
+        connection = next((c for c in iter(self._pop, None) if c.usable and not stale(c)), None)
         if connection is None:
             try:
                 loop = asyncio.get_running_loop()
@@ -146,6 +157,7 @@ class Connections:
                 return LOST
         answer = await connection.ask(request)
         if connection.usable:
+            connection.idle_since = time.monotonic()
             self._idle.append(connection)
         return answer
 

@@ -48,10 +48,21 @@ def median(rows: Sequence[Content], key: str) -> float:
     return float(statistics.median(row[key] for row in rows))
 
 
+def spread(rows: Sequence[Content]) -> str:
+    """Median and range of the rate."""
+    values = [row["per_second"] for row in rows]
+    return f"{statistics.median(values):.0f}/s ({min(values):.0f} to {max(values):.0f})"
+
+
 def ratio(ours: Sequence[Content], its: Sequence[Content]) -> float:
     """How much faster this service is: the median of each round's own ratio."""
     pairs = zip(ours, its, strict=True)
     return float(statistics.median(a["per_second"] / b["per_second"] for a, b in pairs))
+
+
+def singular(load: str) -> str:
+    """`1 connections` -> `1 connection`."""
+    return load.removesuffix("s") if number(load) == 1 else load
 
 
 def number(load: str) -> int:
@@ -75,10 +86,9 @@ def compare(content: Content) -> str:
                 f"{median(figures, 'per_second'):.0f}/s, {label} {median(figures, key):.0f} ms{times}"
             )
         rows.append([name, *cells])
-    loads_named = [f"{load}" if number(load) > 1 else "1 connection" for load in ours]
+    loads_named = [singular(load) for load in ours]
     in_process = ", ".join(
-        f"{load} {median(figures, 'per_second'):.0f}/s"
-        for load, figures in results.get(IN_PROCESS, {}).items()
+        f"{singular(load)} {spread(figures)}" for load, figures in results.get(IN_PROCESS, {}).items()
     )
     return "\n\n".join(
         [
@@ -98,19 +108,20 @@ def slower(results: Content) -> str:
             continue
         for load, figures in loads.items():
             if (value := ratio(ours[load], figures)) < 1:
-                found.append(f"{name} answers {1 / value:.2f} times as many at {load}")
+                found.append(f"{name} answers {1 / value:.2f} times as many at {singular(load)}")
             theirs, mine = median(figures, "p99_ms"), median(ours[load], "p99_ms")
             if theirs < mine and not name.startswith(VARIANT):
-                found.append(f"{name} has the lower p99 at {load} ({theirs:.0f} against {mine:.0f} ms)")
-    limit = max(
-        (median(figures, "per_second") for figures in results.get(IN_PROCESS, {}).values()), default=0.0
-    )
+                where = f"at {singular(load)} ({theirs:.0f} against {mine:.0f} ms)"
+                found.append(f"{name} has the lower p99 {where}")
+    in_process = results.get(IN_PROCESS, {}).values()
+    limit = max((row["per_second"] for figures in in_process for row in figures), default=0.0)
     shares = ", ".join(
         f"{median(figures, 'per_second') / limit:.2f} at {load}"
         for load, figures in ours.items()
         if limit and number(load) > 1
     )
-    reached = f"Of what the same cores do in process this service reaches {shares}." if shares else ""
+    best = "Of the best that the same cores did in process, in any round, this service reaches"
+    reached = f"{best} {shares}." if shares else ""
     return f"Slower, or later: {'; '.join(found) or 'nothing in these rounds'}. {reached}".strip()
 
 

@@ -38,7 +38,7 @@ from serving.logs import logger
 from serving.model import Model
 from serving.settings import Settings
 
-LOAD_TIMEOUT_S = 180
+LOAD_TIMEOUT_S = 600
 LEAST_HANG_S = 3.0
 HANG_BATCHES = 20  # of the slowest measured batch
 MAX_ATTEMPTS = 2

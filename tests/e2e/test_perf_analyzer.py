@@ -76,10 +76,8 @@ def test_perf_analyzer_finishes(
 ) -> None:
     url, grpc_target = service
     target = url.removeprefix("http://") if protocol == "http" else grpc_target
-    if model == "food_classifier":
-        data = ["--input-data", photo]
-    else:  # its random numbers are random bits, infinities and NaN among them
-        data = ["--shape", "input:3,224,224"]
+    floats = ["--shape", "input:3,224,224"]  # random bits, infinities and NaN among them
+    data = ["--input-data", photo] if model == "food_classifier" else floats
     before = statistics(url, model)
     command = [str(PROGRAM), "-m", model, "-b", str(batch), "-u", target, "-i", protocol]
     result = subprocess.run(
