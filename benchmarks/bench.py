@@ -36,10 +36,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("runs/bench"),
 ) -> None:
     """Limit, load, and a short comparison with other servers."""
-    backends = ["fastapi_onnx"]
-    limit.main(
-        photo=photo, backend=backends, seconds=0.7, json_file=out / "limit.json", plot=out / "limit"
-    )
+    limit.main(photo=photo, backend=None, seconds=0.7, json_file=out / "limit.json", plot=out / "limit")
     loads(photo, out)
     if shutil.which("wrk") is None:
         typer.echo("wrk is not installed: no comparison with other servers")
