@@ -33,9 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Chromium with a fresh profile."""
+    """Chromium with a fresh profile.
+
+    For this folder only: as long as Playwright is there, its event loop runs in the tests' thread.
+    """
     found = os.environ.get("SERVING_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), "")
     if not found:
         reason = "no Chromium: set SERVING_TEST_CHROMIUM or install one"

@@ -140,7 +140,6 @@ async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
     ("failure", "error"),
     [
         (Failure.RAISE, InternalError),
-        (Failure.NOT_FINITE, InvalidTensorError),  # a picture's would be our own fault
         (Failure.TOO_FEW_OUTPUTS, InternalError),
         (Failure.EXIT, WorkerCrashedError),
     ],
@@ -235,6 +234,16 @@ async def test_a_request_is_admitted_whole_or_not_at_all(
         with pytest.raises(InvalidRequestError, match="1 to 8 inputs, not 9"):
             await classifier.infer(numbered(*range(9)), soon())
         assert classes(await classifier.infer(numbered(*range(8)), soon())) == list(range(8))
+
+
+async def test_logits_of_tensors_need_not_be_finite(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+) -> None:
+    async with engine(monkeypatch, fake_settings) as classifier:
+        found = await classifier.infer(tensors(command_tensor(failure=Failure.NOT_FINITE)), soon())
+        assert not np.isfinite(found.rows).all()
+        with pytest.raises(InvalidTensorError, match="element 0"):
+            found.check_finite()
 
 
 async def test_a_tensor_of_another_shape_is_refused(
