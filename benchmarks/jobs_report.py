@@ -1,12 +1,12 @@
 """The outcomes of `jobs` as a table, a picture and a CSV file."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks import report
 from benchmarks.jobs import Outcome
 from benchmarks.table import aligned
 
@@ -53,8 +53,4 @@ def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
 def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
     """One row an arrangement, without the answers."""
     rows = [asdict(outcome) for outcome in outcomes]
-    columns = [name for name in rows[0] if name != "answers"]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    report.write_csv(path, [{k: v for k, v in row.items() if k != "answers"} for row in rows])

@@ -1,9 +1,10 @@
 """The figures of `compare`: server -> load -> one row a round; as text and as CSV."""
 
-import csv
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks import report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,9 +97,4 @@ def write_csv(path: Path, results: Results) -> None:
         for load, rows in loads.items()
         for number, row in enumerate(rows, 1)
     ]
-    columns = list(dict.fromkeys(key for row in flat for key in row))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(flat)
+    report.write_csv(path, flat)

@@ -1,6 +1,7 @@
 """A model that needs no weights, and services of the fake backend that serve it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "fake"
     write_model(folder, "1")
     return folder
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """Held computations end when this file exists."""
+    path = tmp_path / "gate"
+    yield path
+    path.touch()
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import serving_client
 from serving_client import Client
 from tests import servers
+from tests.e2e.test_service import wait_for
 from tests.fake.backend import Failure, command
 
 SETTINGS = {
@@ -25,27 +25,11 @@ SETTINGS = {
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    """Held computations end when this file exists."""
-    path = tmp_path / "gate"
-    yield path
-    path.touch()
-
-
-@pytest.fixture
 def url(gate: Path) -> Iterator[str]:
     """A service with one instance and two slots."""
     with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as base:
         yield base
         gate.touch()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Returns as soon as the condition holds."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "the condition was never met"
-        time.sleep(0.01)
 
 
 def value(client: Client, name: str) -> float:

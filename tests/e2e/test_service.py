@@ -27,14 +27,6 @@ SETTINGS = {
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    """Held computations end when this file exists."""
-    path = tmp_path / "gate"
-    yield path
-    path.touch()
-
-
-@pytest.fixture
 def url(gate: Path) -> Iterator[str]:
     """A service with one instance and four slots."""
     with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as base:

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import requests
 from serving.frontends import tcp_frames as frames
 from serving.tcp_client import Answer, TcpClient
 from tests import pictures, servers
+from tests.e2e.test_service import wait_for
 from tests.fake.backend import Failure, command
 
 SETTINGS = {
@@ -57,14 +57,6 @@ class Service:
         return self.metric(f'serving_requests_total{{code="{code}",path="tcp",status="{status}"}}')
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    """Held computations end when this file exists."""
-    path = tmp_path / "gate"
-    yield path
-    path.touch()
-
-
 @contextlib.contextmanager
 def serving(**env: str) -> Iterator[Service]:
     port = servers.free_port()
@@ -84,14 +76,6 @@ def shared() -> Iterator[Service]:
     """For tests that hold nothing."""
     with serving() as running:
         yield running
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Returns as soon as the condition holds."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "the condition was never met"
-        time.sleep(0.01)
 
 
 def frame(photo: bytes, number: int = 7, options: bytes = b"") -> bytes:
