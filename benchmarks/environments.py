@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 COMMON = (
+    "cykooz-resizer; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "msgspec",
     "numpy",
     "onnx",

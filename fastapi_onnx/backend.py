@@ -1,6 +1,7 @@
 """Inference with ONNX Runtime on the CPU or a CUDA GPU; called by the engine."""
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -8,12 +9,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
+from fastapi_onnx.optimised import CPU, optimised
 from serving.backend import BackendInfo
 from serving.errors import ConfigurationError
+from serving.logs import logger
 from serving.model import Model
 from serving.settings import Settings
 
-CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 
 class OnnxBackend:
@@ -24,7 +27,7 @@ class OnnxBackend:
         self._no_pixels: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._no_tensor: NDArray[np.float32] = np.empty(0, np.float32)
 
-    def load(self, model: Model, settings: Settings) -> BackendInfo:
+    def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads `model.onnx`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
         path = model.file("model.onnx")
         height, width = model.description.image.output_size
@@ -32,7 +35,7 @@ class OnnxBackend:
         self._no_tensor = np.empty((0, 3, height, width), np.float32)
         try:
             graph = with_two_inputs(onnx.load(path), model.description.image).SerializeToString()
-            fallback = self._open(graph, settings)
+            fallback = self._open(graph, settings, scratch)
         except ConfigurationError:
             raise
         except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
@@ -47,17 +50,17 @@ class OnnxBackend:
             fallback=fallback,
         )
 
-    def _open(self, graph: bytes, settings: Settings) -> str | None:
+    def _open(self, graph: bytes, settings: Settings, scratch: Path | None) -> str | None:
         """Opens the session on the wanted device; returns why `auto` did not take the GPU."""
         if settings.device == "cpu":
-            self._session = cpu_session(graph, settings)
+            self._session = cpu_session(graph, settings, scratch)
             return None
         try:
             self._session = cuda_session(graph, settings)
         except ConfigurationError as error:
             if settings.device == "cuda":
                 raise
-            self._session = cpu_session(graph, settings)
+            self._session = cpu_session(graph, settings, scratch)
             return str(error)
         return None
 
@@ -95,13 +98,29 @@ class OnnxBackend:
         self._session = None
 
 
-def cpu_session(graph: bytes, settings: Settings) -> ort.InferenceSession:
-    """A session whose threads do not spin while they wait: idle costs nothing."""
+def cpu_session(graph: bytes, settings: Settings, scratch: Path | None) -> ort.InferenceSession:
+    """A session with weights shared through `scratch`, or, where that fails, with its own."""
+    options = cpu_options(settings)
+    path = optimised(graph, scratch) if scratch else None
+    if path:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            return ort.InferenceSession(path, options, providers=[CPU])
+        except Exception as error:  # onnxruntime's types have no common base
+            logger().warning("the model's shared weights cannot be used", reason=str(error))
+            options = cpu_options(settings)
+    return ort.InferenceSession(graph, options, providers=[CPU])
+
+
+def cpu_options(settings: Settings) -> ort.SessionOptions:
+    """Several threads spin while a picture is computed, so that none waits; idle costs nothing."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.intra_op_threads
     options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return ort.InferenceSession(graph, options, providers=[CPU])
+    spin = settings.intra_op_threads > 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
 
 
 def gpu_index(settings: Settings) -> int:

@@ -1,5 +1,8 @@
 """Inference with PyTorch on the CPU or a CUDA GPU; called by the engine."""
 
+import contextlib
+import os
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -19,6 +22,8 @@ from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
 
+PLAIN, LAYOUTS = FORMS = ("plain", "layouts")
+CHOICE = "traced-form"
 CHANNELS_LAST: Any = {"memory_format": torch.channels_last}  # unknown to torch's own stub
 
 
@@ -48,7 +53,7 @@ class TorchBackend:
         self._device = torch.device("cpu")
         self._threads = 1
 
-    def load(self, model: Model, settings: Settings) -> BackendInfo:
+    def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads `model.safetensors`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
         self._threads = settings.intra_op_threads
         self._device, fallback = choose_device(settings.device, *settings.devices[:1])
@@ -63,7 +68,7 @@ class TorchBackend:
             self._network = network
         else:
             torch.set_num_threads(self._threads)
-            self._network = optimised_for_cpu(network, model.description.image.output_size)
+            self._network = optimised_for_cpu(network, model.description.image.output_size, scratch)
         return BackendInfo(
             backend=f"torch {torch.__version__}",
             device=str(self._device),
@@ -138,18 +143,46 @@ def read_network(model: Model, path: Path) -> Network:
     return network.eval()
 
 
-def optimised_for_cpu(network: nn.Module, size: tuple[int, int]) -> nn.Module:
+def optimised_for_cpu(network: nn.Module, size: tuple[int, int], scratch: Path | None) -> nn.Module:
     """Traces and freezes the network; keeps oneDNN's layouts where they are faster.
 
     They are for thin networks such as MobileNetV2, and are not for thick ones such as ResNet-18, so
-    both are tried. `torch.compile` was no faster and needs a compiler on the machine.
+    both are tried, by the first instance for all: the two differ in the last digits.
+    `torch.compile` was no faster and needs a compiler on the machine.
     """
     example = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of fixed sizes (they are) and of its age
-        plain, layouts = (torch.jit.freeze(torch.jit.trace(network, example)) for _ in range(2))
-        candidates: list[nn.Module] = [plain, torch.jit.optimize_for_inference(layouts)]
-        return min(candidates, key=lambda candidate: least_seconds(candidate, example))
+        chosen = read_choice(scratch)
+        candidates = {form: traced(network, example, form) for form in FORMS if chosen in (form, None)}
+        if chosen is None:
+            fastest = min(candidates, key=lambda form: least_seconds(candidates[form], example))
+            chosen = settle_choice(scratch, fastest)
+        return candidates[chosen]
+
+
+def traced(network: nn.Module, example: Tensor, form: str) -> nn.Module:
+    """One of the FORMS of a network."""
+    frozen = torch.jit.freeze(torch.jit.trace(network, example))
+    return frozen if form == PLAIN else torch.jit.optimize_for_inference(frozen)
+
+
+def read_choice(scratch: Path | None) -> str | None:
+    """The form that the instances of this model use; None: not chosen yet."""
+    with contextlib.suppress(OSError):
+        if scratch and (choice := (scratch / CHOICE).read_text()) in FORMS:
+            return choice
+    return None
+
+
+def settle_choice(scratch: Path | None, own: str) -> str:
+    """The first of several instances to come here chooses for all; returns what was chosen."""
+    if scratch:
+        with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w", dir=scratch) as file:
+            file.write(own)
+            file.flush()
+            os.link(file.name, scratch / CHOICE)  # whole or not at all; fails where there is one
+    return read_choice(scratch) or own
 
 
 def least_seconds(run: nn.Module, example: Tensor) -> float:

@@ -1,6 +1,7 @@
 """What an inference backend must offer; `fastapi_onnx` and `fastapi_pt` implement it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -33,8 +34,11 @@ class BackendInfo:
 class Backend(Protocol):
     """One model on one device. `load` does the work, the constructor none."""
 
-    def load(self, model: Model, settings: Settings) -> BackendInfo:
-        """Loads the weights. Raises ConfigurationError when the device or a file is missing."""
+    def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
+        """Loads the weights. Raises ConfigurationError when the device or a file is missing.
+
+        `scratch` is a folder for files that the instances of this model share while they run.
+        """
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by one thread at a time."""

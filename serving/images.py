@@ -12,12 +12,13 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
-from PIL.Image import Resampling, Transpose
+from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.model import ImagePipeline
+from serving.resize import Resizer
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 START_OF_SCAN = b"\xff\xda"
@@ -43,6 +44,7 @@ class ImageDecoder:
     def __init__(self, pipeline: ImagePipeline, max_pixels: int) -> None:
         self.pipeline = pipeline
         self.max_pixels = max_pixels
+        self._resizer = Resizer()
         Image.MAX_IMAGE_PIXELS = None  # Pillow's own, fixed limit; ours is checked below
 
     def decode(self, data: bytes) -> NDArray[np.uint8]:
@@ -63,7 +65,7 @@ class ImageDecoder:
                 image.draft(None, self.draft_size(*image.size))
             elif isinstance(image, TiffImageFile):
                 self._check_tiles(image)
-            return np.array(self._transform(to_rgb(upright(image))))
+            return self._transform(to_rgb(upright(image)))
 
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -89,7 +91,7 @@ class ImageDecoder:
         side = DRAFT_MARGIN * max(resize)  # width and height may still be exchanged by EXIF
         return side, side
 
-    def _transform(self, image: Image.Image) -> Image.Image:
+    def _transform(self, image: Image.Image) -> NDArray[np.uint8]:
         """Resize and centre crop in one sampling of the crop's pixels alone, then enlarge."""
         pipeline = self.pipeline
         width, height = image.size
@@ -104,18 +106,18 @@ class ImageDecoder:
         crop = pipeline.center_crop
         if crop is None or crop > min(new_width, new_height):
             self._check_size(new_width, new_height)  # a long and narrow picture grows
-            image = image.resize((new_width, new_height), Resampling.BILINEAR)
+            pixels = self._resizer.resize(image, (new_width, new_height))
             if crop:
                 left, top = (new_width - crop) // 2, (new_height - crop) // 2
-                image = image.crop((left, top, left + crop, top + crop))
+                pixels = np.array(Image.fromarray(pixels).crop((left, top, left + crop, top + crop)))
         else:
             left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
             x, y = width / new_width, height / new_height
             box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
-            image = image.resize((crop, crop), Resampling.BILINEAR, box)
+            pixels = self._resizer.resize(image, (crop, crop), box)
         if pipeline.enlarge:
-            image = image.resize(pipeline.enlarge[::-1], Resampling.BILINEAR)
-        return image
+            pixels = self._resizer.resize(Image.fromarray(pixels), pipeline.enlarge[::-1])
+        return pixels
 
 
 @contextmanager

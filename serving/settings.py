@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     """Threads that one instance uses for one batch on a CPU."""
 
     idle_threads: PositiveInt | Literal["auto"] = "auto"
-    """Threads for a picture that is alone in the service; `auto`: all usable cores, where that pays."""
+    """Threads for a picture that is alone, where they pay; `auto`: all usable cores."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
     """Most pictures computed together; `auto`: measured at start, see `/model`."""

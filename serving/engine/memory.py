@@ -126,7 +126,6 @@ class Memory:
         self.health = self._array("i", 1)
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
-        self.wide = self._array("i", 1)  # whether all threads for one picture pay; 0: not known yet
         self.restarts = self._array("q", 1)
 
         # web processes, each written by its own

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from serving import cpus
-from serving.engine import warmup
+from serving.engine import scratch, warmup
 from serving.engine.attachment import Attachment
 from serving.engine.client import NOTICE
 from serving.engine.memory import (
@@ -32,7 +32,7 @@ from serving.engine.memory import (
     send,
     slot_of,
 )
-from serving.engine.worker import COMPARE, NO, SERVE, YES, Arguments
+from serving.engine.worker import SERVE, Arguments
 from serving.errors import ConfigurationError
 from serving.logs import logger
 from serving.model import Model
@@ -58,7 +58,6 @@ class Process:
     status_fd: int = -1
     control_fd: int = -1
     heard: bytes = b""
-    loaded: bool = False
     ready: bool = False
     begun_at: float = 0.0
     ready_at: float = 0.0
@@ -112,6 +111,7 @@ class Supervisor:
     def start(self) -> None:
         """Returns when every worker is ready. Raises ConfigurationError when one cannot be."""
         self.memory = Memory.create(self.geometry)
+        self._scratch = scratch.create()
         webs = self.geometry.webs
         self._work = [pipe(self.geometry.slots), pipe(self.geometry.slots)]
         self._done = [pipe(self.geometry.share) for _ in range(webs)]
@@ -153,6 +153,7 @@ class Supervisor:
         for reader, writer in (*self._work, *self._done, self._kick):
             os.close(reader)
             os.close(writer)
+        scratch.remove(self._scratch)
         self.memory.close()
 
     # -- the thread --
@@ -199,8 +200,6 @@ class Supervisor:
             message = json.loads(line)
             if "error" in message:
                 self._error = message["error"]
-            elif "idle_ms" in message:
-                self._on_compared(message)
             else:
                 self._on_loaded(process, message)
 
@@ -222,6 +221,7 @@ class Supervisor:
             backend=self._backend,
             model_dir=str(self._model.folder),
             version=self._model.description.version,
+            scratch=str(self._scratch) if self._scratch else None,
             gpu=process.gpu,
             geometry=asdict(self.geometry),
             memory_fd=self.memory.fd,
@@ -257,8 +257,8 @@ class Supervisor:
         process.begun_at = time.monotonic()
 
     def _on_loaded(self, process: Process, message: dict[str, Any]) -> None:
-        """A worker is warm. The first ones wait for each other, then one of them measures in quiet."""
-        process.loaded, process.failed_starts = True, 0
+        """A worker is warm and may begin; `start` waits for the first ones all."""
+        process.failed_starts = 0
         self.profile = self.profile or message
         if not self.memory.batch_cap[0]:
             self.memory.batch_cap[0] = min(message["batch_cap"], self.geometry.max_batch)
@@ -267,27 +267,12 @@ class Supervisor:
             for waiting in self._processes:  # there was no usable GPU after all
                 if waiting.popen is None and waiting.start_at is None:
                     waiting.start_at = time.monotonic()
-        if self.memory.wide[0]:
-            self._let_serve(process)
-        elif all(p.loaded for p in self._processes if p.popen or p.start_at is not None):
-            tell(process, COMPARE)
-
-    def _on_compared(self, message: dict[str, Any]) -> None:
-        """Whether a picture that is alone gets all threads is known: the workers may begin."""
-        self.profile["idle_ms"] = message["idle_ms"]
-        if message["idle_ms"] is None:
-            self.profile["idle_threads"] = None
-        self.memory.wide[0] = NO if message["idle_ms"] is None else YES
-        for process in self._processes:
-            if process.loaded:
-                self._let_serve(process)
-        self._first_round_over.set()
-
-    def _let_serve(self, process: Process) -> None:
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
         self.memory.seen[process.index] = process.ready_at
         tell(process, SERVE)
+        if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
+            self._first_round_over.set()
 
     def _on_death(self, process: Process) -> None:
         """Requeues what the worker had taken, and plans its successor."""
@@ -295,7 +280,7 @@ class Supervisor:
         assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
         process.start_at = now + self._backoff(process, now)
-        process.loaded = process.ready = False
+        process.ready = False
         self._set_health()
         popen.kill()  # where it only closed its descriptors
         code = popen.wait()

@@ -16,7 +16,6 @@ from serving.settings import Settings
 LARGEST_ON_CPU = 8
 LARGEST_ON_GPU = 64
 GOOD_ENOUGH = 0.9  # of the best throughput
-WORTH_IT = 0.85  # of the time on fewer threads
 ROUNDS_S = 0.08  # of measuring, per size
 MIN_ROUNDS, MAX_ROUNDS = 3, 20
 
@@ -72,15 +71,6 @@ def measure(backend: Backend, batch: NDArray[np.uint8]) -> float:
     while len(times) < MIN_ROUNDS or (sum(times) < ROUNDS_S and len(times) < MAX_ROUNDS):
         times.append(timed(backend, batch))
     return round(min(times) * 1000, 3)
-
-
-def measure_in_turn(backends: list[Backend], batch: NDArray[np.uint8]) -> list[float]:
-    """The shortest time in ms of each backend, measured in turn: what disturbs, disturbs all."""
-    times: list[list[float]] = [[] for _ in backends]
-    for _ in range(MAX_ROUNDS):
-        for backend, own in zip(backends, times, strict=True):
-            own.append(timed(backend, batch))
-    return [round(min(own) * 1000, 3) for own in times]
 
 
 def timed(backend: Backend, batch: NDArray[np.uint8]) -> float:

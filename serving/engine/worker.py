@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from serving import cpus, logs
 from serving.backend import Backend
 from serving.engine import warmup
+from serving.engine.idle import IdleCores
 from serving.engine.memory import Geometry, Kind, Memory, State, generation_of, record, send, slot_of
 from serving.engine.queue import WorkQueue
 from serving.errors import ConfigurationError
@@ -31,8 +32,7 @@ from serving.model import Model
 from serving.settings import Settings
 
 PR_SET_PDEATHSIG = 1
-COMPARE, SERVE = b"c", b"s"
-YES, NO = 1, 2
+SERVE = b"s"
 T = TypeVar("T", np.uint8, np.float32)
 
 
@@ -47,6 +47,9 @@ class Arguments:
 
     model_dir: str
     version: str
+    scratch: str | None
+    """A folder that all workers of the engine share."""
+
     gpu: int
     """Index of the CUDA device; has no meaning on a CPU."""
 
@@ -77,6 +80,7 @@ class Worker:
         self._tensors: NDArray[np.float32] = np.empty((0,), np.float32)
         self._narrow: Backend | None = None
         self._wide: Backend | None = None
+        self._idle_cores = IdleCores()
 
     def load(self, arguments: Arguments) -> dict[str, Any]:
         """Loads, warms up and measures; returns what the supervisor is told."""
@@ -86,7 +90,8 @@ class Worker:
         settings = self.settings.model_copy(update={"devices": [arguments.gpu]})
         geometry = self.memory.geometry
         self._narrow = make()
-        info = self._narrow.load(model, settings)
+        scratch = Path(arguments.scratch) if arguments.scratch else None
+        info = self._narrow.load(model, settings, scratch)
         shape = (geometry.height, geometry.width, 3)
         cap = self.memory.batch_cap[0]
         profile = warmup.warm_up(
@@ -94,33 +99,23 @@ class Worker:
         )
         warmup.warm_up_tensors(self._narrow, shape, geometry.classes)
         threads = cpus.usable() if settings.idle_threads == "auto" else settings.idle_threads
-        if info.device == "cpu" and threads > settings.intra_op_threads and self.memory.wide[0] != NO:
+        alone: dict[int, float] = {}
+        if info.device == "cpu" and threads > settings.intra_op_threads:
             self._wide = make()
             wide = {"intra_op_threads": threads, "device": "cpu"}
-            self._wide.load(model, settings.model_copy(update=wide))
-            warmup.warm_up(self._wide, shape, geometry.classes, [1])
+            self._wide.load(model, settings.model_copy(update=wide), scratch)
+            alone = warmup.warm_up(self._wide, shape, geometry.classes, [1])
             warmup.warm_up_tensors(self._wide, shape, geometry.classes)
         return {
             "info": asdict(info),
             "batch_ms": profile,
             "batch_cap": cap or warmup.choose_cap(settings, profile),
             "idle_threads": threads if self._wide else None,
+            "idle_ms": alone.get(1),
         }
-
-    def compare(self) -> dict[str, Any]:
-        """Measures one picture on all threads and on one instance's, while nothing else runs."""
-        assert self._narrow is not None  # noqa: S101 load comes first
-        if self._wide is None:
-            return {"idle_ms": None}
-        picture = self.memory.inputs[:1]
-        narrow_ms, wide_ms = warmup.measure_in_turn([self._narrow, self._wide], picture)
-        return {"idle_ms": wide_ms if wide_ms < narrow_ms * warmup.WORTH_IT else None}
 
     def serve(self) -> None:
         """Takes and computes until it is told to stop."""
-        if self._wide and self.memory.wide[0] == NO:
-            self._wide.close()
-            self._wide = None
         for backend in (self._narrow, self._wide):
             if backend:
                 backend.trim()
@@ -200,12 +195,17 @@ class Worker:
 
     def _infer(self, slots: list[int]) -> NDArray[np.float32]:
         memory, count = self.memory, len(slots)
-        backend = self._wide if self._wide and sum(memory.in_flight) <= 1 else self._narrow
+        alone = self._wide is not None and sum(memory.in_flight) <= 1
+        all_cores = alone and self._idle_cores.pay()
+        backend = self._wide if all_cores else self._narrow
         assert backend is not None  # noqa: S101 load comes first
+        started = time.perf_counter()
         if memory.kind[slots[0]] == Kind.PIXELS:
             logits = backend.infer(gathered(memory.inputs, slots, self._pixels))
         else:
             logits = backend.infer_tensor(gathered(memory.tensors, slots, self._tensors))
+        if alone:
+            self._idle_cores.took(all_cores, time.perf_counter() - started)
         if logits.shape != (count, memory.geometry.classes):
             raise ValueError(f"the model answered with shape {logits.shape} to {count} inputs")
         return logits
@@ -266,12 +266,8 @@ def main() -> None:
     if message["info"]["device"] == "cpu":
         cpus.give_way()
     tell(message)
-    while word := os.read(arguments.control_fd, 1):  # nothing: the supervisor has closed it
-        if word == COMPARE:
-            tell(worker.compare())
-        else:
-            worker.serve()
-            break
+    if os.read(arguments.control_fd, 1):  # nothing: the supervisor has closed it
+        worker.serve()
 
 
 if __name__ == "__main__":

@@ -310,8 +310,10 @@ def test_answers_belong_to_their_questions(fake_settings: dict[str, str]) -> Non
                 done.wait(2)
 
         with repeatedly(threading.Thread(target=restart_workers)):
-            answers = send_all(url, numbered(10_000), senders=64)
-            done.set()
+            try:
+                answers = send_all(url, numbered(10_000), senders=64)
+            finally:
+                done.set()
         check_right(answers, 10_000)
         failed = [answer for answer in answers if answer.status != 200]
         assert {answer.body["code"] for answer in failed} <= {"worker_crashed"}

@@ -37,7 +37,12 @@ class FakeBackend:
     def __init__(self) -> None:
         self.classes = 0
 
-    def load(self, model: Model, settings: Settings) -> BackendInfo:  # noqa: ARG002 the Protocol's
+    def load(
+        self,
+        model: Model,
+        settings: Settings,  # noqa: ARG002 the Protocol's
+        scratch: Path | None = None,  # noqa: ARG002
+    ) -> BackendInfo:
         """Loads nothing."""
         broken = os.environ.get("FAKE_BROKEN")
         if broken and Path(broken).exists():

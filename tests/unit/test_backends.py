@@ -4,14 +4,17 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import onnx
+import psutil
 import pytest
 import torch
 from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.graph import with_two_inputs
-from fastapi_pt.backend import TorchBackend
+from fastapi_onnx.optimised import GRAPH, WEIGHTS
+from fastapi_pt.backend import CHOICE, LAYOUTS, PLAIN, TorchBackend, settle_choice
 from serving.backend import Backend
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
@@ -79,3 +82,53 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     for backend in (OnnxBackend(), TorchBackend()):
         with pytest.raises(ConfigurationError):
             backend.load(Model(tmp_path, description), Settings())
+
+
+def test_sessions_share_the_weights_on_disk_and_answer_as_before(tmp_path: Path) -> None:
+    settings = Settings(device="cpu")
+    model = Model.read(settings.model_dir)
+    alone, first, second = OnnxBackend(), OnnxBackend(), OnnxBackend()
+    alone.load(model, settings)
+    first.load(model, settings, tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert {file.name for file in folder.iterdir()} == {GRAPH, WEIGHTS}
+    written = (folder / WEIGHTS).stat()
+    second.load(model, settings.model_copy(update={"intra_op_threads": 2}), tmp_path)
+    assert (folder / WEIGHTS).stat() == written
+    mapped = [region.path for region in psutil.Process().memory_maps()]
+    assert str(folder / WEIGHTS) in mapped
+    height, width = model.description.image.output_size
+    pixels = np.random.default_rng(1).integers(0, 256, (2, height, width, 3), np.uint8)
+    tensor = np.random.default_rng(2).normal(size=(2, 3, height, width)).astype(np.float32)
+    for shared in (first, second):
+        np.testing.assert_allclose(shared.infer(pixels), alone.infer(pixels), atol=1e-5)
+        np.testing.assert_allclose(shared.infer_tensor(tensor), alone.infer_tensor(tensor), atol=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "no folder"])
+def test_a_damaged_shared_copy_is_not_used(tmp_path: Path, damage: str) -> None:
+    settings = Settings(device="cpu")
+    model = Model.read(settings.model_dir)
+    OnnxBackend().load(model, settings, tmp_path)
+    (folder,) = tmp_path.iterdir()
+    if damage == "cut":
+        with (folder / WEIGHTS).open("r+b") as file:
+            file.truncate(1000)
+    elif damage == "gone":
+        (folder / WEIGHTS).unlink()
+    else:
+        tmp_path = tmp_path / "removed"
+    backend = OnnxBackend()
+    backend.load(model, settings, tmp_path)
+    height, width = model.description.image.output_size
+    assert backend.infer(np.zeros((1, height, width, 3), np.uint8)).shape == (1, len(model.labels))
+
+
+def test_the_first_pytorch_instance_chooses_the_traced_form_for_all(tmp_path: Path) -> None:
+    assert settle_choice(None, PLAIN) == PLAIN
+    assert settle_choice(tmp_path, LAYOUTS) == LAYOUTS
+    assert settle_choice(tmp_path, PLAIN) == LAYOUTS
+    settings = Settings(device="cpu")
+    TorchBackend().load(Model.read(settings.model_dir), settings, tmp_path)
+    assert (tmp_path / CHOICE).read_text() == LAYOUTS
+    assert [file.name for file in tmp_path.iterdir()] == [CHOICE]

@@ -1,14 +1,19 @@
 """The engine's parts that need no processes: records, layout, the work queue, the choice of a cap."""
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from array import array as array_of
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from serving.engine import warmup
+from serving.engine import scratch, warmup
+from serving.engine.idle import TIMES, TRY_OTHER, IdleCores
 from serving.engine.memory import (
     RECORD_BYTES,
     Geometry,
@@ -177,3 +182,58 @@ def test_measuring_needs_outputs_of_the_right_shape() -> None:
 
     with pytest.raises(Exception, match=r"but model\.json has 11 labels"):
         warmup.warm_up(Wrong(), (5, 7, 3), 11, [1])  # type: ignore[arg-type]
+
+
+def played(cores: IdleCores, few_s: float, all_s: float, pictures: int) -> list[bool]:
+    """Lets it choose for so many pictures that take these times; returns its choices."""
+    choices = []
+    for _ in range(pictures):
+        choices.append(cores.pay())
+        cores.took(choices[-1], all_s if choices[-1] else few_s)
+    return choices
+
+
+def test_all_cores_are_taken_where_they_pay_and_only_there() -> None:
+    faster, slower = IdleCores(), IdleCores()
+    assert sum(played(faster, 8.0, 5.0, 2 * TIMES)) == TIMES  # both are known first
+    assert sum(played(slower, 8.0, 7.5, 2 * TIMES)) == TIMES
+    assert played(faster, 8.0, 5.0, TRY_OTHER).count(False) == 1
+    assert played(slower, 8.0, 7.5, TRY_OTHER).count(True) == 1
+
+
+def test_the_choice_follows_the_machine() -> None:
+    cores = IdleCores()
+    played(cores, 8.0, 5.0, 50)
+    played(cores, 8.0, 16.0, 50)  # somebody else has the other core now
+    assert not any(played(cores, 8.0, 16.0, 10))
+    played(cores, 8.0, 5.0, 2 * TRY_OTHER)  # and has gone
+    assert all(played(cores, 8.0, 5.0, 10))
+
+
+def test_scratch_of_a_killed_service_is_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f"{scratch.PREFIX}{dead.pid}-abc"
+    (left / "weights").mkdir(parents=True)
+    other = tmp_path / "other"
+    other.mkdir()
+    running = scratch.create()
+    second = scratch.create()
+    assert running
+    assert second
+    assert running.is_dir()
+    assert not left.exists()
+    assert other.is_dir()
+    scratch.remove(running)
+    assert not running.exists()
+
+
+def test_without_a_place_to_write_there_is_no_scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert scratch.create() is None
+    scratch.remove(None)

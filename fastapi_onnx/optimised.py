@@ -1,0 +1,53 @@
+"""One optimised copy of a model on disk, whose weights all sessions map instead of holding their own.
+
+ONNX Runtime rewrites a graph for the processor when it opens it: it folds batch norm and reorders the
+weights of convolutions, and every session then holds its own copy of them. Here the first one to come
+writes the outcome down, weights apart; all others map that file, so that the kernel keeps one copy for
+all sessions of all workers, and open in milliseconds.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+
+import onnxruntime as ort
+
+from serving.logs import logger
+
+CPU = "CPUExecutionProvider"
+GRAPH, WEIGHTS = "model.onnx", "weights.bin"
+LEAST_BYTES = "1024"  # smaller tensors stay in the graph
+ERRORS_ONLY = 3  # it warns that the file is for this machine only, which it is
+
+
+def optimised(graph: bytes, scratch: Path) -> Path | None:
+    """The path of the optimised graph, written by whoever comes first; None where that fails."""
+    folder = scratch / hashlib.sha256(graph).hexdigest()
+    if not folder.exists():
+        try:
+            write(graph, folder)
+        except Exception as error:  # the disk is full, or the graph is none: opening it will tell
+            logger().warning("the model's weights cannot be shared", reason=str(error))
+            return None
+    return folder / GRAPH
+
+
+def write(graph: bytes, folder: Path) -> None:
+    """Under another name first: a folder that exists is complete. Raises OSError and ONNX Runtime's."""
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = ERRORS_ONLY
+        options.optimized_model_filepath = str(partial / GRAPH)
+        entry = "session.optimized_model_external_initializers_"
+        options.add_session_config_entry(entry + "file_name", WEIGHTS)
+        options.add_session_config_entry(entry + "min_size_in_bytes", LEAST_BYTES)
+        ort.InferenceSession(graph, options, providers=[CPU])
+        partial.rename(folder)  # fails where another worker was first: its files are as good
+    except OSError:
+        if not folder.exists():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
