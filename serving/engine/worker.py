@@ -121,6 +121,9 @@ class Worker:
             self.queue.clear()
             memory.busy_since[index] = 0
             memory.seen[index] = time.monotonic()
+        for backend in (self._narrow, self._wide):
+            if backend:
+                backend.close()
 
     def _limit(self, cap: int) -> None:
         """No larger batch from now on."""
