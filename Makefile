@@ -7,7 +7,7 @@ BIN := .venv/bin
 export BACKEND
 
 .DELETE_ON_ERROR:
-.PHONY: run test bench notebooks lint format accuracy train proto lock clean
+.PHONY: run test test-gpu bench bench-gpu notebooks lint format accuracy train proto lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
@@ -15,8 +15,15 @@ run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for
 test: .venv/dev.installed  ## everything that needs no GPU; browser tests where a Chromium is found
 	$(BIN)/python -m pytest
 
+test-gpu: .venv/gpu.installed  ## what needs a GPU; fails where there is none
+	$(BIN)/python -m pytest -m gpu tests/gpu -k fastapi_onnx  # apart: each brings a cuDNN of its own
+	$(BIN)/python -m pytest -m gpu tests/gpu -k fastapi_pt
+
 bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
 	$(BIN)/python -m benchmarks bench
+
+bench-gpu: .venv/gpu.installed  ## both backends on a GPU, alone and served; benchmarks/results/gpu.json
+	$(BIN)/python -m benchmarks gpu --json benchmarks/results/gpu.json
 
 notebooks: .venv/dev.installed  ## runs them from top to bottom, outputs kept
 	TQDM_DISABLE=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
@@ -56,4 +63,10 @@ clean:
 
 .venv/dev.installed: requirements-dev.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# onnxruntime-gpu takes the place of onnxruntime: both are the same module
+.venv/gpu.installed: .venv/dev.installed pyproject.toml
+	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --extra onnx-gpu --extra pt
 	@touch $@

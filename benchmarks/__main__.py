@@ -6,6 +6,7 @@ from benchmarks import (
     backends,
     bench,
     compare,
+    gpu,
     jobs_command,
     limit,
     load,
@@ -27,6 +28,7 @@ app.command("compare")(compare.main)
 app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
+app.command("gpu")(gpu.main)
 app.command("readme")(readme.main)
 
 if __name__ == "__main__":

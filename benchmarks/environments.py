@@ -13,7 +13,6 @@ COMMON = (
     "msgspec",
     "numpy",
     "onnx",
-    "onnxruntime",
     "orjson",
     "pillow",
     "prometheus-client",
@@ -23,7 +22,7 @@ COMMON = (
     "fastapi",
     "structlog",
 )
-"""What `peers.common` needs, whoever runs it."""
+"""What `peers.common` needs, whoever runs it; ONNX Runtime comes in one of two builds."""
 
 ASK_VERSIONS = """
 import json, sys
@@ -40,6 +39,14 @@ class Environment:
     packages: tuple[str, ...]
     """What pip installs beside COMMON, with versions; the first one is the server."""
 
+    gpu: bool = False
+    """Whether ONNX Runtime is to have CUDA."""
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        """What `peers.common` and `peers.common_gpu` need."""
+        return (*COMMON, "onnxruntime-gpu[cuda,cudnn]" if self.gpu else "onnxruntime")
+
 
 def python_for(environment: Environment | None, folder: Path) -> Path:
     """Its interpreter, below `folder`; made first where it is missing or older than its packages.
@@ -50,12 +57,12 @@ def python_for(environment: Environment | None, folder: Path) -> Path:
         return Path(sys.executable)
     home = folder / environment.name
     python, marker = home / "bin" / "python", home / "installed"
-    wanted = "\n".join((*COMMON, *environment.packages))
+    wanted = "\n".join((*environment.common, *environment.packages))
     if not marker.exists() or marker.read_text() != wanted:
         typer.echo(f"setting up {environment.name}")
         subprocess.run([sys.executable, "-m", "venv", home], check=True)  # noqa: S603
         pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, *COMMON, *environment.packages], check=True)  # noqa: S603
+        subprocess.run([*pip, *environment.common, *environment.packages], check=True)  # noqa: S603
         marker.write_text(wanted)
     return python
 
@@ -63,7 +70,8 @@ def python_for(environment: Environment | None, folder: Path) -> Path:
 def versions(environment: Environment, folder: Path) -> dict[str, str]:
     """Distribution -> installed version, of the environment's own packages and ONNX Runtime."""
     names = [package.split("==")[0].split("[")[0] for package in environment.packages]
-    command = [str(python_for(environment, folder)), "-c", ASK_VERSIONS, *names, "onnxruntime"]
+    runtime = "onnxruntime-gpu" if environment.gpu else "onnxruntime"
+    command = [str(python_for(environment, folder)), "-c", ASK_VERSIONS, *names, runtime]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
     found: dict[str, str] = json.loads(output)
     return {f"{environment.name}: {name}": version for name, version in found.items()}

@@ -16,7 +16,16 @@ import psutil
 from serving import cpus
 from serving.settings import ROOT
 
-OWN_PACKAGES = ("fastapi", "numpy", "onnxruntime", "pillow", "torch", "torchvision", "uvicorn")
+OWN_PACKAGES = (
+    "fastapi",
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "pillow",
+    "torch",
+    "torchvision",
+    "uvicorn",
+)
 """Those of this project's environment that decide how fast it is."""
 
 Facts = dict[str, str | dict[str, str]]

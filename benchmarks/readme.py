@@ -12,7 +12,8 @@ from typing import Any
 
 import typer
 
-from benchmarks import report
+from benchmarks import gpu_report, report
+from benchmarks.markdown import markdown
 from serving.settings import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -25,12 +26,6 @@ IN_PROCESS = "in process, no HTTP"
 
 Content = dict[str, Any]
 """A results file: command, machine, results."""
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first column to the left."""
-    rule = ["---", *("---:" for _ in head[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 
 def made_by(content: Content) -> str:
@@ -220,6 +215,11 @@ def jobs(content: Content) -> str:
     return markdown(["arrangement", "total", "images/s", "highest memory"], rows)
 
 
+def gpu(content: Content) -> str:
+    """Both backends on a GPU, alone and served."""
+    return gpu_report.markdown_of(content["results"])
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
     "compare": ("### Beside other servers", compare),
     "load": ("### The shipped model under load", load),
@@ -227,6 +227,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
     "overload": ("### More than can be answered", overload),
     "stress": ("### Instances and clients", stress),
     "jobs": ("### A model in every process, or one service", jobs),
+    "gpu": ("### On a GPU", gpu),
 }
 
 

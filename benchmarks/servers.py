@@ -113,3 +113,21 @@ SERVERS = [
     ours("this service, 2 web processes", web_processes="2"),
     ours("this service, 4 instances", instances="4"),
 ]
+
+GPU_SERVERS = [
+    ours("this service", device="cuda"),
+    Server(
+        "mosec",
+        Environment("mosec-gpu", ("mosec==0.9.8",), gpu=True),
+        ("-m", "benchmarks.peers.mosec_gpu_server", "MODEL", "PORT"),
+        "/inference",
+        start_s=300,
+    ),
+    Server(
+        "litserve",
+        Environment("litserve-gpu", ("litserve==0.2.19",), gpu=True),
+        ("-m", "benchmarks.peers.litserve_gpu_server", "MODEL", "PORT"),
+        start_s=300,
+    ),
+]
+"""Those that `gpu.py` runs: every one with this project's decoder and its network on CUDA."""

@@ -1,6 +1,8 @@
 """Puts the normalisation in front of a model, inside the graph, and a way around it.
 
-One session then serves pixels and tensors: a second one would cost the memory of the weights again.
+On a CPU one session then serves pixels and tensors: a second one would cost the memory of the weights
+again. On a GPU a graph that is to be recorded may not choose: `cuda.py` runs the normalisation as a
+graph of its own, in front of the model for pixels, and not at all for tensors.
 """
 
 import numpy as np
@@ -12,6 +14,7 @@ from serving.model import ImagePipeline
 
 PREFIX = "serving_"  # which the names of a model of one's own will not have
 PIXELS, TENSOR = f"{PREFIX}pixels", f"{PREFIX}tensor"
+NORMALISED = f"{PIXELS}_normalised"
 
 
 def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.ModelProto:
@@ -20,33 +23,53 @@ def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mod
     Pixels are one quarter of the bytes; (pixel / 255 - mean) / std becomes one multiplication and one
     addition per channel. Raises ConfigurationError when the model is not of the documented shape.
     """
-    graph = model.graph
-    stored = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in stored]
-    if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != TensorProto.FLOAT:
-        raise ConfigurationError("model.onnx must have exactly one input, float [N, 3, H, W]")
-    std = np.asarray(pipeline.std, np.float32).reshape(1, 3, 1, 1)
-    mean = np.asarray(pipeline.mean, np.float32).reshape(1, 3, 1, 1)
+    given = model_input(model)
     height, width = pipeline.output_size
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    result.graph.input.remove(inputs[0])
+    result.graph.input.remove(given)
     result.graph.input.insert(
         0, helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, ["N", height, width, 3])
     )
     result.graph.input.insert(
         1, helper.make_tensor_value_info(TENSOR, TensorProto.FLOAT, ["M", 3, height, width])
     )
-    result.graph.initializer.extend(
-        [
-            numpy_helper.from_array((1 / (255 * std)).astype(np.float32), f"{PREFIX}scale"),
-            numpy_helper.from_array((-mean / std).astype(np.float32), f"{PREFIX}shift"),
-        ]
-    )
+    result.graph.initializer.extend(scale_and_shift(pipeline))
     body = list(result.graph.node)
     del result.graph.node[:]
-    result.graph.node.extend([*choice(inputs[0].name, height, width), *body])
+    result.graph.node.extend([*choice(given.name, height, width), *body])
     return result
+
+
+def model_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
+    """The one input, float [N, 3, H, W]. Raises ConfigurationError."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in stored]
+    if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != TensorProto.FLOAT:
+        raise ConfigurationError("model.onnx must have exactly one input, float [N, 3, H, W]")
+    found: onnx.ValueInfoProto = inputs[0]
+    return found
+
+
+def scale_and_shift(pipeline: ImagePipeline) -> list[onnx.TensorProto]:
+    """What a pixel is multiplied by, and what is added then, [1, 3, 1, 1]."""
+    std = np.asarray(pipeline.std, np.float32).reshape(1, 3, 1, 1)
+    mean = np.asarray(pipeline.mean, np.float32).reshape(1, 3, 1, 1)
+    return [
+        numpy_helper.from_array((1 / (255 * std)).astype(np.float32), f"{PREFIX}scale"),
+        numpy_helper.from_array((-mean / std).astype(np.float32), f"{PREFIX}shift"),
+    ]
+
+
+def normalising_nodes() -> list[onnx.NodeProto]:
+    """From PIXELS to NORMALISED, given the two of `scale_and_shift`."""
+    nchw, floats, scaled = (f"{PIXELS}_{word}" for word in ("nchw", "float", "scaled"))
+    return [
+        helper.make_node("Transpose", [PIXELS], [nchw], perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", [nchw], [floats], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [floats, f"{PREFIX}scale"], [scaled]),
+        helper.make_node("Add", [scaled, f"{PREFIX}shift"], [NORMALISED]),
+    ]
 
 
 def choice(name: str, height: int, width: int) -> list[onnx.NodeProto]:
@@ -57,19 +80,12 @@ def choice(name: str, height: int, width: int) -> list[onnx.NodeProto]:
         value = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["K", 3, height, width])
         return helper.make_graph(nodes, f"{output}_branch", [], [value])
 
-    nchw, floats, scaled = (f"{PIXELS}_{word}" for word in ("nchw", "float", "scaled"))
-    normalise = [
-        helper.make_node("Transpose", [PIXELS], [nchw], perm=[0, 3, 1, 2]),
-        helper.make_node("Cast", [nchw], [floats], to=TensorProto.FLOAT),
-        helper.make_node("Mul", [floats, f"{PREFIX}scale"], [scaled]),
-        helper.make_node("Add", [scaled, f"{PREFIX}shift"], [f"{PIXELS}_normalised"]),
-    ]
     as_it_is = [helper.make_node("Identity", [TENSOR], [f"{TENSOR}_as_it_is"])]
     size, given = f"{PIXELS}_size", f"{PIXELS}_given"
     return [
         helper.make_node("Size", [PIXELS], [size]),
         helper.make_node("Cast", [size], [given], to=TensorProto.BOOL),
         helper.make_node(
-            "If", [given], [name], then_branch=branch(normalise), else_branch=branch(as_it_is)
+            "If", [given], [name], then_branch=branch(normalising_nodes()), else_branch=branch(as_it_is)
         ),
     ]

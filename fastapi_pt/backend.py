@@ -1,6 +1,7 @@
 """Inference with PyTorch on the CPU or a CUDA GPU; called by the engine."""
 
 import contextlib
+import copy
 import os
 import tempfile
 import time
@@ -16,8 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
+from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.network import Network, build
+from serving import agreement
 from serving.backend import BackendInfo
+from serving.device_errors import translated
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
@@ -49,62 +53,99 @@ class TorchBackend:
     def __init__(self) -> None:
         self._normalise: nn.Module | None = None
         self._network: nn.Module | None = None
-        self._dtype = torch.float32
-        self._device = torch.device("cpu")
+        self._cuda: CudaNetwork | None = None
         self._threads = 1
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads `model.safetensors`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
         self._threads = settings.intra_op_threads
-        self._device, fallback = choose_device(settings.device, *settings.devices[:1])
-        on_gpu = self._device.type == "cuda"
-        self._dtype = torch.float16 if on_gpu else torch.float32
+        device, fallback = choose_device(settings.device, *settings.devices[:1])
+        if device.type == "cpu" and settings.precision == "fp16":
+            raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
         network = read_network(model, model.file("model.safetensors"))
         network.body = fuse(network.body)
-        network = network.to(self._device, self._dtype, **CHANNELS_LAST).eval()
-        self._normalise = Normalise(model.description.image).to(self._device)
-        if on_gpu:
-            torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, self._device)
-            self._network = network
+        normalise, precision = Normalise(model.description.image), "fp32"
+        if device.type == "cuda":
+            precision = self._load_on_gpu(network, normalise, device, model, settings)
         else:
             torch.set_num_threads(self._threads)
+            network = network.to(**CHANNELS_LAST).eval()
+            self._normalise = normalise
             self._network = optimised_for_cpu(network, model.description.image.output_size, scratch)
         return BackendInfo(
             backend=f"torch {torch.__version__}",
-            device=str(self._device),
-            execution_provider=self._device.type,
-            precision="fp16" if on_gpu else "fp32",
+            device=str(device),
+            execution_provider=device.type,
+            precision=precision,
             fallback=fallback,
         )
 
+    def _load_on_gpu(
+        self,
+        network: nn.Module,
+        normalise: nn.Module,
+        device: torch.device,
+        model: Model,
+        settings: Settings,
+    ) -> str:
+        """Returns the precision. Raises ConfigurationError and OutOfDeviceMemoryError."""
+        torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
+        torch.backends.cudnn.benchmark = True  # a batch size is met at warm-up, and again and again
+        torch.backends.cudnn.allow_tf32 = False  # fp32 is what it says
+        size, classes = model.description.image.output_size, len(model.labels)
+        with translated():
+            network = network.to(device, **CHANNELS_LAST).eval()
+            normalise = normalise.to(device)
+            half = None
+            if settings.precision != "fp32":
+                half = in_half(network, normalise, size, insist=settings.precision == "fp16")
+            self._cuda = CudaNetwork(
+                half or network, normalise, size, classes, graphs=settings.cuda_graphs
+            )
+        return "fp16" if half else "fp32"
+
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
+        if self._cuda is not None:
+            return self._cuda.infer(batch)
         assert self._normalise is not None  # noqa: S101 load comes first
         with torch.inference_mode():
-            return self._logits(self._normalise(torch.from_numpy(batch).to(self._device)))
+            return self._logits(self._normalise(torch.from_numpy(batch)))
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised photos [N, 3, H, W] -> logits [N, classes]."""
+        if self._cuda is not None:
+            return self._cuda.infer_tensor(batch)
         with torch.inference_mode():
-            photos = torch.from_numpy(batch).to(self._device)
-            return self._logits(photos.contiguous(**CHANNELS_LAST))
+            return self._logits(torch.from_numpy(batch).contiguous(**CHANNELS_LAST))
+
+    def attach(self, slots: NDArray[np.uint8]) -> bool:
+        """See `serving.backend.SlotReader`; on a CPU there is nothing to gain."""
+        return self._cuda is not None and self._cuda.attach(slots)
+
+    def infer_slots(self, indices: list[int], size: int) -> NDArray[np.float32]:
+        """See `serving.backend.SlotReader`."""
+        assert self._cuda is not None  # noqa: S101 attach comes first
+        return self._cuda.infer_slots(indices, size)
 
     def _logits(self, photos: Tensor) -> NDArray[np.float32]:
         assert self._network is not None  # noqa: S101 load comes first
         if torch.get_num_threads() != self._threads:  # it is the process's, not the network's
             torch.set_num_threads(self._threads)
-        logits: NDArray[np.float32] = self._network(photos.to(self._dtype)).float().cpu().numpy()
+        logits: NDArray[np.float32] = self._network(photos).numpy()
         return logits
 
     def trim(self) -> None:
         """Empties PyTorch's cache of GPU memory; on a CPU it keeps none."""
-        if self._device.type == "cuda":
+        if self._cuda is not None:
             torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Drops the network and gives the GPU's memory back."""
         self._normalise = self._network = None
-        if self._device.type == "cuda":
+        if self._cuda is not None:
+            self._cuda.close()
+            self._cuda = None
             torch.cuda.empty_cache()
 
 
@@ -129,6 +170,18 @@ def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None
     if wanted == "cuda":
         raise ConfigurationError(f"CUDA cannot be used: {reason}")
     return torch.device("cpu"), reason
+
+
+def in_half(
+    network: nn.Module, normalise: nn.Module, size: tuple[int, int], insist: bool
+) -> nn.Module | None:
+    """A copy in half precision, where it answers like `network`. Raises ConfigurationError."""
+    half = copy.deepcopy(network).half()
+    with torch.inference_mode():
+        device = next(network.parameters()).device
+        photos = normalise(torch.from_numpy(agreement.pictures(size)).to(device))
+        expected, found = network(photos).cpu().numpy(), half(photos.half()).float().cpu().numpy()
+    return half if agreement.is_enough(expected, found, insist) else None
 
 
 def read_network(model: Model, path: Path) -> Network:

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 
+from serving.engine import layout
 from serving.errors import ConfigurationError
 from serving.settings import Settings
 
@@ -21,9 +22,11 @@ def main() -> int:
     arguments = parser.parse_args()
     given = {k: v for k in ("host", "port") if (v := getattr(arguments, k)) is not None}
     settings = Settings(**given)
+    given["web_processes"] = web_processes = layout.web_processes(settings)
+    settings = settings.model_copy(update={"web_processes": web_processes})
     os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in given.items()}
     try:
-        if settings.web_processes > 1:
+        if web_processes > 1:
             from serving.cluster import Cluster
 
             return Cluster(arguments.package, settings).run()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,11 @@ class Backend(Protocol):
         """
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by one thread at a time."""
+        """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by one thread at a time.
+
+        On a GPU the first call with an N may take long; the engine makes it at warm-up, and pads to
+        these N from then on. Raises what `device_errors.py` has, there only.
+        """
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised photos [N, 3, height, width] -> logits [N, classes], by the same network."""
@@ -51,3 +55,17 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Frees the device."""
+
+
+@runtime_checkable
+class SlotReader(Protocol):
+    """What a backend may offer beside: the device reads the slots, without a copy in between."""
+
+    def attach(self, slots: NDArray[np.uint8]) -> bool:
+        """All slots [S, height, width, 3], until `close`. Whether the device can read them."""
+
+    def infer_slots(self, indices: list[int], size: int) -> NDArray[np.float32]:
+        """The pixels of these slots, padded to a batch of `size` -> logits [size, classes].
+
+        When it returns, nothing reads the slots any more.
+        """

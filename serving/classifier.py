@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from serving import cpus
 from serving.decoders import DecoderThreads
+from serving.engine import gpus
 from serving.engine.client import Inputs
 from serving.engine.memory import Health, Kind
 from serving.engine.source import EngineSource, Offer
@@ -106,16 +108,17 @@ class Classifier:
         """What `/model` answers. Raises UnavailableError before the model is loaded."""
         offer = self.served.offer
         fields = {"name", "version", "description", "labels", "image", "thresholds", "accuracy"}
-        profile = offer.profile
+        profile, memory = offer.profile, self.served.client.memory
         return {
             **offer.model.description.model_dump(include=fields),
             **profile["info"],
-            "instances": self.served.client.memory.ready_workers[0],
+            "instances": memory.ready_workers[0],
             "web_processes": offer.attachment.geometry.webs,
-            "max_batch_size": profile["batch_cap"],
+            "max_batch_size": memory.smallest_cap or profile["batch_cap"],
             "batch_ms": profile["batch_ms"],
             "idle_threads": profile["idle_threads"],
             "idle_ms": profile["idle_ms"],
+            "gpus": [asdict(figures) for figures in gpus.figures(memory)],
         }
 
     def start_draining(self) -> None:

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from serving import control, logs
+from serving.engine import layout
 from serving.engine.memory import Tally
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
@@ -55,6 +56,7 @@ class Cluster:
         self._package = package
         self._backend: str = importlib.import_module(package).BACKEND
         self._settings = settings
+        self._count = layout.web_processes(settings)
         self._selector = selectors.DefaultSelector()
         self._webs: dict[int, Web] = {}
         self._engines: dict[int, Supervisor] = {}
@@ -72,7 +74,7 @@ class Cluster:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
         logs.configure(self._settings)
         model = Model.read(self._settings.model_dir)
-        count = self._settings.web_processes
+        count = self._count
         self._tally = Tally.create(count)
         self._folder = tempfile.mkdtemp(prefix="serving-metrics-", dir=metrics_parent())
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -128,7 +130,7 @@ class Cluster:
     def _missing(self) -> list[int]:
         if self._stopping:
             return []
-        return [i for i in range(self._settings.web_processes) if i not in self._webs]
+        return [i for i in range(self._count) if i not in self._webs]
 
     def _start_web(self, index: int) -> None:
         ours, theirs = control.pair()
@@ -193,7 +195,7 @@ class Cluster:
         result: Supervisor | str
         try:
             model = Model.read(self._settings.model_dir, version)
-            result = Supervisor(self._backend, model, self._settings, self._settings.web_processes)
+            result = Supervisor(self._backend, model, self._settings, self._count)
             result.start()
         except ConfigurationError as error:
             result = str(error)

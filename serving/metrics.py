@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from serving.engine import gpus
 from serving.engine.memory import Memory, State
 from serving.engine.outcome import Outcome
 
@@ -84,12 +85,13 @@ class EngineCollector(Collector):
 
     def __init__(self) -> None:
         self._memory: Memory | None = None
-        self._restarts_before = 0
+        self._restarts_before = self._out_of_memory_before = 0
 
     def follow(self, memory: Memory) -> None:
         """The version in service has changed."""
         if self._memory:
             self._restarts_before += self._memory.restarts[0]
+            self._out_of_memory_before += sum(self._memory.out_of_memory)
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
@@ -108,3 +110,34 @@ class EngineCollector(Collector):
         yield CounterMetricFamily(
             "serving_worker_restarts", "Inference workers that were replaced.", restarts
         )
+        yield GaugeMetricFamily(
+            "serving_batch_cap",
+            "Most pictures computed together now.",
+            memory.smallest_cap,
+        )
+        yield CounterMetricFamily(
+            "serving_out_of_memory",
+            "Batches that did not fit into a device's memory; each halved a worker's batch cap.",
+            self._out_of_memory_before + sum(memory.out_of_memory),
+        )
+        yield from gpu_metrics(memory)
+
+
+def gpu_metrics(memory: Memory) -> Iterator[Metric]:
+    """None on a CPU."""
+    seen = gpus.figures(memory)
+    if not seen:
+        return
+    busy = GaugeMetricFamily(
+        "serving_gpu_busy_ratio", "Share of the time in which any kernel ran.", labels=["gpu"]
+    )
+    used = GaugeMetricFamily(
+        "serving_gpu_memory_used_bytes", "Of the whole GPU, whoever uses it.", labels=["gpu"]
+    )
+    total = GaugeMetricFamily("serving_gpu_memory_bytes", "Of the whole GPU.", labels=["gpu"])
+    for one in seen:
+        label = [str(one.index)]
+        busy.add_metric(label, one.busy_percent / 100)
+        used.add_metric(label, one.memory_used_bytes)
+        total.add_metric(label, one.memory_total_bytes)
+    yield from (busy, used, total)

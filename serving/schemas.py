@@ -50,6 +50,15 @@ class HealthResponse(BaseModel):
     status: str
 
 
+class GpuResponse(BaseModel):
+    """One GPU within the last second, whoever uses it."""
+
+    index: int
+    busy_percent: int = Field(description="Share of the time in which any kernel ran.")
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
 class ModelResponse(BaseModel):
     """The served model and how it is computed."""
 
@@ -71,3 +80,4 @@ class ModelResponse(BaseModel):
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
     idle_threads: int | None = Field(description="Threads for a picture that is alone in the service.")
     idle_ms: float | None = Field(description="Measured at warm-up: one picture with idle_threads.")
+    gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")

@@ -29,6 +29,15 @@ class Settings(BaseSettings):
     gpu_memory_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of a GPU's memory that one instance may take."""
 
+    precision: Literal["auto", "fp32", "fp16"] = "auto"
+    """`auto`: fp16 on a GPU where its answers agree with those of fp32, else fp32."""
+
+    cuda_graphs: bool = True
+    """Each batch size is recorded at start and then launched as a whole; without, kernel by kernel."""
+
+    tensorrt_cache: Path | None = None
+    """Folder for TensorRT's engines: where set, fastapi_onnx computes with TensorRT on a GPU."""
+
     instances: PositiveInt | Literal["auto"] = "auto"
     """Workers per device; `auto`: one per usable core on a CPU, 1 on a GPU."""
 
@@ -50,8 +59,8 @@ class Settings(BaseSettings):
     queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
     """Requests admitted at the same time; one more is answered 503 `overloaded`."""
 
-    web_processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that speak HTTP and decode pictures; all share the workers."""
+    web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Processes that speak HTTP; `auto`: 1, with `device=cuda` one per usable core less the workers."""
 
     worker_timeout_ms: PositiveInt | Literal["auto"] = "auto"
     """A worker that computes one batch longer is replaced; `auto`: 20 times the slowest measured one."""
@@ -117,3 +126,8 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
+
+    @property
+    def shares_ports(self) -> bool:
+        """Whether several web processes listen; `auto` is a number when they are started."""
+        return self.web_processes not in ("auto", 1)

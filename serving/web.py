@@ -7,8 +7,9 @@ import sys
 
 from serving.app import create_app
 from serving.control import GivenEngine
+from serving.engine import layout
 from serving.engine.memory import Tally
-from serving.engine.worker import die_with_parent
+from serving.engine.program import die_with_parent
 from serving.server import DatedProtocol, Server
 from serving.settings import Settings
 
@@ -28,7 +29,7 @@ def main() -> None:
     package, (parent, control, tally_fd, index) = sys.argv[1], map(int, sys.argv[2:6])
     die_with_parent(parent)
     settings = Settings()
-    tally = Tally(tally_fd, settings.web_processes)
+    tally = Tally(tally_fd, layout.web_processes(settings))
     source = GivenEngine(socket.socket(fileno=control), settings)
     app = create_app(settings, importlib.import_module(package).BACKEND, source)
 

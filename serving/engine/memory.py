@@ -138,6 +138,15 @@ class Memory:
         self.busy_since = self._times(workers)
         self.seen = self._times(workers)
         self.inbox = [self._array("Q", geometry.max_batch) for _ in range(workers)]
+        self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
+        self.out_of_memory = self._array("q", workers)
+
+        # GPUs, written by `gpus.py`; there are no more of them than workers
+        self.gpu_known = self._array("i", workers)
+        self.gpu_index = self._array("i", workers)
+        self.gpu_busy = self._array("i", workers)
+        self.gpu_memory_used = self._array("q", workers)
+        self.gpu_memory_total = self._array("q", workers)
 
         # slots
         self.state = self._array("i", slots)
@@ -162,9 +171,9 @@ class Memory:
         """Bytes; pages that are never touched cost nothing."""
         pixels = geometry.height * geometry.width * 3
         slot = 64 + geometry.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
-        worker = 16 + geometry.max_batch * 8
+        worker = 64 + geometry.max_batch * 8
         web = 16 + len(Kind) * (64 + 8 * statistics_row(geometry.max_batch))
-        fixed = PAGE * 5 + 64 * (20 + geometry.workers)
+        fixed = PAGE * 5 + 64 * (27 + geometry.workers)
         return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * web
 
     @classmethod
@@ -189,6 +198,11 @@ class Memory:
         array = np.ndarray(shape, dtype, self._map, start)
         self._next = start + array.nbytes
         return array
+
+    @property
+    def smallest_cap(self) -> int:
+        """The largest batch that every worker takes now; 0 before there is one."""
+        return min((cap for cap in self.cap.tolist() if cap), default=0)
 
     def owner(self, slot: int) -> int:
         """The web process to which a slot belongs."""

@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from serving import cpus
-from serving.engine import scratch, warmup
+from serving import buckets
+from serving.engine import layout, scratch
 from serving.engine.attachment import Attachment
 from serving.engine.client import NOTICE
+from serving.engine.gpus import GpuMonitor
 from serving.engine.memory import (
     RECORD_BYTES,
     Geometry,
@@ -32,7 +32,8 @@ from serving.engine.memory import (
     send,
     slot_of,
 )
-from serving.engine.worker import SERVE, Arguments
+from serving.engine.program import Arguments
+from serving.engine.worker import SERVE
 from serving.errors import ConfigurationError
 from serving.logs import logger
 from serving.model import Model
@@ -83,14 +84,13 @@ class Supervisor:
         self._settings = settings
         self.version = model.description.version
         height, width = model.description.image.output_size
-        per_device = instances(settings)
-        gpus = settings.devices or [0]
-        auto = settings.max_batch_size == "auto"
+        per_device = layout.instances(settings)
+        gpus = layout.gpus(settings)
         self.geometry = Geometry(
             slots=-(-settings.queue_size // webs) * webs,
             webs=webs,
             workers=per_device * len(gpus),
-            max_batch=warmup.LARGEST_ON_GPU if auto else int(settings.max_batch_size),
+            max_batch=buckets.largest_batch(settings, "cuda"),
             height=height,
             width=width,
             classes=len(model.labels),
@@ -98,11 +98,14 @@ class Supervisor:
         self.profile: dict[str, Any] = {}
         """The first ready worker's message: backend info, batch_ms, batch_cap, idle_ms."""
 
+        self._device: str | None = None
+        """`cpu` or `cuda`: where the first worker got; its successors get there, or nowhere."""
+
         self._error: str | None = None
         self._processes = [
             Process(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
         ]
-        if settings.instances == "auto" and settings.device != "cpu" and gpu_is_possible():
+        if settings.instances == "auto" and settings.device != "cpu" and layout.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
                 process.start_at = None
         self._first_round_over = threading.Event()
@@ -112,6 +115,7 @@ class Supervisor:
         """Returns when every worker is ready. Raises ConfigurationError when one cannot be."""
         self.memory = Memory.create(self.geometry)
         self._scratch = scratch.create()
+        self._gpus = GpuMonitor(self.memory)
         webs = self.geometry.webs
         self._work = [pipe(self.geometry.slots), pipe(self.geometry.slots)]
         self._done = [pipe(self.geometry.share) for _ in range(webs)]
@@ -150,6 +154,7 @@ class Supervisor:
         self._closing.set()
         os.write(self._kick[1], b"k")
         self._thread.join()
+        self._gpus.close()
         for reader, writer in (*self._work, *self._done, self._kick):
             os.close(reader)
             os.close(writer)
@@ -218,6 +223,7 @@ class Supervisor:
         arguments = Arguments(
             index=process.index,
             parent=os.getpid(),
+            device=self._device or self._settings.device,
             backend=self._backend,
             model_dir=str(self._model.folder),
             version=self._model.description.version,
@@ -260,6 +266,13 @@ class Supervisor:
         """A worker is warm and may begin; `start` waits for the first ones all."""
         process.failed_starts = 0
         self.profile = self.profile or message
+        device = message["info"]["device"].partition(":")[0]
+        self._device = self._device or device
+        if device != self._device:
+            self._refuse(f"one worker runs on {self._device}, another on {device}: {message['info']}")
+            return
+        if message["gpu_uuid"]:
+            self._gpus.watch(process.index, process.gpu, message["gpu_uuid"])
         if not self.memory.batch_cap[0]:
             self.memory.batch_cap[0] = min(message["batch_cap"], self.geometry.max_batch)
             self.profile["batch_cap"] = self.memory.batch_cap[0]
@@ -287,9 +300,7 @@ class Supervisor:
         os.close(process.status_fd)
         os.close(process.control_fd)
         if not self._first_round_over.is_set():
-            self._error = self._error or f"an inference worker ended with exit code {code}"
-            self._closing.set()
-            self._first_round_over.set()
+            self._refuse(self._error or f"an inference worker ended with exit code {code}")
             return
         self.memory.restarts[0] += 1
         logger().error(
@@ -300,6 +311,12 @@ class Supervisor:
         )
         self._rescue(process.index)
         self.memory.busy_since[process.index] = 0
+
+    def _refuse(self, reason: str) -> None:
+        """The service cannot start; `start` raises."""
+        self._error = reason
+        self._closing.set()
+        self._first_round_over.set()
 
     def _backoff(self, process: Process, now: float) -> float:
         """Seconds to wait before the next start; none after a first death in service."""
@@ -394,20 +411,6 @@ class Supervisor:
                 process.popen.kill()
                 process.popen.wait()
             os.close(process.status_fd)
-
-
-def instances(settings: Settings) -> int:
-    """Workers per device; `auto`: one per usable core on a CPU, one on a GPU."""
-    if settings.instances != "auto":
-        return settings.instances
-    if settings.device == "cuda":
-        return 1
-    return max(1, cpus.usable() // settings.intra_op_threads)
-
-
-def gpu_is_possible() -> bool:
-    """Whether an NVIDIA driver shows itself; if not, `auto` will end on the CPU."""
-    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 
 def pipe(records: int) -> tuple[int, int]:

@@ -5,45 +5,41 @@ are everything. So the cap is measured, not assumed.
 """
 
 import time
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.backend import Backend
+from serving.device_errors import OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
+from serving.logs import logger
 from serving.settings import Settings
 
-LARGEST_ON_CPU = 8
-LARGEST_ON_GPU = 64
 GOOD_ENOUGH = 0.9  # of the best throughput
 ROUNDS_S = 0.08  # of measuring, per size
 MIN_ROUNDS, MAX_ROUNDS = 3, 20
 
 
-def sizes(settings: Settings, device: str, cap: int) -> list[int]:
-    """The batch sizes to run: powers of two and the largest; a known `cap` needs nothing above it."""
-    largest = cap or largest_batch(settings, device)
-    powers = [1 << power for power in range(largest.bit_length()) if 1 << power <= largest]
-    return sorted({*powers, largest})
-
-
-def largest_batch(settings: Settings, device: str) -> int:
-    """The fixed cap, or the largest size that is tried."""
-    if settings.max_batch_size != "auto":
-        return settings.max_batch_size
-    return LARGEST_ON_CPU if device == "cpu" else LARGEST_ON_GPU
-
-
 def warm_up(
-    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: list[int]
+    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: Iterable[int]
 ) -> dict[int, float]:
-    """The time in ms of each batch size; raises ConfigurationError for a wrong output shape."""
-    profile = {}
+    """The time in ms of each batch size that fits into the device's memory, sizes ascending.
+
+    Raises ConfigurationError for a wrong output shape, and when not even one picture fits.
+    """
+    profile, too_large = {}, ""
     for size in batch_sizes:
         batch = np.zeros((size, *shape), np.uint8)
-        check_shape(backend.infer(batch), size, classes)
-        profile[size] = measure(backend, batch)
-    return profile
+        try:
+            check_shape(backend.infer(batch), size, classes)
+            profile[size] = measure(backend, batch)
+        except OutOfDeviceMemoryError as error:
+            too_large = str(error)
+            logger().warning("a batch size does not fit into the device's memory", size=size)
+    if not profile:
+        raise ConfigurationError(f"the device's memory is too small for one picture: {too_large}")
+    return dict(sorted(profile.items()))
 
 
 def warm_up_tensors(backend: Backend, shape: tuple[int, int, int], classes: int) -> None:
@@ -83,7 +79,7 @@ def timed(backend: Backend, batch: NDArray[np.uint8]) -> float:
 def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
     """The smallest size whose throughput is nearly the best, or the one that is fixed."""
     if settings.max_batch_size != "auto":
-        return settings.max_batch_size
+        return min(settings.max_batch_size, max(profile))
     throughput = {size: size / ms for size, ms in profile.items()}
     best = max(throughput.values())
     return min(size for size, rate in throughput.items() if rate >= GOOD_ENOUGH * best)

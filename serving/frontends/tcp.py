@@ -136,7 +136,7 @@ class Door(asyncio.StreamReaderProtocol):
 
 def bind(settings: Settings) -> socket.socket:
     """A socket on `tcp_port` that does not listen yet. Raises ConfigurationError."""
-    shared = settings.web_processes > 1
+    shared = settings.shares_ports
     if shared and settings.tcp_port == 0:
         raise ConfigurationError("SERVING_TCP_PORT=0 needs SERVING_WEB_PROCESSES=1: all share the port")
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

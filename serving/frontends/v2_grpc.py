@@ -239,7 +239,7 @@ async def abort(context: Context, error: ServingError) -> None:
 async def running(classifier: Classifier, door: Door, models: NamedModels) -> AsyncIterator[None]:
     """Serves until the block ends. Raises ConfigurationError when the port is taken."""
     settings = classifier.settings
-    shared_port = int(settings.web_processes > 1)
+    shared_port = int(settings.shares_ports)
     server = grpc.aio.server(
         options=[
             *OPTIONS,

@@ -2,7 +2,9 @@
 
 Red, bit 0: the computation makes the file FAKE_GATE.held and lasts until FAKE_GATE exists. Red, the
 other bits: a failure, see `Failure`. Green and blue are the class that is answered. A computation takes
-FAKE_MS milliseconds, and as long as the file FAKE_BROKEN exists nothing can be loaded.
+FAKE_MS milliseconds, and as long as the file FAKE_BROKEN exists nothing can be loaded. FAKE_DEVICE is
+where it claims to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every
+batch. With FAKE_READER=1 it reads the slots itself.
 """
 
 import io
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from serving.backend import BackendInfo
+from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -29,6 +32,11 @@ class Failure(IntEnum):
     TOO_FEW_OUTPUTS = 2
     NOT_FINITE = 3
     EXIT = 4
+    FULL = 5  # more than FITS pictures do not fit into the device's memory
+    LOST = 6  # the device
+
+
+FITS = 2
 
 
 class FakeBackend:
@@ -36,6 +44,7 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.classes = 0
+        self.slots: NDArray[np.uint8] | None = None
 
     def load(
         self,
@@ -48,12 +57,13 @@ class FakeBackend:
         if broken and Path(broken).exists():
             raise ConfigurationError("commanded not to load")
         self.classes = len(model.labels)
-        return BackendInfo("fake 1", "cpu", "fake", "fp32")
+        return BackendInfo("fake 1", os.environ.get("FAKE_DEVICE", "cpu"), "fake", "fp32")
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Obeys the first pixel of each picture."""
         logits = np.zeros((len(batch), self.classes), np.float32)
         time.sleep(float(os.environ.get("FAKE_MS", "0")) / 1000)
+        write_down(len(batch))
         for row, (red, green, blue) in zip(logits, batch[:, 0, 0].tolist(), strict=True):
             if red & 1:
                 wait_for_gate(Path(os.environ["FAKE_GATE"]))
@@ -64,6 +74,10 @@ class FakeBackend:
                 return logits[:, :-1]
             if failure is Failure.EXIT:
                 os._exit(7)
+            if failure is Failure.FULL and len(batch) > FITS:
+                raise OutOfDeviceMemoryError("commanded to be full")
+            if failure is Failure.LOST:
+                raise DeviceLostError("commanded to be lost")
             row[(green << 8 | blue) % self.classes] = 20
             if failure is Failure.NOT_FINITE:
                 row[:] = np.nan
@@ -73,11 +87,30 @@ class FakeBackend:
         """Obeys the first number of each channel, as if it were a pixel's colour."""
         return self.infer(batch[:, :, :1, :1].transpose(0, 2, 3, 1).astype(np.uint8))
 
+    def attach(self, slots: NDArray[np.uint8]) -> bool:
+        """Reads them where FAKE_READER says so."""
+        self.slots = slots
+        return os.environ.get("FAKE_READER") == "1"
+
+    def infer_slots(self, indices: list[int], size: int) -> NDArray[np.float32]:
+        """Pads with pictures of class 0."""
+        assert self.slots is not None
+        batch = np.zeros((size, *self.slots.shape[1:]), np.uint8)
+        batch[: len(indices)] = self.slots[indices]
+        return self.infer(batch)
+
     def trim(self) -> None:
         """Nothing to give back."""
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def write_down(size: int) -> None:
+    """A line of FAKE_SIZES, where that is a file's name."""
+    if path := os.environ.get("FAKE_SIZES"):
+        with Path(path).open("a") as file:
+            file.write(f"{size}\n")
 
 
 def wait_for_gate(gate: Path) -> None:

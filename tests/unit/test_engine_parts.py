@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving import buckets
 from serving.engine import scratch, warmup
 from serving.engine.idle import TIMES, TRY_OTHER, IdleCores
 from serving.engine.memory import (
@@ -169,10 +170,10 @@ def test_the_cap_is_the_smallest_size_that_is_nearly_best(profile: dict[int, flo
 
 
 def test_every_power_of_two_and_the_largest_are_run() -> None:
-    assert warmup.sizes(Settings(), "cpu", 0) == [1, 2, 4, 8]
-    assert warmup.sizes(Settings(), "cuda:0", 0)[-1] == 64
-    assert warmup.sizes(Settings(max_batch_size=6), "cpu", 0) == [1, 2, 4, 6]
-    assert warmup.sizes(Settings(), "cpu", 2) == [1, 2]
+    assert buckets.sizes(Settings(), "cpu") == [1, 2, 4, 8]
+    assert buckets.sizes(Settings(), "cuda:0")[-1] == 64
+    assert buckets.sizes(Settings(max_batch_size=6), "cpu") == [1, 2, 4, 6]
+    assert buckets.sizes(Settings(), "cpu", 2) == [1, 2]
 
 
 def test_measuring_needs_outputs_of_the_right_shape() -> None:

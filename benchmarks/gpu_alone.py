@@ -1,0 +1,69 @@
+"""One backend alone on the GPU, uint8 in, logits out, by batch size; a program of its own.
+
+`gpu.py` runs it as `python -m benchmarks.gpu_alone ARGUMENTS`: each backend brings a cuDNN of its own,
+and one process can have only one. Prints the figures as JSON.
+"""
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving import buckets
+from serving.backend import Backend
+from serving.device_errors import OutOfDeviceMemoryError
+from serving.model import Model
+from serving.settings import Settings
+
+LARGEST = 256
+LEAST_CALLS = 5
+
+
+def rate(backend: Backend, size: int, shape: tuple[int, int], seconds: float) -> float:
+    """Pictures a second in batches of `size`, on this thread: it is the one that records graphs."""
+    batch = np.random.default_rng(0).integers(0, 256, (size, *shape, 3), np.uint8)
+    for _ in range(LEAST_CALLS):
+        backend.infer(batch)
+    calls, started = 0, time.perf_counter()
+    while calls < LEAST_CALLS or time.perf_counter() - started < seconds:
+        backend.infer(batch)
+        calls += 1
+    return calls * size / (time.perf_counter() - started)
+
+
+def measure(
+    model_dir: str, package: str, precision: str, graphs: bool, seconds: float
+) -> list[dict[str, Any]]:
+    """A row for each batch size that fits."""
+    settings = Settings.model_validate(
+        {
+            "model_dir": model_dir,
+            "device": "cuda",
+            "precision": precision,
+            "cuda_graphs": graphs,
+            "max_batch_size": LARGEST,
+        }
+    )
+    model = Model.read(Path(model_dir))
+    module, _, name = importlib.import_module(package).BACKEND.partition(":")
+    backend: Backend = getattr(importlib.import_module(module), name)()
+    info = backend.load(model, settings)
+    found = []
+    for size in reversed(buckets.sizes(settings, "cuda")):
+        try:
+            per_second = rate(backend, size, model.description.image.output_size, seconds)
+        except OutOfDeviceMemoryError:
+            continue
+        row = {"backend": package, "precision": info.precision, "graphs": graphs, "batch": size}
+        found.append({**row, "per_second": round(per_second, 1)})
+    backend.close()
+    return found
+
+
+if __name__ == "__main__":
+    model_dir, package, precision, graphs, seconds = sys.argv[1:6]
+    print(json.dumps(measure(model_dir, package, precision, graphs == "True", float(seconds))))  # noqa: T201

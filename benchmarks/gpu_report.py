@@ -1,0 +1,78 @@
+"""The tables of `gpu.py`'s figures, for the terminal and for README.md."""
+
+from typing import Any
+
+from benchmarks import table
+from benchmarks.markdown import markdown
+
+Row = dict[str, Any]
+
+
+def markdown_of(figures: Row) -> str:
+    """All of it."""
+    gpu = figures["gpu"]
+    parts = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}.", alone(figures["alone"])]
+    parts += [served(figures), *shares_of_device(figures)]
+    if "peers" in figures:
+        head, *rows = (list(line) for line in (table.HEAD, *table.lines(figures["peers"])))
+        parts.append(markdown(head, rows))
+    return "\n\n".join(parts)
+
+
+def alone(rows: list[Row]) -> str:
+    """The best batch of each backend, precision and way to launch."""
+    kinds = dict.fromkeys((r["model"], r["backend"], r["precision"], r["graphs"]) for r in rows)
+    lines = []
+    for kind in kinds:
+        same = [r for r in rows if (r["model"], r["backend"], r["precision"], r["graphs"]) == kind]
+        best = max(same, key=lambda row: float(row["per_second"]))
+        name, backend, precision, graphs = kind
+        launched = "graphs" if graphs else "kernels"
+        lines.append(
+            [f"{name}, {backend}", precision, launched, f"{best['per_second']:.0f}", str(best["batch"])]
+        )
+    return markdown(["device alone", "precision", "launched as", "pictures/s", "at batch"], lines)
+
+
+def served(figures: Row) -> str:
+    """The service: rates, ratios to what they are to be compared with, tails."""
+    decoding = figures["decoding"]["per_second"]
+    lines = []
+    for one in figures["served"]:
+        raw = one["raw"]["per_second"]
+        cells = [f"{one['model']}, {one['backend']}", f"{raw:.0f}", f"{raw / decoding:.2f}"]
+        if "json" in one:
+            cells += [
+                f"{one['json']['per_second'] / raw:.2f}",
+                f"{one['half']['p99']:.1f}",
+                f"{one['most']['p50'] / one['one']['p50']:.2f}",
+            ]
+        lines.append([*cells, *[""] * (6 - len(cells))])
+    head = [
+        "served, 256 connections",
+        "raw JPEG, 1/s",
+        f"of decoding alone ({decoding:.0f}/s)",
+        "base64, of raw",
+        "p99 at half, ms",
+        "median at 80 %, of unloaded",
+    ]
+    return markdown(head, lines)
+
+
+def shares_of_device(figures: Row) -> list[str]:
+    """How much of the device's own throughput, at the batch that the service chose, arrives."""
+    found = []
+    for one in figures["served"]:
+        described = one["described"]
+        same = [
+            row["per_second"]
+            for row in figures["alone"]
+            if (row["model"], row["backend"], row["precision"], row["batch"])
+            == (one["model"], one["backend"], described["precision"], described["max_batch_size"])
+        ]
+        if same:
+            share = one["raw"]["per_second"] / max(same)
+            found.append(f"{one['model']}, {one['backend']}: {share:.2f}")
+    if not found:
+        return []
+    return [f"Of the device's own throughput at the batch that was chosen: {'; '.join(found)}."]

@@ -1,0 +1,57 @@
+"""What the peers on a GPU are lent: this project's decoder, and its ONNX Runtime network on CUDA.
+
+fp16, a CUDA graph for each batch size: only the servers differ.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastapi_onnx.backend import OnnxBackend
+from serving import buckets
+from serving.body import from_base64
+from serving.images import ImageDecoder
+from serving.model import Model
+from serving.scores import best
+from serving.settings import Settings
+
+LARGEST = 64
+Pixels = NDArray[np.uint8]
+
+
+class Decode:
+    """Base64 -> pixels [height, width, 3]."""
+
+    def __init__(self, model_dir: str) -> None:
+        settings = Settings(model_dir=Path(model_dir))
+        image = Model.read(settings.model_dir).description.image
+        self.decoder = ImageDecoder(image, settings.max_image_pixels)
+
+    def __call__(self, base64: str) -> Pixels:
+        """One picture."""
+        return self.decoder.decode(from_base64(base64))
+
+
+class Infer:
+    """Pixels of up to LARGEST pictures -> their answers; every batch size is warm."""
+
+    def __init__(self, model_dir: str) -> None:
+        settings = Settings(model_dir=Path(model_dir), device="cuda", max_batch_size=LARGEST)
+        model = Model.read(settings.model_dir)
+        self.labels = model.labels
+        self.sizes = buckets.sizes(settings, "cuda")
+        self.room = np.zeros((LARGEST, *model.description.image.output_size, 3), np.uint8)
+        self.backend = OnnxBackend()
+        self.backend.load(model, settings)
+        for size in reversed(self.sizes):
+            self.backend.infer(self.room[:size])
+
+    def __call__(self, pictures: list[Pixels]) -> list[dict[str, Any]]:
+        """One batch."""
+        count = len(pictures)
+        self.room[:count] = pictures
+        logits = self.backend.infer(self.room[: buckets.padded(count, self.sizes)])[:count]
+        scores = [best(self.labels, row.tolist(), 1)[0] for row in logits]
+        return [{"prediction": score.label, "probability": score.probability} for score in scores]

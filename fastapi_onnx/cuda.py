@@ -1,0 +1,246 @@
+"""The network on a GPU, with ONNX Runtime's CUDA provider or TensorRT; used by `backend.py`.
+
+Every batch size has sessions, buffers and bindings of its own. A session remembers how to compute its
+convolutions for one size only, so that a shared one would plan anew with each change; and with fixed
+sizes and addresses it can be recorded as a CUDA graph. The normalisation is a session in front of the
+network, which reads float32: pixels go through both, tensors through the second only.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from fastapi_onnx import fixed
+from fastapi_onnx.graph import NORMALISED, PIXELS, model_input
+from serving import agreement, buckets, cuda_driver
+from serving.device_errors import OutOfDeviceMemoryError, meaning, translated
+from serving.errors import ConfigurationError
+from serving.model import ImagePipeline, Model
+from serving.settings import Settings
+
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
+GRAPH_ID = "1"  # one graph a session; ONNX Runtime keeps 0 for itself
+
+Options = dict[str, str]
+
+
+class Device:
+    """One GPU as the settings want it: opens sessions that run there, or not at all."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigurationError with what is missing."""
+        self.index = settings.devices[0] if settings.devices else 0
+        self._settings = settings
+        self.provider = TENSORRT if settings.tensorrt_cache else CUDA
+        if self.provider not in ort.get_available_providers():
+            raise ConfigurationError("this onnxruntime is built without TensorRT")
+        self._memory = int(cuda_driver.total_memory(self.index) * settings.gpu_memory_fraction)
+        self._sizes = buckets.sizes(settings, "cuda")
+        self._said = load_libraries(self.provider)
+
+    def open(
+        self, graph: onnx.ModelProto, share: float, tensorrt: bool = False, fp16: bool = False
+    ) -> ort.InferenceSession:
+        """A session with this share of the memory; `fp16` is what the graph is in.
+
+        Raises ConfigurationError and OutOfDeviceMemoryError.
+        """
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        providers = [(CUDA, self._cuda(share, graphs=not tensorrt))]
+        if tensorrt:
+            providers.insert(0, (TENSORRT, self._tensorrt(fp16)))
+        try:
+            session = ort.InferenceSession(
+                graph.SerializeToString(), options, providers=providers, enable_fallback=0
+            )
+        except Exception as error:  # its binding raises several types
+            if isinstance(full := meaning(str(error)), OutOfDeviceMemoryError):
+                raise full from error
+            raise ConfigurationError(f"CUDA cannot be used: {error}{self._missing()}") from error
+        if session.get_providers()[0] != providers[0][0]:
+            raise ConfigurationError(f"{providers[0][0]} cannot be used{self._missing()}")
+        session.disable_fallback()
+        return session
+
+    def share(self, size: int) -> float:
+        """Of the memory, for one batch size: half of all evenly, for the weights, half by size."""
+        return 0.5 / len(self._sizes) + 0.5 * size / max(size, sum(self._sizes))
+
+    def array(self, shape: tuple[int, ...], kind: Any) -> ort.OrtValue:  # a NumPy type
+        """Uninitialised memory on the GPU, which keeps its address."""
+        return ort.OrtValue.ortvalue_from_shape_and_type(shape, kind, "cuda", self.index)
+
+    def _cuda(self, share: float, graphs: bool) -> Options:
+        options = {
+            "device_id": str(self.index),
+            "cudnn_conv_algo_search": "HEURISTIC",
+            "arena_extend_strategy": "kSameAsRequested",
+            "use_tf32": "0",  # fp32 is what it says
+            "enable_cuda_graph": str(int(graphs and self._settings.cuda_graphs)),
+        }
+        if self._settings.gpu_memory_fraction < 1:
+            options["gpu_mem_limit"] = str(int(self._memory * share))
+        return options
+
+    def _tensorrt(self, fp16: bool) -> Options:
+        cache = str(self._settings.tensorrt_cache)
+        return {
+            "device_id": str(self.index),
+            "trt_fp16_enable": str(fp16),
+            "trt_engine_cache_enable": "True",
+            "trt_engine_cache_path": cache,
+            "trt_timing_cache_enable": "True",
+            "trt_timing_cache_path": cache,
+            "trt_cuda_graph_enable": str(self._settings.cuda_graphs),
+        }
+
+    def _missing(self) -> str:
+        """What the libraries' own words add."""
+        found = [self._said, unloadable(self.provider)]
+        return "".join(f"; {words}" for words in found if words)
+
+
+class Bound:
+    """A session whose inputs and outputs have fixed places on the GPU."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, ort.OrtValue],
+        outputs: Mapping[str, ort.OrtValue],
+    ) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        for name, value in inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            self._binding.bind_ortvalue_output(name, value)
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("gpu_graph_id", GRAPH_ID)
+
+    def run(self) -> None:
+        """Returns when the outputs are there. The first call records, on the calling thread."""
+        self._session.run_with_iobinding(self._binding, self._options)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is computed."""
+
+    graph: onnx.ModelProto
+    """float32 [N, 3, H, W] in, float32 logits [N, classes] out."""
+
+    fp16: bool
+    """What it computes with in between."""
+
+    pipeline: ImagePipeline
+    classes: int
+
+
+class Lane:
+    """Everything for one batch size."""
+
+    def __init__(self, device: Device, network: "Network", size: int) -> None:
+        pipeline, share = network.pipeline, device.share(size)
+        height, width = pipeline.output_size
+        graph = fixed.of_size(network.graph, size, pipeline)
+        normalisation = device.open(fixed.normalisation(pipeline, size), share / 4)
+        session = device.open(graph, share * 3 / 4, device.provider == TENSORRT, network.fp16)
+        self.pixels = device.array((size, height, width, 3), np.uint8)
+        self.photos = device.array((size, 3, height, width), np.float32)
+        self._logits = device.array((size, network.classes), np.float32)
+        self._normalise = Bound(normalisation, {PIXELS: self.pixels}, {NORMALISED: self.photos})
+        output = session.get_outputs()[0].name
+        self._network = Bound(session, {model_input(graph).name: self.photos}, {output: self._logits})
+
+    def infer(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """[size, H, W, 3] -> logits."""
+        self.pixels.update_inplace(pixels)
+        self._normalise.run()
+        return self._answer()
+
+    def infer_tensor(self, photos: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[size, 3, H, W] -> logits."""
+        self.photos.update_inplace(photos)
+        return self._answer()
+
+    def _answer(self) -> NDArray[np.float32]:
+        self._network.run()
+        logits: NDArray[np.float32] = self._logits.numpy().copy()  # the next batch is written there
+        return logits
+
+
+class CudaNetwork:
+    """Computes batches of any size; a new one makes a lane, which takes a while."""
+
+    def __init__(self, model: Model, device: Device, precision: str) -> None:
+        """`precision` as in the settings. Raises ConfigurationError when fp16 must be, and may not."""
+        self._device = device
+        self._lanes: dict[int, Lane] = {}
+        pipeline, classes = model.description.image, len(model.labels)
+        pictures = agreement.pictures(pipeline.output_size)
+        photos = fixed.normalised(pictures, pipeline)
+        graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), photos)
+        if precision != "fp32":
+            self._network = Network(fixed.half(graph), True, pipeline, classes)
+            found = np.concatenate([self.infer(picture[np.newaxis]) for picture in pictures])
+            if agreement.is_enough(expected, found, insist=precision == "fp16"):
+                return
+            self._lanes.clear()
+        self._network = Network(graph, False, pipeline, classes)
+
+    @property
+    def precision(self) -> str:
+        """`fp32` or `fp16`."""
+        return "fp16" if self._network.fp16 else "fp32"
+
+    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """RGB pixels [N, H, W, 3] -> logits [N, classes]. Raises what `device_errors.py` has."""
+        with translated():
+            return self._lane(len(batch)).infer(batch)
+
+    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised photos [N, 3, H, W] -> logits [N, classes]. Raises what `device_errors.py` has."""
+        with translated():
+            return self._lane(len(batch)).infer_tensor(batch)
+
+    def _lane(self, size: int) -> Lane:
+        if size not in self._lanes:
+            self._lanes[size] = Lane(self._device, self._network, size)
+        return self._lanes[size]
+
+
+def load_libraries(provider: str) -> str:
+    """Loads CUDA's libraries from their packages; returns what could not be found there."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        ort.preload_dlls()
+    if provider == TENSORRT:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("tensorrt")  # which loads the libraries of its package
+    return " ".join(said.getvalue().split())
+
+
+def unloadable(provider: str) -> str:
+    """The linker's word on the provider: the first library that it lacks; empty where it loads."""
+    folder = Path(ort.__file__).parent / "capi"
+    try:
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / LIBRARIES[provider]))
+    except OSError as error:
+        return str(error)
+    return ""

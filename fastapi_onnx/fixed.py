@@ -1,0 +1,80 @@
+"""The graphs that run on a GPU: of one batch size, so that they can be recorded; made by `cuda.py`."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from onnxruntime.transformers.float16 import convert_float_to_float16
+
+from fastapi_onnx.graph import NORMALISED, PIXELS, model_input, normalising_nodes, scale_and_shift
+from serving.model import ImagePipeline
+
+OPSET = helper.make_opsetid("", 18)
+IR_VERSION = 10
+
+
+def normalisation(pipeline: ImagePipeline, size: int) -> onnx.ModelProto:
+    """uint8 [size, H, W, 3] -> what the network was trained on, float32 [size, 3, H, W]."""
+    height, width = pipeline.output_size
+    pixels = helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, [size, height, width, 3])
+    photos = helper.make_tensor_value_info(NORMALISED, TensorProto.FLOAT, [size, 3, height, width])
+    graph = helper.make_graph(
+        normalising_nodes(), "normalisation", [pixels], [photos], scale_and_shift(pipeline)
+    )
+    return helper.make_model(graph, opset_imports=[OPSET], ir_version=IR_VERSION)
+
+
+def of_size(model: onnx.ModelProto, size: int, pipeline: ImagePipeline) -> onnx.ModelProto:
+    """The model with `size` as its batch dimension, whatever the file says of it."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.value_info[:]  # they speak of other sizes; ONNX Runtime infers them anew
+    height, width = pipeline.output_size
+    shape = model_input(result).type.tensor_type.shape
+    del shape.dim[:]
+    for length in (size, 3, height, width):
+        shape.dim.add().dim_value = length
+    for output in result.graph.output:
+        if dimensions := output.type.tensor_type.shape.dim:
+            dimensions[0].dim_value = size
+    return result
+
+
+def simplified(
+    model: onnx.ModelProto, photos: NDArray[np.float32]
+) -> tuple[onnx.ModelProto, NDArray[np.float32]]:
+    """The model with constants and batch normalisation folded, and its answers to `photos` on a CPU.
+
+    Stored float16 weights become float32 by that, as on a CPU.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder, "model.onnx"))
+        options.log_severity_level = 3  # it warns of every optimised file, where the level is higher
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        folded = onnx.load(options.optimized_model_filepath)
+    name = session.get_inputs()[0].name
+    logits = [session.run(None, {name: photo[np.newaxis]})[0] for photo in photos]
+    return folded, np.concatenate(logits)
+
+
+def half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in float16; its input and its output stay float32."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    converted: onnx.ModelProto = convert_float_to_float16(copy, keep_io_types=True)
+    return converted
+
+
+def normalised(pixels: NDArray[np.uint8], pipeline: ImagePipeline) -> NDArray[np.float32]:
+    """uint8 [N, H, W, 3] -> float32 [N, 3, H, W], in NumPy."""
+    mean, std = (np.asarray(values, np.float32) for values in (pipeline.mean, pipeline.std))
+    photos = (pixels.astype(np.float32) / 255 - mean) / std
+    return np.ascontiguousarray(photos.transpose(0, 3, 1, 2), np.float32)

@@ -1,0 +1,103 @@
+"""The engine with a backend that claims to run on a GPU: buckets, a full device, a lost one, refusal."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import requests
+import torch
+
+from tests import servers
+from tests.e2e.test_engine import fake_service
+from tests.e2e.test_service import metric, predict, wait_for
+from tests.fake.backend import Failure, command
+
+
+@pytest.fixture
+def gpu_settings(fake_settings: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """One worker on a GPU that is none; what it computes stands in `sizes`."""
+    claims = {"FAKE_DEVICE": "cuda:0", "FAKE_SIZES": str(tmp_path / "sizes")}
+    return {**fake_settings, **claims, "SERVING_INSTANCES": "1", "SERVING_MAX_BATCH_SIZE": "8"}
+
+
+def together(url: str, folder: Path, pictures: list[bytes]) -> list[requests.Response]:
+    """Answers to pictures that wait while the worker is held, and are computed as one batch then."""
+    with ThreadPoolExecutor(16) as senders:
+        first = senders.submit(predict, url, command(held=True))
+        wait_for((folder / "gate.held").exists)
+        waiting = [senders.submit(predict, url, picture) for picture in pictures]
+        wait_for(lambda: metric(url, "serving_queue_depth") == len(pictures))
+        (folder / "gate").touch()
+        assert first.result().status_code == 200
+        return [future.result() for future in waiting]
+
+
+@pytest.mark.parametrize("reader", ["0", "1"])
+def test_batches_are_padded_to_the_sizes_that_warm_up_ran(
+    gpu_settings: dict[str, str], tmp_path: Path, reader: str
+) -> None:
+    with fake_service({**gpu_settings, "FAKE_READER": reader}) as (url, _):
+        assert requests.get(f"{url}/model", timeout=10).json()["gpus"] == []
+        sizes = [int(line) for line in (tmp_path / "sizes").read_text().split()]
+        assert list(dict.fromkeys(sizes[:-1])) == [8, 4, 2, 1]  # the last is a tensor
+        answers = together(url, tmp_path, [command(class_index=i) for i in range(5)])
+        assert [answer.json()["prediction"] for answer in answers] == ["0", "1", "2", "3", "4"]
+        assert (tmp_path / "sizes").read_text().split()[len(sizes) :] == ["1", "8"]
+        assert metric(url, "serving_batch_size_sum") == 6  # what was asked for, not the padding
+
+
+def test_a_full_device_halves_the_batches_and_loses_nothing(
+    gpu_settings: dict[str, str], tmp_path: Path
+) -> None:
+    with fake_service(gpu_settings) as (url, _):
+        assert metric(url, "serving_batch_cap") == 8
+        pictures = [command(class_index=i) for i in range(8)]
+        pictures[5] = command(class_index=5, failure=Failure.FULL)
+        answers = together(url, tmp_path, pictures)
+        assert [answer.json().get("prediction") for answer in answers] == [str(i) for i in range(8)]
+        assert metric(url, "serving_out_of_memory_total") == 2
+        assert metric(url, "serving_batch_cap") == 2
+        assert metric(url, "serving_worker_restarts_total") == 0
+        assert requests.get(f"{url}/model", timeout=10).json()["max_batch_size"] == 2
+
+
+def test_a_lost_device_restarts_the_worker(gpu_settings: dict[str, str], tmp_path: Path) -> None:
+    with fake_service(gpu_settings) as (url, _):
+        pictures = [command(class_index=i) for i in range(3)]
+        pictures[1] = command(failure=Failure.LOST)
+        answers = together(url, tmp_path, pictures)
+        assert [answer.status_code for answer in answers] == [200, 500, 200]
+        assert answers[1].json()["code"] == "worker_crashed"
+        assert [answers[i].json()["prediction"] for i in (0, 2)] == ["0", "2"]
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
+        assert metric(url, "serving_worker_restarts_total") == 2
+
+
+def test_readiness_is_false_while_a_lost_device_does_not_come_back(
+    gpu_settings: dict[str, str], tmp_path: Path
+) -> None:
+    with fake_service(gpu_settings) as (url, _):
+        (tmp_path / "broken").touch()
+        assert predict(url, command(failure=Failure.LOST)).status_code == 503
+        assert requests.get(f"{url}/health/ready", timeout=10).status_code == 503
+        (tmp_path / "broken").unlink()
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
+        assert predict(url, command(class_index=3)).json()["prediction"] == "3"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize(
+    ("package", "web_processes", "reason"),
+    [
+        ("fastapi_onnx", "1", "this onnxruntime is built without CUDA"),
+        ("fastapi_onnx", "2", "this onnxruntime is built without CUDA"),
+        ("fastapi_pt", "2", "CUDA cannot be used"),
+    ],
+)
+def test_cuda_without_a_gpu_refuses_to_serve_and_says_why(
+    package: str, web_processes: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"SERVING_DEVICE": "cuda", "SERVING_WEB_PROCESSES": web_processes}
+    with pytest.raises(RuntimeError, match="exit code"), servers.api(package, settings):
+        pass
+    assert reason in capfd.readouterr().err

@@ -1,0 +1,166 @@
+"""`fastapi_onnx.cuda`, as far as a CPU goes: the same sessions, buffers and bindings, in its memory."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from fastapi_onnx import cuda, fixed
+from fastapi_onnx.backend import OnnxBackend
+from serving import agreement
+from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+from tests.unit.test_gpu_parts import Driver
+
+
+class Processor:
+    """A `cuda.Device` that is none; records what is opened."""
+
+    provider = cuda.CUDA
+
+    def __init__(self) -> None:
+        self.opened: list[bool] = []
+
+    def open(
+        self, graph: onnx.ModelProto, share: float, tensorrt: bool = False, fp16: bool = False
+    ) -> ort.InferenceSession:
+        """On the CPU."""
+        assert 0 < share < 1
+        assert not tensorrt
+        self.opened.append(fp16)
+        return ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def share(self, size: int) -> float:
+        """Of some memory."""
+        return size / 100
+
+    def array(self, shape: tuple[int, ...], kind: Any) -> ort.OrtValue:
+        """In the CPU's memory."""
+        return ort.OrtValue.ortvalue_from_shape_and_type(shape, kind, "cpu", 0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """The shipped one."""
+    return Model.read(Settings().model_dir)
+
+
+@pytest.fixture(scope="module")
+def pixels(model: Model) -> NDArray[np.uint8]:
+    """Eight pictures."""
+    return agreement.pictures(model.description.image.output_size)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What the CPU says of them."""
+    backend = OnnxBackend()
+    backend.load(model, Settings(device="cpu"))
+    return backend.infer(pixels)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("fp16", 2e-2)])
+def test_every_size_answers_as_on_the_cpu(
+    model: Model,
+    pixels: NDArray[np.uint8],
+    expected: NDArray[np.float32],
+    precision: str,
+    tolerance: float,
+) -> None:
+    device = Processor()
+    network = cuda.CudaNetwork(model, device, precision)  # type: ignore[arg-type]
+    assert network.precision == precision
+    photos = fixed.normalised(pixels, model.description.image)
+    for size in (4, 1, 4):
+        for first in (0, 4):
+            part = slice(first, first + size)
+            np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
+            found = network.infer_tensor(photos[part])
+            np.testing.assert_allclose(found, expected[part], atol=tolerance)
+    assert len(device.opened) == 4  # two sessions for each of two sizes
+    assert any(device.opened) == (precision == "fp16")
+
+
+def test_fp16_is_only_used_where_it_agrees(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "LARGEST_DIFFERENCE", 0.0)
+    network = cuda.CudaNetwork(model, Processor(), "auto")  # type: ignore[arg-type]
+    assert network.precision == "fp32"
+    with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used: in fp16"):
+        cuda.CudaNetwork(model, Processor(), "fp16")  # type: ignore[arg-type]
+
+
+def test_what_has_no_numbers_does_not_agree() -> None:
+    logits = np.array([[1, 2]], np.float32)
+    assert agreement.difference(logits, logits) == 0
+    assert agreement.difference(logits, np.array([[1, np.nan]], np.float32)) == float("inf")
+    assert agreement.difference(logits, logits[:, ::-1]) == pytest.approx(0.462, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("CUDA failure 2: out of memory", OutOfDeviceMemoryError), ("CUDA failure 700", DeviceLostError)],
+)
+def test_errors_are_translated(
+    model: Model,
+    pixels: NDArray[np.uint8],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    kind: type[Exception],
+) -> None:
+    network = cuda.CudaNetwork(model, Processor(), "fp32")  # type: ignore[arg-type]
+    network.infer(pixels[:1])
+
+    def fail(_: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(cuda.Bound, "run", fail)
+    with pytest.raises(kind):
+        network.infer(pixels[:1])
+
+
+def claim_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This build of ONNX Runtime has CUDA, it says."""
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.CUDA, cuda.TENSORRT])
+
+
+def test_a_build_with_cuda_says_that_there_is_no_driver(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim_cuda(monkeypatch)
+
+    def missing(name: str, *_: object) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(ConfigurationError, match=r"no NVIDIA driver: libcuda\.so\.1: cannot open"):
+        OnnxBackend().load(model, Settings(device="cuda"))
+    info = OnnxBackend().load(model, Settings(device="auto"))
+    assert info.device == "cpu"
+    assert info.fallback == "no NVIDIA driver: libcuda.so.1: cannot open shared object file"
+
+
+@pytest.mark.parametrize("tensorrt", [False, True])
+def test_a_provider_that_does_not_load_is_named(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tensorrt: bool
+) -> None:
+    claim_cuda(monkeypatch)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: Driver())
+    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5))
+    monkeypatch.undo()
+    with pytest.raises(ConfigurationError, match=r"CUDA cannot be used: .*; .*\.so"):
+        device.open(fixed.normalisation(model.description.image, 1), 0.5, tensorrt)
+
+
+def test_the_memory_is_shared_out_among_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim_cuda(monkeypatch)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: Driver())
+    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5, max_batch_size=4))
+    shares = [device.share(size) for size in (1, 2, 4)]
+    assert sum(shares) == pytest.approx(1)
+    assert shares == sorted(shares)

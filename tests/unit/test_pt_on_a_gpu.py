@@ -1,0 +1,208 @@
+"""`fastapi_pt.cuda`, as far as a CPU goes: buckets, slots and hand-over, without a recording."""
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fastapi_pt import cuda
+from fastapi_pt.backend import Normalise, TorchBackend, in_half, read_network
+from serving import agreement
+from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+
+
+class Queue:
+    """A stream and an event where everything is done at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.waited = 0
+
+    def record(self, _: object) -> None:
+        """Nothing is under way."""
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+        self.waited += 1
+
+
+class Runtime:
+    """CUDA's runtime library, which pins memory or does not."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.registered: list[int] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 CUDA's
+        """As commanded."""
+        assert size > 0
+        assert flags == 0
+        self.registered.append(address)
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        """What was registered."""
+        self.registered.remove(address)
+        return 0
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU passes for a GPU without graphs."""
+    monkeypatch.setattr(torch.cuda, "Stream", Queue)
+    monkeypatch.setattr(torch.cuda, "Event", Queue)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(cuda, "pinned", lambda shape: torch.zeros(shape))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """The shipped one."""
+    return Model.read(Settings().model_dir)
+
+
+@pytest.fixture(scope="module")
+def pixels(model: Model) -> NDArray[np.uint8]:
+    """Eight pictures."""
+    return agreement.pictures(model.description.image.output_size)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What the CPU says of them."""
+    backend = TorchBackend()
+    backend.load(model, Settings(device="cpu"))
+    return backend.infer(pixels)
+
+
+def network_of(model: Model, dtype: torch.dtype = torch.float32) -> cuda.CudaNetwork:
+    """The shipped one, in this type."""
+    network = read_network(model, model.file("model.safetensors")).to(dtype)
+    image = model.description.image
+    return cuda.CudaNetwork(
+        network, Normalise(image), image.output_size, len(model.labels), graphs=False
+    )
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 2e-2)], ids=["fp32", "fp16"]
+)
+def test_every_size_answers_as_on_the_cpu(
+    model: Model,
+    pixels: NDArray[np.uint8],
+    expected: NDArray[np.float32],
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    network = network_of(model, dtype)
+    photos = Normalise(model.description.image)(torch.from_numpy(pixels)).contiguous().numpy()
+    for size in (4, 1, 4):
+        for first in (0, 4):
+            part = slice(first, first + size)
+            np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
+            found = network.infer_tensor(photos[part])
+            np.testing.assert_allclose(found, expected[part], atol=tolerance)
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """One that pins."""
+    made = Runtime(0)
+    monkeypatch.setattr(cuda, "cudart", lambda: made)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: bool(made.registered))
+    return made
+
+
+@pytest.mark.usefixtures("processor")
+def test_slots_are_read_where_they_are(
+    model: Model, pixels: NDArray[np.uint8], expected: NDArray[np.float32], runtime: Runtime
+) -> None:
+    slots = pixels.copy()
+    network = network_of(model)
+    assert network.attach(slots)
+    assert runtime.registered == [slots.ctypes.data]
+    for indices in ([2, 3, 4, 0], [7, 5], [6], [0, 1, 2]):
+        found = network.infer_slots(indices, 4)
+        assert found.shape == (4, len(model.labels))
+        np.testing.assert_allclose(found[: len(indices)], expected[indices], atol=1e-3)
+    network.close()
+    assert runtime.registered == []
+
+
+@pytest.mark.usefixtures("processor")
+def test_memory_that_cannot_be_pinned_is_copied(
+    model: Model, pixels: NDArray[np.uint8], runtime: Runtime
+) -> None:
+    runtime.code = 712
+    network = network_of(model)
+    assert not network.attach(pixels)
+    runtime.registered.clear()
+    network.close()  # nothing to give back
+    runtime.code = 0
+    assert not TorchBackend().attach(pixels)  # on a CPU there is nobody to pin for
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        ([4, 5, 6, 2], [(4, 7), (2, 3)]),
+        ([3], [(3, 4)]),
+        ([3, 2, 1], [(3, 4), (2, 3), (1, 2)]),
+        ([0, 1, 2], [(0, 3)]),
+    ],
+)
+def test_neighbours_are_copied_together(indices: list[int], expected: list[tuple[int, int]]) -> None:
+    assert list(cuda.runs(indices)) == expected
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), OutOfDeviceMemoryError),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), DeviceLostError),
+        (ValueError("something else"), ValueError),
+    ],
+)
+def test_errors_are_translated(
+    model: Model,
+    pixels: NDArray[np.uint8],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    kind: type[Exception],
+) -> None:
+    network = network_of(model)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(network, "_recorded", fail)
+    with pytest.raises(kind):
+        network.infer(pixels[:1])
+
+
+def test_half_precision_is_only_used_where_it_agrees(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = read_network(model, model.file("model.safetensors"))
+    image = model.description.image
+    half = in_half(network, Normalise(image), image.output_size, insist=True)
+    assert half is not None
+    assert next(half.parameters()).dtype is torch.float16
+    assert next(network.parameters()).dtype is torch.float32
+    monkeypatch.setattr(agreement, "LARGEST_DIFFERENCE", 0.0)
+    assert in_half(network, Normalise(image), image.output_size, insist=False) is None
+    with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
+        in_half(network, Normalise(image), image.output_size, insist=True)
+
+
+def test_half_precision_on_a_cpu_is_refused(model: Model) -> None:
+    with pytest.raises(ConfigurationError, match="needs a GPU"):
+        TorchBackend().load(model, Settings(device="cpu", precision="fp16"))
