@@ -3,17 +3,25 @@ PYTHON ?= python3
 BACKEND ?= fastapi_onnx
 DATA ?= ../shared
 RUN ?= runs/food11
+MODEL ?= models/food11
+TRITON := runs/triton-test
 BIN := .venv/bin
 export BACKEND
 
 .DELETE_ON_ERROR:
-.PHONY: run test bench notebooks lint format accuracy train proto lock clean
+.PHONY: run test test-triton triton-repository bench notebooks lint format accuracy train proto lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
 
 test: .venv/dev.installed  ## everything that needs no GPU; browser tests where a Chromium is found
 	$(BIN)/python -m pytest
+
+test-triton: .venv/dev.installed $(TRITON)/installed  ## a real Triton serves the model repository; 370 MB of its own
+	SERVING_TEST_TRITON=$(TRITON)/bin/python $(BIN)/python -m pytest tests/e2e/test_triton.py
+
+triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
+	$(BIN)/python -m triton_repository --model $(MODEL)
 
 bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
 	$(BIN)/python -m benchmarks bench
@@ -56,4 +64,11 @@ clean:
 
 .venv/dev.installed: requirements-dev.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# nvidia-pytriton carries a Triton whose Python backend is older than NumPy 2; its own Python code is not used
+$(TRITON)/installed: triton_repository/requirements.txt
+	$(PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'nvidia-pytriton==0.7.0' 'numpy<2'
 	@touch $@
