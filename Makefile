@@ -66,9 +66,9 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-# nvidia-pytriton carries a Triton whose Python backend is older than NumPy 2; its own Python code is not used
+# nvidia-pytriton carries a Triton with the Python backend; its own Python code is not used
 $(TRITON)/installed: triton_repository/requirements.txt
 	$(PYTHON) -m venv $(TRITON)
 	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'nvidia-pytriton==0.7.0' 'numpy<2'
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
 	@touch $@
