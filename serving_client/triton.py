@@ -45,7 +45,7 @@ def predict(photo: bytes, timeout_s: float, options: PredictOptions) -> Call:
         "outputs": [{"name": LABEL}, {"name": PROBABILITY}],
         "parameters": parameters,
     }
-    headers = {"X-Priority": options["priority"]} if "priority" in options else {}
+    headers: dict[str, str] = {"X-Priority": options["priority"]} if "priority" in options else {}
     if options.get("base64"):
         tensor["data"] = [base64.b64encode(photo).decode("ascii")]
         headers["Content-Type"] = "application/json"

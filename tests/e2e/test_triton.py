@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
 from serving.settings import Settings
-from serving_client import Client
+from serving_client import Client, ServiceUnavailableError
 from tests import pictures, servers
 from triton_repository.build import build
 
@@ -40,31 +41,39 @@ pytestmark = [
 ]
 
 
+@contextmanager
+def served(folder: Path, settings: Settings) -> Iterator[str]:
+    """A Triton with both models, as far as it has their backends; its log and they are in `folder`."""
+    repository = folder / "models"
+    build(repository, settings)
+    url = f"http://127.0.0.1:{(port := servers.free_port())}"
+    launch = [PYTHON, "-m", "benchmarks.peers.triton_launch", str(repository), str(port)]
+    options = ["--disable-auto-complete-config", "--exit-on-error=false", "--strict-readiness=false"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*launch, *options],
+            cwd=servers.ROOT,
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+        try:
+            try:
+                servers.wait_until_answers(f"{url}/v2/models/{MODEL}/ready", process)
+            except (RuntimeError, TimeoutError) as error:
+                raise RuntimeError((folder / "log").read_text(errors="replace")[-2000:]) from error
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
 @pytest.fixture(scope="module")
 def triton_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Triton with both models, as far as it has their backends."""
-    repository = tmp_path_factory.mktemp("triton")
-    build(repository, Settings(instances=2, max_batch_size=8))
-    log = (repository / "log").open("wb")
-    port = servers.free_port()
-    launch = [PYTHON, "-m", "benchmarks.peers.triton_launch", str(repository), str(port)]
-    process = subprocess.Popen(
-        [*launch, "--disable-auto-complete-config", "--exit-on-error=false", "--strict-readiness=false"],
-        cwd=servers.ROOT,
-        stdout=log,
-        stderr=log,
-        text=True,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        servers.wait_until_answers(f"{url}/v2/models/{MODEL}/ready", process)
+    """The address of one with two instances."""
+    with served(tmp_path_factory.mktemp("triton"), Settings(instances=2, max_batch_size=8)) as url:
         yield url
-    except RuntimeError as error:
-        raise RuntimeError((repository / "log").read_text(errors="replace")[-2000:]) from error
-    finally:
-        process.terminate()
-        process.wait(60)
-        log.close()
 
 
 @pytest.fixture
@@ -177,3 +186,27 @@ def test_the_page_in_front(triton_url: str) -> None:
         assert "<li>Noodles/Pasta</li>" in page.text
         refused = requests.post(f"{url}/classify", files={"photo": ("x.jpg", b"no photo")}, timeout=30)
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_image")
+
+
+def test_a_full_queue_is_overload_as_of_the_service(tmp_path: Path) -> None:
+    settings = Settings(instances=1, max_batch_size=1, queue_size=1)
+    with (
+        served(tmp_path, settings) as url,
+        Client(url, protocol="triton", tries=1) as client,
+        ThreadPoolExecutor(12) as threads,
+    ):
+        items = list(threads.map(lambda photo: outcome(client, photo), [PHOTOS["large"]] * 36))
+        refused = [item for item in items if isinstance(item, ServiceUnavailableError)]
+        assert refused
+        assert {(error.status, error.code) for error in refused} == {(503, "overloaded")}
+        assert {item for item in items if isinstance(item, str)} == {
+            client.predict(PHOTOS["large"]).label
+        }
+
+
+def outcome(client: Client, photo: bytes) -> str | ServiceUnavailableError:
+    """The class, or the refusal."""
+    try:
+        return client.predict(photo).label
+    except ServiceUnavailableError as error:
+        return error
