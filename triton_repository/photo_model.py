@@ -62,9 +62,9 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Request]) -> list[Response]:
         """One response for each, in order; all photos that can be read are one batch."""
-        read = [self.read(request) for request in requests]
-        asked = [photos for photos in read if isinstance(photos, Photos)]
         try:
+            read = [self.read(request) for request in requests]
+            asked = [photos for photos in read if isinstance(photos, Photos)]
             rows = iter(self.logits([photos.pixels for photos in asked]))
             return [self.answer(each, rows) if isinstance(each, Photos) else each for each in read]
         except Exception:

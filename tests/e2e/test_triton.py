@@ -184,7 +184,7 @@ def test_the_page_in_front(triton_url: str) -> None:
         page = requests.post(url, files=photo, timeout=30)
         assert "Soup, 93 %" in page.text
         assert "<li>Noodles/Pasta</li>" in page.text
-        refused = requests.post(f"{url}/classify", files={"photo": ("x.jpg", b"no photo")}, timeout=30)
+        refused = requests.post(f"{url}/classify", files={"photo": ("x.jpg", b"no photo!")}, timeout=30)
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_image")
 
 

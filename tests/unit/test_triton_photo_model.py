@@ -110,11 +110,14 @@ def test_a_bad_request_spoils_no_other(
     check_same(answer(after)[0], expected[1][:1])
 
 
-def test_a_failure_inside_is_logged_and_not_told(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["decoded", "logits", "answer"])
+def test_a_failure_inside_is_logged_and_not_told(
+    model: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(model, "logits", fail)
+    monkeypatch.setattr(model, step, fail)
     (response,) = model.execute([Request(PHOTOS[:1])])
     assert (str(response.error), response.error.code) == ("the server failed", "internal")
     assert "a secret" in backend.logged[-1]
