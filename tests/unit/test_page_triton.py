@@ -1,6 +1,13 @@
 """The page with `UI_API_PROTOCOL=triton`, in front of a stub that speaks like Triton."""
 
+import base64
+import html
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
@@ -97,3 +104,36 @@ def test_a_server_that_answers_only_the_best(stub: StubApi, client: FlaskClient)
     page = client.post("/classify", data=PHOTO, headers=JPEG).get_json()["page"]
     assert page["sentence"] == "Soup, 92 %"
     assert len(page["bars"]) == 1
+
+
+def shown(page: str, kind: str) -> str:
+    """The code of one kind that visitors copy."""
+    return html.unescape(page.partition(f'<code class="{kind}">')[2].partition("</code>")[0])
+
+
+@pytest.mark.parametrize("program", ["python", "curl"])
+@pytest.mark.parametrize("protocol", ["native", "triton"])
+def test_the_code_to_copy_asks_as_the_page_does(
+    stub: StubApi, tmp_path: Path, protocol: str, program: str
+) -> None:
+    if program == "curl" and not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    (tmp_path / "PHOTO").write_bytes(PHOTO)
+    with page_app(stub, api_protocol=protocol, api_key="k-1") as app:
+        text = shown(app.test_client().get("/").text, program)
+    command = [sys.executable, "-c", text] if program == "python" else ["bash", "-c", text]
+    env = {**os.environ, "API_KEY": "k-1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "Soup" in done.stdout
+    (asked,) = stub.asked
+    assert asked.headers["Authorization"] == "Bearer k-1"
+    if protocol == "triton":
+        assert asked.path == "/v2/models/food_classifier/infer"
+        assert asked.body["parameters"] == {"top_k": 5}
+        (tensor,) = asked.body["inputs"]
+        assert tensor.pop("data") == [base64.b64encode(PHOTO).decode()]
+        assert tensor == {"name": "INPUT_IMAGE", "shape": [1, 1], "datatype": "BYTES"}
+    else:
+        assert asked.path == "/predict?top_k=5"
+        assert (asked.body if program == "curl" else asked.photo) == PHOTO
