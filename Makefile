@@ -17,7 +17,7 @@ run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for
 test: .venv/dev.installed  ## everything that needs no GPU; browser tests where a Chromium is found
 	$(BIN)/python -m pytest
 
-test-triton: .venv/dev.installed $(TRITON)/installed  ## a real Triton serves the model repository; 370 MB of its own
+test-triton: .venv/dev.installed $(TRITON)/installed  ## a real Triton serves the model repository; 350 MB of its own
 	SERVING_TEST_TRITON=$(TRITON)/bin/python $(BIN)/python -m pytest tests/e2e/test_triton.py
 
 triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
