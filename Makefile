@@ -3,11 +3,14 @@ PYTHON ?= python3
 BACKEND ?= fastapi_onnx
 DATA ?= ../shared
 RUN ?= runs/food11
+MODEL ?= models/food11
+TRITON := runs/triton-test
 BIN := .venv/bin
 export BACKEND
 
 .DELETE_ON_ERROR:
-.PHONY: run test test-gpu bench bench-gpu notebooks lint format accuracy train proto lock clean
+.PHONY: run test test-gpu test-triton triton-repository bench bench-gpu notebooks lint format accuracy train proto
+.PHONY: lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
@@ -18,6 +21,12 @@ test: .venv/dev.installed  ## everything that needs no GPU; browser tests where 
 test-gpu: .venv/gpu.installed  ## what needs a GPU; fails where there is none
 	$(BIN)/python -m pytest -m gpu tests/gpu -k fastapi_onnx  # apart: each brings a cuDNN of its own
 	$(BIN)/python -m pytest -m gpu tests/gpu -k fastapi_pt
+
+test-triton: .venv/dev.installed $(TRITON)/installed  ## a real Triton serves the model repository; 350 MB of its own
+	SERVING_TEST_TRITON=$(TRITON)/bin/python $(BIN)/python -m pytest tests/e2e/test_triton.py
+
+triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
+	$(BIN)/python -m triton_repository --model $(MODEL)
 
 bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
 	$(BIN)/python -m benchmarks bench
@@ -69,4 +78,11 @@ clean:
 .venv/gpu.installed: .venv/dev.installed pyproject.toml
 	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --extra onnx-gpu --extra pt
+	@touch $@
+
+# nvidia-pytriton carries a Triton with the Python backend; its own Python code is not used
+$(TRITON)/installed: triton_repository/requirements.txt
+	$(PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
 	@touch $@

@@ -23,7 +23,8 @@ from PIL import Image
 
 from benchmarks import running, servers
 from fastapi_onnx.backend import OnnxBackend
-from serving.body import DECODER, decode_base64
+from serving.body import DECODER
+from serving.encoded import decode_base64
 from serving.images import ImageDecoder
 from serving.model import Model
 from serving.scores import best

@@ -14,6 +14,7 @@ from flask_app.cancel import Call
 from flask_app.errors import (
     ApiAnswerError,
     ApiCancelledError,
+    ApiError,
     ApiGarbageError,
     ApiTimeoutError,
     ApiUnreachableError,
@@ -28,6 +29,7 @@ from serving_client import (
 )
 
 TOP_K = 5
+WITHOUT_CODE = (400, 404)
 PASSED_ON = ("Server-Timing", "X-Request-ID", "Retry-After")
 STATUS_TIMEOUT_S = 2.0
 TIMEOUT_GRACE_S = 2.0  # for the API's own 504 to arrive
@@ -50,8 +52,10 @@ class ApiClient:
 
     def __init__(self, settings: Settings) -> None:
         key = settings.api_key
+        self._native = settings.api_protocol == "native"
         self._client = Client(
             settings.api_url,
+            protocol=settings.api_protocol,
             api_key=key.get_secret_value() if key else None,
             timeout_s=settings.request_timeout_s + TIMEOUT_GRACE_S,
             service_timeout_s=settings.request_timeout_s,
@@ -80,13 +84,25 @@ class ApiClient:
 
     def predict(self, photo: bytes, call: Call, request_id: str | None = None) -> Answer:
         """Asks for the best classes of a picture file. Raises ApiError."""
-        options: PredictOptions = {"top_k": TOP_K, "base64": True}
+        options: PredictOptions = {"top_k": TOP_K, "base64": self._native}
         if request_id:
             options["request_id"] = request_id
-        with translated():
-            prediction = call.wait_for(lambda: self._client.submit(photo, **options))
+        try:
+            with translated():
+                prediction = call.wait_for(lambda: self._client.submit(photo, **options))
+        except ApiAnswerError as error:
+            if self._native or error.status not in WITHOUT_CODE:
+                raise
+            raise self._told_apart(error) from error
         top = tuple((score.label, score.probability) for score in prediction.top)
         return Answer(prediction.body, top, passed_on(prediction.headers))
+
+    def _told_apart(self, error: ApiAnswerError) -> ApiError:
+        """Triton's 400 and 404 are the photo's fault, or mean that the model is not there."""
+        reason = self.not_ready()
+        if reason is not None:
+            return ApiAnswerError(503, {"code": "unavailable", "detail": reason}, error.headers)
+        return error.with_code("invalid_image")
 
     def model(self) -> Mapping[str, Any]:  # Any: JSON
         """What `GET /model` says. Raises ApiError."""
@@ -109,7 +125,8 @@ def translated() -> Iterator[None]:
         raise ApiCancelledError from error
     except ServingClientError as error:
         if error.body and error.status is not None:
-            raise ApiAnswerError(error.status, error.body, passed_on(error.headers)) from error
+            body = {"code": error.code, "detail": error.detail, **error.body}
+            raise ApiAnswerError(error.status, body, passed_on(error.headers)) from error
         if isinstance(error, InvalidAnswerError):
             raise ApiGarbageError(error.detail) from error
         if isinstance(error, DeadlineExceededError):

@@ -171,6 +171,10 @@ class ApiAnswerError(ApiError):
         super().__init__(str(body.get("detail", "")), headers)
         self._body = body
 
+    def with_code(self, code: str) -> "ApiAnswerError":
+        """The same answer under another code."""
+        return ApiAnswerError(self.status, {**self._body, "code": code}, self.headers)
+
     def body(self) -> dict[str, Any]:  # Any: JSON
         """The API's own words."""
         return {**super().body(), **self._body}

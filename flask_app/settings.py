@@ -2,6 +2,7 @@
 
 import secrets
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -18,6 +19,9 @@ class Settings(BaseSettings):
 
     api_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
     """Where this server reaches the API."""
+
+    api_protocol: Literal["native", "triton"] = "native"
+    """`triton`: the Open Inference Protocol, in front of NVIDIA Triton."""
 
     public_api_url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
     """The API's address in the code that visitors copy; unset: `api_url`."""

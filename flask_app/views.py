@@ -163,6 +163,7 @@ class Views:
             max_mb=settings.max_upload_mb,
             api_url=settings.public_api_url or settings.api_url,
             keyed=settings.api_key is not None,
+            protocol=settings.api_protocol,
         )
 
     def words_of(self, error: PageError) -> words.ErrorWords:

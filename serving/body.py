@@ -6,13 +6,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Annotated
 
 import msgspec
-import pybase64
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
 
 from serving.compression import encoding_of, unpacked
+from serving.encoded import from_base64
 from serving.errors import (
-    InvalidBase64Error,
     InvalidImageError,
     InvalidJsonError,
     InvalidRequestError,
@@ -23,7 +22,6 @@ from serving.errors import (
 )
 
 IMAGE_FIELDS = (b"image", b"file")
-WHITESPACE = b" \t\r\n"
 MAX_PARTS = 16
 MAX_PART_HEAD = 4096
 MAX_BOUNDARY = 70  # RFC 2046
@@ -141,26 +139,6 @@ def from_json(body: bytes) -> bytes:
             raise InvalidRequestError(f"the body is not as documented: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidJsonError(f"the body is not JSON: {error}"[:200]) from error
-
-
-def from_base64(text: str) -> bytes:
-    """Standard base64, with or without a data URL's prefix; line breaks are allowed."""
-    if text[:5].lower() == "data:":
-        prefix, comma, text = text.partition(",")
-        if not comma or not prefix.lower().endswith(";base64"):
-            raise InvalidBase64Error("a data URL must look like data:image/jpeg;base64,...")
-    try:
-        return decode_base64(text)
-    except ValueError as error:
-        raise InvalidBase64Error(f"image is not base64: {error}"[:200]) from error
-
-
-def decode_base64(text: str) -> bytes:
-    """Strict in alphabet and padding; the usual text has no line breaks and needs no copy."""
-    try:
-        return pybase64.b64decode(text, validate=True)
-    except ValueError:
-        return pybase64.b64decode(text.encode("ascii").translate(None, WHITESPACE), validate=True)
 
 
 def from_multipart(

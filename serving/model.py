@@ -98,6 +98,10 @@ class ModelDescription(BaseModel):
     accuracy: dict[str, float | int | dict[str, float | int]] = {}
     """As measured through the served pipeline."""
 
+    def json_text(self) -> str:
+        """On one line, for a parameter of a `ModelConfig`: what is served, not from which files."""
+        return self.model_copy(update={"files": {}}).model_dump_json(exclude_none=True)
+
 
 class Model:
     """A model's description and where its files are."""

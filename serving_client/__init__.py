@@ -7,7 +7,8 @@
 
 The path of a call: `client.py` (threads), which is `aio.py` (asyncio) on a thread of its own ->
 `calls.py` makes the request -> `exchange.py` sends it, waits, tries again -> `answers.py` reads what
-came. Nothing of `serving` is needed.
+came. Where the protocol is Triton's, `triton.py` makes and reads both, see `dialects.py`. Nothing of
+`serving` is needed.
 """
 
 from serving_client.aio import AsyncClient

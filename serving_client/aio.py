@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from types import TracebackType
 from typing import Self, Unpack
 
-from serving_client import answers, calls, photos, samples
+from serving_client import calls, photos, samples
 from serving_client.calls import PredictOptions
+from serving_client.dialects import DIALECTS
 from serving_client.errors import DeadlineExceededError, ServingClientError, UnreachableError
 from serving_client.exchange import Exchange
 from serving_client.options import Options
@@ -30,6 +31,7 @@ class AsyncClient(Options):
         """Connects nowhere yet."""
         super().__post_init__()
         self._exchange = Exchange(self)
+        self._dialect = DIALECTS[self.protocol]
 
     async def __aenter__(self) -> Self:
         return self
@@ -52,11 +54,12 @@ class AsyncClient(Options):
         ValueError where an option cannot be sent at all.
         """
         started = time.monotonic()
+        budget = options.get("timeout_s", self.timeout_s)
         content = await photos.content(photo)
         prediction, tries = await self._exchange.ask(
-            calls.predict(content, **options),
-            lambda answer: answers.prediction(answer, options.get("top_k")),
-            deadline=started + options.get("timeout_s", self.timeout_s),
+            self._dialect.predict(content, min(budget, self.service_timeout_s), options),
+            lambda answer: self._dialect.prediction(answer, options.get("top_k")),
+            deadline=started + budget,
             request_id=options.get("request_id"),
         )
         return prediction.after(time.monotonic() - started, tries)
@@ -95,7 +98,9 @@ class AsyncClient(Options):
     async def model(self, *, timeout_s: float | None = None) -> Model:
         """What is served. Raises ServingClientError."""
         model, _ = await self._exchange.ask(
-            calls.get("/model"), answers.model, deadline=self._deadline(timeout_s)
+            calls.get(self._dialect.model_path),
+            self._dialect.model,
+            deadline=self._deadline(timeout_s),
         )
         return model
 
@@ -105,8 +110,8 @@ class AsyncClient(Options):
         Raises ServingClientError when nothing answers, or not as documented.
         """
         readiness, _ = await self._exchange.ask(
-            calls.get("/health/ready"),
-            answers.readiness,
+            calls.get(self._dialect.ready_path),
+            self._dialect.readiness,
             deadline=self._deadline(timeout_s),
             tries=1,
         )

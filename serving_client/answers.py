@@ -50,9 +50,14 @@ def prediction(answer: Answer, top_k: int | None) -> Prediction:
                 raise ValueError("top does not begin with the prediction")
     except (KeyError, TypeError, ValueError) as problem:
         raise undocumented(answer) from problem
+    return answered(answer, top, body)
+
+
+def answered(answer: Answer, top: tuple[Score, ...], body: Mapping[str, Any]) -> Prediction:
+    """What was read out of a good answer; `top` is never empty."""
     return Prediction(
-        label=best.label,
-        probability=best.probability,
+        label=top[0].label,
+        probability=top[0].probability,
         top=top,
         timing=Timing.parse(answer.headers.get("server-timing", "")),
         request_id=answer.request_id or "",
@@ -102,23 +107,31 @@ def readiness(answer: Answer) -> Readiness:
 def error(answer: Answer) -> ServingClientError:
     """The error for an answer that is no 200."""
     body = answer.json()
-    known: dict[str, Any] = {  # Any: of four types
+    if not 400 <= answer.status < 600:
+        return undocumented(answer)
+    if isinstance(body, dict):
+        detail = str(body.get("detail") or f"the service answered {answer.status}")
+        return refusal(answer, detail, str(body.get("code") or f"http_{answer.status}"), body)
+    if answer.status in GATEWAY:
+        return UnreachableError("a gateway answered for the service", **known(answer))
+    if answer.status in (429, 503):
+        return by_status(answer.status)(f"a gateway answered {answer.status}", **known(answer))
+    return undocumented(answer)
+
+
+def refusal(answer: Answer, detail: str, code: str, body: Mapping[str, Any]) -> ServingClientError:
+    """The error that the service itself answered, 400 to 599."""
+    return by_status(answer.status)(detail, code=code, body=body, **known(answer))
+
+
+def known(answer: Answer) -> dict[str, Any]:  # Any: of four types
+    """What every answer tells, as an error takes it."""
+    return {
         "status": answer.status,
         "request_id": answer.request_id,
         "headers": answer.headers,
         "retry_after_s": retry_after(answer.headers.get("retry-after", "")),
     }
-    if not 400 <= answer.status < 600:
-        return undocumented(answer)
-    if isinstance(body, dict):
-        detail = str(body.get("detail") or f"the service answered {answer.status}")
-        code = str(body.get("code") or f"http_{answer.status}")
-        return by_status(answer.status)(detail, code=code, body=body, **known)
-    if answer.status in GATEWAY:
-        return UnreachableError("a gateway answered for the service", **known)
-    if answer.status in (429, 503):
-        return by_status(answer.status)(f"a gateway answered {answer.status}", **known)
-    return undocumented(answer)
 
 
 def undocumented(answer: Answer) -> InvalidAnswerError:

@@ -2,7 +2,10 @@
 
 import ipaddress
 from dataclasses import KW_ONLY, dataclass, field
+from typing import get_args
 from urllib.parse import urlsplit
+
+from serving_client.dialects import Protocol
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -18,6 +21,9 @@ class Options:
 
     api_key: str | None = field(default=None, repr=False)
     """Sent as `Authorization: Bearer KEY`."""
+
+    protocol: Protocol = "native"
+    """`triton`: the Open Inference Protocol, which Triton speaks, and the service; see `triton.py`."""
 
     timeout_s: float = 30.0
     """Budget of one call, all tries and pauses together; each call may have its own."""
@@ -56,6 +62,8 @@ class Options:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{self.url!r} is not like http://host:port")
         self.url = self.url.rstrip("/")
+        if self.protocol not in get_args(Protocol):
+            raise ValueError(f"{self.protocol!r} is none of {', '.join(get_args(Protocol))}")
         times = (self.timeout_s, self.service_timeout_s, self.connect_timeout_s)
         if min(times) <= 0 or self.tries < 1 or self.connections < 1:
             raise ValueError("times, tries and connections must be positive")

@@ -66,7 +66,7 @@ class Prediction:
     """How many times the request was sent."""
 
     body: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: JSON
-    """The answer's JSON."""
+    """The answer's JSON; of any protocol, in the shape of the native one."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The answer's headers, with names in lower case."""
@@ -98,7 +98,7 @@ class Model:
     version: str
     labels: tuple[str, ...]
     body: Mapping[str, Any]  # Any: JSON
-    """All that `GET /model` says."""
+    """All that `GET /model` says; of Triton, what `model.json` says, with backend and device."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.body import from_base64, from_json
+from serving.body import from_json
+from serving.encoded import from_base64
 from serving.images import ImageDecoder
 from serving.model import ImagePipeline, Model
 from serving.scores import best

@@ -375,7 +375,7 @@ class Card {
     const known = service.model ? modelText(service.model) : "Unknown";
     const provider = service.model?.provider ? ` (${service.model.provider})` : "";
     this.find(".model").textContent = `${known}${provider}. Request ${requestId}.`;
-    this.fillCode(".curl", "'@PHOTO'", `'@${this.name.replaceAll("'", "'\\''")}'`);
+    this.fillCode(".curl", "PHOTO'", `${this.name.replaceAll("'", "'\\''")}'`);
     this.fillCode(".curl", "IMAGE/TYPE", this.sent.blob.type || "application/octet-stream");
     this.fillCode(".python", '"PHOTO"', JSON.stringify(this.name));
     this.find(".json").textContent = JSON.stringify(answer, null, 2)

@@ -13,9 +13,9 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from serving import body
 from serving.classifier import Classifier
 from serving.context import RequestContext
+from serving.encoded import from_base64
 from serving.engine.memory import Kind
 from serving.engine.statistics import Stages
 from serving.errors import InvalidRequestError, NotFoundError, ServingError
@@ -169,7 +169,7 @@ async def infer(
         logits = await classifier.infer(asked.data, terms.deadline(), terms.bulk)
         logits.check_finite()
         return {"output": logits.rows}, logits.stages
-    pictures = [(partial(body.from_base64, text), len(text)) for text in asked.data]
+    pictures = [(partial(from_base64, text), len(text)) for text in asked.data]
     found = await classifier.classify_all(pictures, 1, terms.deadline(), terms.bulk)
     labels = [top[0].label for top in found.tops]
     probabilities = [top[0].probability for top in found.tops]

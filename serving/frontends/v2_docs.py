@@ -53,7 +53,13 @@ def infer_request() -> dict[str, Any]:
             "id": {"type": "string"},
             "inputs": {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
             "outputs": {"type": "array", "items": output},
-            "parameters": {"type": "object"},
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds"},
+                    "top_k": {"type": "integer", "minimum": 0, "description": "Best classes of a photo"},
+                },
+            },
         },
         "required": ["inputs"],
     }

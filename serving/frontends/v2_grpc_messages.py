@@ -10,6 +10,7 @@ from serving.errors import InvalidRequestError
 from serving.frontends.grpc_generated import open_inference_pb2 as pb
 from serving.frontends.models import NamedModel
 from serving.frontends.v2_inference import (
+    MAX_CLASSES,
     MAX_TIMEOUT_US,
     Answer,
     Parameters,
@@ -48,6 +49,7 @@ def parse(request: Message, model: NamedModel, most: int) -> Question:
         outputs=check_outputs(model, [requested(each) for each in request.outputs], binary=True),
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
+        top_k=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
 
 
@@ -69,7 +71,8 @@ def requested(output: Message) -> WantedOutput:
     """One entry of the request's `outputs`."""
     parameters = scalars(output.parameters)
     check_parameters(parameters)
-    return WantedOutput(output.name, whole_number(parameters, "classification", 2**31 - 1), binary=True)
+    classes = whole_number(parameters, "classification", MAX_CLASSES)
+    return WantedOutput(output.name, classes, binary=True)
 
 
 def content(

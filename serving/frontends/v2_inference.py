@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving import body
 from serving.classifier import Classifier
+from serving.encoded import picture
 from serving.engine.memory import Kind
 from serving.engine.statistics import Stages
 from serving.errors import InvalidRequestError
@@ -20,9 +20,8 @@ from serving.frontends.models import NamedModel, TensorSpec
 from serving.scores import Score
 
 RESERVED = "triton_"
-TEXT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/= \t\r\n"
-LOOKED_AT = 64  # bytes; every format has a byte within them that no base64 has
 MAX_TIMEOUT_US = 2**53
+MAX_CLASSES = 2**31 - 1
 
 Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
 Pictures = list[str] | list[bytes]
@@ -49,6 +48,8 @@ class Question:
     outputs: list[WantedOutput]
     id: str = ""
     timeout_us: int = 0
+    top_k: int = 1
+    """How many of a photo's best classes to answer, labels and probabilities alike."""
 
 
 @dataclass
@@ -140,11 +141,10 @@ async def infer(classifier: Classifier, question: Question, terms: Terms) -> Ans
     deadline = terms.deadline()
     if model.kind is Kind.PIXELS:
         pictures = [(partial(picture, element), len(element)) for element in question.data]
-        best = max(output.classes for output in question.outputs) or 1
+        best = max(question.top_k, *(output.classes for output in question.outputs))
         found = await classifier.classify_all(pictures, best, deadline, terms.bulk)
-        leading = question.shape
         outputs = [
-            photo_output(specs[each.name], each, found.tops, leading) for each in question.outputs
+            photo_output(specs[each.name], each, found.tops, question) for each in question.outputs
         ]
         return Answer(outputs, found.stages)
     assert isinstance(question.data, np.ndarray)  # noqa: S101 the codecs see to it
@@ -162,19 +162,13 @@ async def infer(classifier: Classifier, question: Question, terms: Terms) -> Ans
     )
 
 
-def picture(element: str | bytes) -> bytes:
-    """A picture's bytes; those of its base64 are recognised. Raises InvalidBase64Error."""
-    if isinstance(element, str):
-        return body.from_base64(element)
-    if not element[:LOOKED_AT].translate(None, TEXT) or element[:5].lower() == b"data:":
-        return body.from_base64(element.decode("latin-1"))
-    return element
-
-
 def photo_output(
-    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], shape: list[int]
+    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], question: Question
 ) -> OutputTensor:
-    """Label, probability, or the best classes of every picture."""
+    """Labels, probabilities, or the best classes as text, of every picture.
+
+    One label and probability each have the input's shape; `top_k` of them [N, top_k].
+    """
     if wanted.classes:
         texts = [
             class_text(score.probability, score.index, score.label)
@@ -184,11 +178,13 @@ def photo_output(
         return OutputTensor(
             spec.name, "BYTES", [len(tops), len(texts) // len(tops)], texts, wanted.binary
         )
+    scores = [score for top in tops for score in top[: question.top_k]]
+    shape = question.shape if question.top_k == 1 else [len(tops), len(scores) // len(tops)]
     data: NDArray[np.float32] | list[bytes]
     if spec.datatype == "BYTES":
-        data = [top[0].label.encode() for top in tops]
+        data = [score.label.encode() for score in scores]
     else:
-        data = np.array([top[0].probability for top in tops], np.float32)
+        data = np.array([score.probability for score in scores], np.float32)
     return OutputTensor(spec.name, spec.datatype, shape, data, wanted.binary)
 
 

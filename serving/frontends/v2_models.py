@@ -17,8 +17,10 @@ EXTENSIONS = [
     "classification",
     "model_configuration",
     "model_repository",
+    "parameters",
     "statistics",
 ]
+DESCRIPTION = "model.json"
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
 
 
@@ -49,7 +51,7 @@ def platform(classifier: Classifier) -> str:
 
 
 def config(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
-    """Of one model, as Triton's `ModelConfig` in JSON."""
+    """Of one model, as Triton's `ModelConfig` in JSON; its description is among the parameters."""
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
         return {
@@ -79,6 +81,7 @@ def config(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
             "preferred_batch_size": settings.preferred_batch_sizes or [offer.profile["batch_cap"]],
             "max_queue_delay_microseconds": settings.max_queue_delay_us,
         },
+        "parameters": {DESCRIPTION: {"string_value": offer.model.description.json_text()}},
     }
 
 

@@ -15,6 +15,7 @@ from serving.engine.memory import Kind
 from serving.errors import InvalidJsonError, InvalidRequestError
 from serving.frontends.models import NamedModel
 from serving.frontends.v2_inference import (
+    MAX_CLASSES,
     MAX_TIMEOUT_US,
     Answer,
     OutputTensor,
@@ -109,6 +110,7 @@ def parse(body: bytes, length: int | None, model: NamedModel, most: int) -> Ques
         outputs=check_outputs(model, wanted, binary),
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
+        top_k=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
 
 
@@ -165,7 +167,7 @@ def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
     """One entry of the request's `outputs`."""
     parameters = scalars(output.parameters)
     own = flag(parameters, "binary_data")
-    classes = whole_number(parameters, "classification", 2**31 - 1)
+    classes = whole_number(parameters, "classification", MAX_CLASSES)
     return WantedOutput(output.name, classes, binary if own is None else own)
 
 

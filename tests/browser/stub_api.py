@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         stub = self.server.stub
-        self._send(stub.ready if self.path == "/health/ready" else Reply(200, stub.model))
+        self._send(stub.ready if self.path.endswith("/ready") else Reply(200, stub.model))
 
     def do_POST(self) -> None:
         stub = self.server.stub

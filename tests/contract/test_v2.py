@@ -184,6 +184,37 @@ def test_classification(backend_url: str, client: Any) -> None:
     assert [text.decode().split(":")[2] for text in logits[0]] == [each["label"] for each in native]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_top_k(backend_url: str, client: Any, count: int) -> None:
+    native = predict(backend_url)["top"]
+    given = [photo_input([PHOTO] * count, [count, 1])]
+    for asked, found in ((2, 2), (11, 11), (99, 11)):
+        result = client.infer(PHOTOS, given, parameters={"top_k": asked})
+        labels, probabilities = result.as_numpy("FOOD_LABEL"), result.as_numpy("PROBABILITY")
+        assert labels.shape == probabilities.shape == (count, found)
+        assert labels[-1].tolist() == [each["label"].encode() for each in native[:found]]
+        wanted = [each["probability"] for each in native[:found]]
+        assert probabilities[-1].tolist() == pytest.approx(wanted, abs=1e-4)
+    one = client.infer(PHOTOS, given, parameters={"top_k": 1})
+    assert one.as_numpy("FOOD_LABEL").shape == (count, 1)
+    with_text = triton.InferRequestedOutput("PROBABILITY", class_count=3)
+    texts = client.infer(PHOTOS, given, outputs=[with_text], parameters={"top_k": 5})
+    assert texts.as_numpy("PROBABILITY").shape == (count, 3)
+
+
+@pytest.mark.parametrize("top_k", [-1, "5", True, 2.5, 2**40])
+def test_top_k_is_a_number(backend_url: str, top_k: Any) -> None:
+    check_error(post(backend_url, question(parameters={"top_k": top_k})), 400, "top_k")
+
+
+def test_the_configuration_carries_the_description(backend_url: str, client: Any) -> None:
+    parameters = client.get_model_config(PHOTOS)["parameters"]
+    description = json.loads(parameters["model.json"]["string_value"])
+    served = requests.get(f"{backend_url}/model", timeout=10).json()
+    for key in ("name", "version", "labels", "image", "thresholds"):
+        assert description[key] == served[key], key
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_compression_both_ways(client: Any, encoding: str) -> None:
     batch = np.repeat(normalised(), 16, axis=0)

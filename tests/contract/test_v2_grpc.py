@@ -1,5 +1,6 @@
 """The Open Inference Protocol in gRPC, on both backends, with Triton's own client and by hand."""
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +59,7 @@ def test_health_and_metadata(client: Any) -> None:
     assert config.HasField("dynamic_batching")
     assert config.input[0].data_type == 13
     assert list(config.version_policy.specific.versions) == [1]
+    assert json.loads(config.parameters["model.json"].string_value)["name"] == "food11"
     index = client.get_model_repository_index().models
     assert {model.name for model in index} == {PHOTOS, TENSORS, "food11"}
 
@@ -70,6 +72,13 @@ def test_photos(backend_url: str, client: Any, shape: list[int]) -> None:
     assert set(result.as_numpy("FOOD_LABEL").ravel().tolist()) == {native["prediction"].encode()}
     assert result.as_numpy("PROBABILITY").shape == tuple(shape)
     assert result.as_numpy("PROBABILITY").max() == pytest.approx(native["probability"], abs=1e-4)
+
+
+def test_top_k(backend_url: str, client: Any) -> None:
+    native = requests.post(f"{backend_url}/predict?top_k=3", data=PHOTO, timeout=30).json()["top"]
+    result = client.infer(PHOTOS, [photo_input([PHOTO] * 2, [2, 1])], parameters={"top_k": 3})
+    assert result.as_numpy("FOOD_LABEL").tolist() == [[each["label"].encode() for each in native]] * 2
+    assert result.as_numpy("PROBABILITY").shape == (2, 3)
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])

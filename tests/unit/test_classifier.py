@@ -2,8 +2,8 @@
 
 import pytest
 
-from serving import body
 from serving.context import RequestContext, choose_id
+from serving.encoded import from_base64
 from serving.errors import InvalidBase64Error, by_status
 from serving.scores import best, softmax
 
@@ -32,13 +32,13 @@ def test_request_ids_are_safe(offered: bytes | None) -> None:
     "text", ["AAAA", " AA\nAA\r\n", "data:image/png;base64,AAAA", "DATA:;BASE64,AAAA"]
 )
 def test_base64_forms(text: str) -> None:
-    assert body.from_base64(text) == b"\0\0\0"
+    assert from_base64(text) == b"\0\0\0"
 
 
 @pytest.mark.parametrize("text", ["A", "AA", "AAAA=", "A-_A", "data:image/png,AAAA", "data:AAAA"])
 def test_base64_refusals(text: str) -> None:
     with pytest.raises(InvalidBase64Error):
-        body.from_base64(text)
+        from_base64(text)
 
 
 @pytest.mark.parametrize(

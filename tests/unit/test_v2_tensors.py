@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.compression import pack, unpack
+from serving.encoded import picture
 from serving.engine.memory import Kind
 from serving.errors import ServingError
 from serving.frontends.models import NamedModel, TensorSpec
-from serving.frontends.v2_inference import Question, picture
+from serving.frontends.v2_inference import Question
 from serving.frontends.v2_tensors import header_length, parse
 
 PHOTO = NamedModel(

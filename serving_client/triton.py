@@ -1,0 +1,132 @@
+"""The Open Inference Protocol v2: makes its requests, reads its answers. No I/O.
+
+It knows the model `food_classifier` as Triton serves it from what `python -m triton_repository` writes,
+and as the service itself has it: BYTES `INPUT_IMAGE` in; BYTES `FOOD_LABEL` and FP32 `PROBABILITY` out,
+the `top_k` best of each. A server that does not know the parameter `top_k` answers the best one.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from serving_client import answers
+from serving_client.answers import Answer
+from serving_client.calls import Call, PredictOptions
+from serving_client.errors import ServingClientError
+from serving_client.results import Model, Prediction, Readiness
+
+MODEL = "/v2/models/food_classifier"
+CONFIG, READY, INFER = f"{MODEL}/config", f"{MODEL}/ready", f"{MODEL}/infer"
+JSON_LENGTH = "Inference-Header-Content-Length"
+DESCRIPTION = "model.json"
+LABEL, PROBABILITY = "FOOD_LABEL", "PROBABILITY"
+NOT_READY = (400, 404, 503)  # Triton's for a model that it has not, or not yet
+CODES = {
+    400: "invalid_request",
+    401: "unauthorized",
+    403: "unauthorized",
+    404: "not_found",
+    413: "payload_too_large",
+    500: "internal_error",
+    503: "overloaded",
+    504: "deadline_exceeded",
+}
+
+
+def predict(photo: bytes, timeout_s: float, options: PredictOptions) -> Call:
+    """Asks for labels and probabilities; the server may drop what waits longer than `timeout_s`."""
+    parameters = {"timeout": max(1, int(timeout_s * 1e6))}
+    if "top_k" in options:
+        parameters["top_k"] = options["top_k"]
+    tensor: dict[str, Any] = {"name": "INPUT_IMAGE", "shape": [1, 1], "datatype": "BYTES"}  # Any: JSON
+    content = {
+        "inputs": [tensor],
+        "outputs": [{"name": LABEL}, {"name": PROBABILITY}],
+        "parameters": parameters,
+    }
+    headers: dict[str, str] = {"X-Priority": options["priority"]} if "priority" in options else {}
+    if options.get("base64"):
+        tensor["data"] = [base64.b64encode(photo).decode("ascii")]
+        headers["Content-Type"] = "application/json"
+        return Call("POST", INFER, headers, json.dumps(content).encode())
+    element = len(photo).to_bytes(4, "little") + photo
+    tensor["parameters"] = {"binary_data_size": len(element)}
+    head = json.dumps(content).encode()
+    headers |= {"Content-Type": "application/octet-stream", JSON_LENGTH: str(len(head))}
+    return Call("POST", INFER, headers, head + element)
+
+
+def prediction(answer: Answer, top_k: int | None) -> Prediction:
+    """Of `predict`; its `body` is what `POST /predict` would say. Raises ServingClientError."""
+    if answer.status != 200:
+        raise error(answer)
+    try:
+        outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
+        pairs = zip(outputs[LABEL], outputs[PROBABILITY], strict=True)
+        top = tuple(answers.score(label, probability) for label, probability in pairs)
+        best = top[0]
+    except (KeyError, IndexError, TypeError, ValueError) as problem:
+        raise answers.undocumented(answer) from problem
+    body: dict[str, Any] = {"prediction": best.label, "probability": best.probability}  # Any: JSON
+    if top_k is not None:
+        body["top"] = [{"label": score.label, "probability": score.probability} for score in top]
+    return answers.answered(answer, top if top_k is not None else (best,), body)
+
+
+def model(answer: Answer) -> Model:
+    """Of the model's configuration, which carries the description; without one, little is known.
+
+    Raises ServingClientError.
+    """
+    if answer.status != 200:
+        raise error(answer)
+    config = answer.json()
+    if not isinstance(config, dict):
+        raise answers.undocumented(answer)
+    description = described(config)
+    labels = description.get("labels")
+    return Model(
+        name=str(description.get("name", config.get("name", ""))),
+        version=str(description.get("version", "")),
+        labels=tuple(map(str, labels)) if isinstance(labels, list) else (),
+        body={**description, "backend": config.get("backend"), "device": device(config)},
+    )
+
+
+def described(config: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    """What `model.json` says, out of a parameter; empty where there is none."""
+    try:
+        found = json.loads(config["parameters"][DESCRIPTION]["string_value"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def device(config: Mapping[str, Any]) -> str:  # Any: JSON
+    """`cpu` or `cuda`, by the first group of instances; empty where it is Triton's choice."""
+    try:
+        kind = config["instance_group"][0]["kind"]
+    except (KeyError, IndexError, TypeError):
+        return ""
+    return {"KIND_CPU": "cpu", "KIND_GPU": "cuda"}.get(str(kind), "")
+
+
+def readiness(answer: Answer) -> Readiness:
+    """Of the model's `ready`. Raises ServingClientError."""
+    if answer.status == 200:
+        return Readiness(True, "")
+    if answer.status not in NOT_READY:
+        raise error(answer)
+    body = answer.json()
+    said = body.get("error") if isinstance(body, dict) else None
+    return Readiness(False, str(said or "the model is not ready"))
+
+
+def error(answer: Answer) -> ServingClientError:
+    """The error for an answer that is no 200; `{"error": "<in words>"}` has no code but the status."""
+    body = answer.json()
+    if isinstance(body, dict) and "error" in body and 400 <= answer.status < 600:
+        code = CODES.get(answer.status, f"http_{answer.status}")
+        return answers.refusal(answer, str(body["error"]), code, body)
+    return answers.error(answer)

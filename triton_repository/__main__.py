@@ -1,0 +1,35 @@
+"""`python -m triton_repository`: writes a Triton model repository from a model folder.
+
+Both models serve the same network: `food_classifier` takes photos, `food_classifier_onnx` normalised
+tensors. Instances, batches, queue, deadline and limits are those of the service's own settings.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from serving.errors import ConfigurationError
+from serving.settings import ROOT, Settings
+from triton_repository.build import build
+
+OUT = ROOT / "runs" / "triton-repository"
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m triton_repository", description=__doc__)
+    parser.add_argument("--model", type=Path, help="overrides SERVING_MODEL_DIR")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT.relative_to(ROOT)}")
+    arguments = parser.parse_args()
+    settings = Settings(**({"model_dir": arguments.model} if arguments.model else {}))
+    try:
+        build(arguments.out, settings)
+    except (ConfigurationError, OSError) as error:
+        print(f"no repository was written: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    print(f"wrote {arguments.out}")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

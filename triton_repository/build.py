@@ -1,0 +1,63 @@
+"""Writes the model repository, see `__main__.py`.
+
+OUT/food_classifier/config.pbtxt
+OUT/food_classifier/VERSION/model.py        photo_model.py
+OUT/food_classifier/VERSION/serving/        the modules that it imports, as they are
+OUT/food_classifier/VERSION/model.onnx      the normalisation inside, as this service runs it
+OUT/food_classifier_onnx/config.pbtxt, labels.txt
+OUT/food_classifier_onnx/VERSION/model.onnx
+
+Nothing outside OUT is needed to serve it, but the packages in requirements.txt.
+"""
+
+import shutil
+from pathlib import Path
+
+import onnx
+
+from fastapi_onnx.graph import with_two_inputs
+from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL
+from serving.model import Model
+from serving.settings import ROOT, Settings
+from triton_repository.config import LABELS_FILE, Configs
+from triton_repository.graph import with_known_names
+
+PHOTO_CODE = Path(__file__).with_name("photo_model.py")
+CARRIED = ("__init__", "encoded", "errors", "images", "model", "scores")
+"""Modules of `serving` that `photo_model.py` imports, directly or not."""
+
+
+def build(out: Path, settings: Settings) -> None:
+    """Replaces both models in `out`; other folders in it stay.
+
+    Raises ConfigurationError for a model folder that cannot be served like this, OSError.
+    """
+    model = Model.read(settings.model_dir)
+    description = model.description
+    original = onnx.load(model.file("model.onnx"))
+    named = with_known_names(original, description.image.output_size, len(description.labels))
+    with_pixels = with_two_inputs(original, description.image)
+    configs = Configs(description, settings)
+
+    photo = emptied(out / PHOTO_MODEL)
+    (photo / "config.pbtxt").write_text(configs.photo())
+    version = photo / description.version
+    (version / "serving").mkdir(parents=True)
+    shutil.copyfile(PHOTO_CODE, version / "model.py")
+    for name in CARRIED:
+        shutil.copyfile(ROOT / "serving" / f"{name}.py", version / "serving" / f"{name}.py")
+    onnx.save(with_pixels, version / "model.onnx")
+
+    tensor = emptied(out / TENSOR_MODEL)
+    (tensor / "config.pbtxt").write_text(configs.tensor())
+    (tensor / LABELS_FILE).write_text("".join(f"{label}\n" for label in description.labels))
+    (tensor / description.version).mkdir()
+    onnx.save(named, tensor / description.version / "model.onnx")
+
+
+def emptied(folder: Path) -> Path:
+    """The folder, new, also where there was one."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder

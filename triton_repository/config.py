@@ -1,0 +1,101 @@
+"""The two `config.pbtxt`: names, shapes and types are those that this service's own front-end has.
+
+Called by `build.py`. The format is the text form of Triton's `ModelConfig`.
+"""
+
+import json
+from dataclasses import dataclass
+
+from serving import cpus
+from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL
+from serving.model import ModelDescription
+from serving.settings import Settings
+
+MAX_BATCH_SIZE = 16  # where the service would measure it
+LABELS_FILE = "labels.txt"
+KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}
+
+PHOTO_CONFIG = """\
+name: "{name}"
+backend: "python"
+max_batch_size: {max_batch_size}
+input [ {{ name: "INPUT_IMAGE" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [
+  {{ name: "FOOD_LABEL" data_type: TYPE_STRING dims: [ 1 ] }},
+  {{ name: "PROBABILITY" data_type: TYPE_FP32 dims: [ 1 ] }}
+]
+instance_group [ {{ count: {instances} kind: KIND_CPU }} ]
+{batching}parameters {{ key: "model.json" value {{ string_value: {description} }} }}
+parameters {{ key: "max_image_pixels" value {{ string_value: "{max_image_pixels}" }} }}
+parameters {{ key: "intra_op_threads" value {{ string_value: "{threads}" }} }}
+"""
+TENSOR_CONFIG = """\
+name: "{name}"
+backend: "onnxruntime"
+max_batch_size: {max_batch_size}
+input [ {{ name: "input" data_type: TYPE_FP32 dims: [ 3, {height}, {width} ] }} ]
+output [ {{ name: "output" data_type: TYPE_FP32 dims: [ {classes} ] label_filename: "{labels}" }} ]
+instance_group [ {{ count: {instances} kind: {kind} }} ]
+{batching}parameters {{ key: "model.json" value {{ string_value: {description} }} }}
+parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}
+"""
+BATCHING = """\
+dynamic_batching {{
+  {preferred}max_queue_delay_microseconds: {delay_us}
+  default_queue_policy {{
+    timeout_action: REJECT
+    default_timeout_microseconds: {timeout_us}
+    allow_timeout_override: true
+    max_queue_size: {queue_size}
+  }}
+}}
+"""
+"""A request that waits longer than its timeout, or finds the queue full, is answered 503."""
+
+
+@dataclass(frozen=True)
+class Configs:
+    """Words the configurations of one model folder under one group of settings."""
+
+    description: ModelDescription
+    settings: Settings
+
+    def photo(self) -> str:
+        """Of `food_classifier`: BYTES [N, 1] in, labels and probabilities [N, 1] out, on CPUs."""
+        return PHOTO_CONFIG.format(
+            name=PHOTO_MODEL, max_image_pixels=self.settings.max_image_pixels, **self._common()
+        )
+
+    def tensor(self) -> str:
+        """Of `food_classifier_onnx`: FP32 [N, 3, height, width] in, logits [N, classes] out."""
+        height, width = self.description.image.output_size
+        return TENSOR_CONFIG.format(
+            name=TENSOR_MODEL,
+            height=height,
+            width=width,
+            classes=len(self.description.labels),
+            labels=LABELS_FILE,
+            kind=KINDS[self.settings.device],
+            **self._common(),
+        )
+
+    def _common(self) -> dict[str, object]:
+        settings = self.settings
+        batch, instances = settings.max_batch_size, settings.instances
+        return {
+            "max_batch_size": MAX_BATCH_SIZE if batch == "auto" else batch,
+            "instances": cpus.usable() if instances == "auto" else instances,
+            "threads": settings.intra_op_threads,
+            "batching": self._batching(),
+            "description": json.dumps(self.description.json_text(), ensure_ascii=False),
+        }
+
+    def _batching(self) -> str:
+        settings = self.settings
+        preferred = ", ".join(map(str, settings.preferred_batch_sizes))
+        return BATCHING.format(
+            preferred=f"preferred_batch_size: [ {preferred} ]\n  " if preferred else "",
+            delay_us=settings.max_queue_delay_us,
+            timeout_us=1000 * settings.request_timeout_ms,
+            queue_size=settings.queue_size,
+        )

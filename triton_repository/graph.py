@@ -1,0 +1,63 @@
+"""Gives an ONNX model the names `input` and `output`, which clients of `food_classifier_onnx` know.
+
+Called by `build.py`. Triton's ONNX backend takes the names in a configuration for those in the graph.
+"""
+
+import onnx
+from onnx import TensorProto, ValueInfoProto, helper
+
+from serving.errors import ConfigurationError
+
+INPUT, OUTPUT = "input", "output"
+
+
+def with_known_names(model: onnx.ModelProto, size: tuple[int, int], classes: int) -> onnx.ModelProto:
+    """The same model, float `input` [N, 3, height, width] -> `output` [N, classes].
+
+    Raises ConfigurationError where its first input and output are not of these types and shapes, or
+    where N is fixed.
+    """
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in stored]
+    if len(inputs) != 1 or not model.graph.output:
+        raise ConfigurationError("model.onnx must have exactly one input, and an output")
+    given, logits = inputs[0], model.graph.output[0]
+    check(given, (3, *size))
+    check(logits, (classes,))
+    if (given.name, logits.name) == (INPUT, OUTPUT):
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    index = list(model.graph.input).index(given)
+    rename(result.graph, result.graph.input[index], INPUT, reading=True)
+    rename(result.graph, result.graph.output[0], OUTPUT, reading=False)
+    return result
+
+
+def check(value: ValueInfoProto, dims: tuple[int, ...]) -> None:
+    """Raises ConfigurationError unless it is float [N, *dims], N open; an open dimension fits any."""
+    tensor = value.type.tensor_type
+    found = list(tensor.shape.dim)
+    fits = len(found) == 1 + len(dims) and all(
+        not each.HasField("dim_value") or each.dim_value == wanted
+        for each, wanted in zip(found[1:], dims, strict=True)
+    )
+    if tensor.elem_type != TensorProto.FLOAT or not fits:
+        raise ConfigurationError(f"{value.name!r} in model.onnx is not float {['N', *dims]}")
+    if found[0].HasField("dim_value"):
+        raise ConfigurationError(f"the batch's size is fixed in model.onnx, see {value.name!r}")
+
+
+def rename(graph: onnx.GraphProto, value: ValueInfoProto, name: str, reading: bool) -> None:
+    """Puts an Identity node between a graph's border and the tensor inside, whose name stays."""
+    inside = value.name
+    if inside == name:
+        return
+    taken = {each for node in graph.node for each in (*node.input, *node.output)}
+    if name in taken:
+        raise ConfigurationError(f"a tensor inside model.onnx is named {name!r} already")
+    value.name = name
+    if reading:
+        graph.node.insert(0, helper.make_node("Identity", [name], [inside]))
+    else:
+        graph.node.append(helper.make_node("Identity", [inside], [name]))

@@ -1,0 +1,118 @@
+"""The model.py of Triton's Python backend: photos in, labels and probabilities out.
+
+`build.py` copies it into `food_classifier/VERSION/`, beside the modules of `serving` that it imports:
+pictures are read, computed and scored as the service does it. The parameter `top_k` of a request
+asks for that many classes of each photo, best first, instead of one.
+"""
+
+import json
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from serving.encoded import picture
+from serving.errors import InvalidRequestError, ServingError
+from serving.images import ImageDecoder
+from serving.model import ModelDescription
+from serving.scores import best
+
+Request = Any  # the backend's classes exist in Triton alone
+Response = Any
+
+
+@dataclass(frozen=True)
+class Photos:
+    """What one request asks."""
+
+    pixels: NDArray[np.uint8]
+    """[N, height, width, 3]."""
+
+    top_k: int
+
+
+class TritonPythonModel:
+    """One instance, in a process of its own; the name is the backend's."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Opens the network; all it needs to know stands in the model's configuration."""
+        parameters = json.loads(args["model_config"])["parameters"]
+
+        def parameter(name: str) -> str:
+            value: str = parameters[name]["string_value"]
+            return value
+
+        description = ModelDescription.model_validate_json(parameter("model.json"))
+        self.labels = description.labels
+        self.decoder = ImageDecoder(description.image, int(parameter("max_image_pixels")))
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = int(parameter("intra_op_threads"))
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
+        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.pixels, self.tensor = (given.name for given in self.session.get_inputs())
+        self.no_tensor = np.empty((0, 3, *description.image.output_size), np.float32)
+
+    def execute(self, requests: list[Request]) -> list[Response]:
+        """One response for each, in order; all photos that can be read are one batch."""
+        try:
+            read = [self.read(request) for request in requests]
+            asked = [photos for photos in read if isinstance(photos, Photos)]
+            rows = iter(self.logits([photos.pixels for photos in asked]))
+            return [self.answer(each, rows) if isinstance(each, Photos) else each for each in read]
+        except Exception:
+            pb_utils.Logger.log_error(traceback.format_exc())
+            return [failed("the server failed", pb_utils.TritonError.INTERNAL) for _ in requests]
+
+    def read(self, request: Request) -> "Photos | Response":
+        """The decoded photos, or the response that says why there are none."""
+        if request.is_cancelled():
+            return failed("the client has gone", pb_utils.TritonError.CANCELLED)
+        try:
+            top_k = json.loads(request.parameters() or "{}").get("top_k", 1)
+            if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
+                raise InvalidRequestError("top_k must be a whole number from 1")
+            elements = pb_utils.get_input_tensor_by_name(request, "INPUT_IMAGE").as_numpy().ravel()
+            return Photos(np.stack(self.decoded(elements.tolist())), top_k)
+        except ServingError as error:
+            return failed(error.detail, pb_utils.TritonError.INVALID_ARG)
+
+    def decoded(self, elements: list[bytes]) -> list[NDArray[np.uint8]]:
+        """Base64 or the files themselves -> pixels; an error says which of several it is about."""
+        found = []
+        for index, element in enumerate(elements):
+            try:
+                found.append(self.decoder.decode(picture(element)))
+            except ServingError as error:
+                if len(elements) > 1:
+                    error.detail = f"element {index}: {error.detail}"
+                raise
+        return found
+
+    def logits(self, batches: list[NDArray[np.uint8]]) -> list[list[float]]:
+        """Of the photos of all requests, one after the other."""
+        if not batches:
+            return []
+        inputs = {self.pixels: np.concatenate(batches), self.tensor: self.no_tensor}
+        rows: list[list[float]] = self.session.run(None, inputs)[0].tolist()
+        return rows
+
+    def answer(self, photos: Photos, rows: Iterator[list[float]]) -> Response:
+        """Labels and probabilities [N, top_k] of as many rows as there are photos."""
+        tops = [best(self.labels, next(rows), photos.top_k) for _ in photos.pixels]
+        labels = np.array([[score.label.encode() for score in top] for top in tops], object)
+        probabilities = np.array([[score.probability for score in top] for top in tops], np.float32)
+        tensors = [pb_utils.Tensor("FOOD_LABEL", labels), pb_utils.Tensor("PROBABILITY", probabilities)]
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def failed(detail: str, code: Any) -> Response:  # an enumeration of the backend
+    """A response without tensors."""
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(detail, code))
