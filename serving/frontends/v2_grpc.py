@@ -5,7 +5,6 @@ kernel hands each connection to one of them. A process that handed connections o
 for HTTP, would need gRPC's own parser.
 """
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +19,6 @@ from serving.context import RequestContext, choose_id
 from serving.engine.memory import Kind
 from serving.errors import (
     ConfigurationError,
-    InternalError,
     InvalidRequestError,
     RetryableError,
     ServingError,
@@ -33,6 +31,7 @@ from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL, NamedModel, Name
 from serving.frontends.v2_inference import infer
 from serving.frontends.v2_repository import Repository
 from serving.logs import logger
+from serving.report import CLIENT_GONE, record, told
 
 SERVICE = "inference.GRPCInferenceService"
 STOP_S = 1.0
@@ -104,40 +103,32 @@ class Service:
         async def call(data: bytes, context: Context) -> Message:
             metadata = dict(context.invocation_metadata() or ())
             own = RequestContext(choose_id(str(metadata.get("x-request-id", "")).encode()))
-            status, error = 499, None
+            status, error = CLIENT_GONE, None
             try:
                 response = await answer(parsed(kind, data), context, own)
                 status = 200
-            except ServingError as caught:
-                error = caught
-            except Exception:
-                logger().exception("request failed", request_id=own.request_id)
-                error = InternalError("")
+            except Exception as caught:
+                error = told(caught, own)
+                status = error.status
             finally:
-                self._record(name, error.status if error else status, own, error)
+                self._record(name, status, context.peer(), own)
             if error is not None:
                 await abort(context, error)
             return response
 
         return call
 
-    def _record(self, name: str, status: int, own: RequestContext, error: ServingError | None) -> None:
-        own.code = error.code if error else "ok" if status == 200 else "client_gone"
+    def _record(self, name: str, status: int, client: str, own: RequestContext) -> None:
         path = f"/{SERVICE}/{name}"
-        self.classifier.metrics.requests.labels(path, str(status), own.code).inc()
-        if own.stages:
-            self.classifier.metrics.total.observe(time.monotonic() - own.started)
-        logger().info(
-            "request",
-            request_id=own.request_id,
+        record(
+            self.classifier.metrics,
+            own,
+            status,
             method="gRPC",
             path=path,
-            status=status,
-            code=own.code,
-            ms={
-                stage: round(seconds * 1000, 2)
-                for stage, seconds in {**own.stages, "total": time.monotonic() - own.started}.items()
-            },
+            series=path,
+            client=client,
+            timed=bool(own.stages),
         )
 
     def _is_ready(self) -> bool:
@@ -227,12 +218,11 @@ def parsed(kind: Message, data: bytes) -> Message:
 
 
 async def abort(context: Context, error: ServingError) -> None:
-    """Ends the call; what went wrong inside stays in the log."""
+    """Ends the call."""
     code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    detail = error.detail if type(error) is not InternalError else "the server failed; try again"
     retry_after = error.headers.get("Retry-After")
     trailing = (("retry-after", retry_after),) if retry_after else ()
-    await context.abort(code, detail, trailing)
+    await context.abort(code, error.detail, trailing)
 
 
 @asynccontextmanager
