@@ -9,7 +9,7 @@ from serving.app import create_app
 from serving.control import GivenEngine
 from serving.engine.memory import Tally
 from serving.engine.worker import die_with_parent
-from serving.server import DatedProtocol, Server
+from serving.server import Server
 from serving.settings import Settings
 
 
@@ -20,7 +20,7 @@ class FedServer(Server):
 
     def open_door(self) -> None:
         """Ready for what is handed over."""
-        self.source.start(self._classifier.adopt, self.connect)
+        self.source.start(self._classifier.adopt, self.connect, self.lose)
 
 
 def main() -> None:
@@ -35,8 +35,8 @@ def main() -> None:
     def on_ended(count: int) -> None:
         tally.ended[index] = count
 
-    DatedProtocol.on_ended = staticmethod(on_ended)
     server = FedServer(app, settings)
+    server.connections.on_ended = on_ended
     server.source = source
     server.run()
     os._exit(0)  # nothing is left to do, and the decoding threads may hold a picture
