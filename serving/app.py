@@ -14,7 +14,7 @@ from serving import __version__, logs
 from serving.classifier import Classifier
 from serving.context import RequestContext
 from serving.engine.source import EngineSource, OwnEngine
-from serving.errors import InternalError, InvalidRequestError, ServingError, by_status
+from serving.errors import InvalidRequestError, ServingError, by_status
 from serving.frontends import admin, native, tfserving, torchserve, v2
 from serving.frontends.door import Door
 from serving.frontends.models import NamedModels
@@ -22,6 +22,7 @@ from serving.frontends.tcp import TcpServer
 from serving.metrics import Metrics
 from serving.middleware import Direct, Observer, ShortWay
 from serving.model import Model
+from serving.report import told
 from serving.responses import ErrorShapes
 from serving.settings import Settings
 
@@ -125,11 +126,7 @@ class Responder:
     def __call__(self, request: Request, error: ServingError) -> Response:
         """In the shape of the path's protocol."""
         context = RequestContext.of(request)
-        context.code = error.code
-        if type(error) is InternalError:
-            logs.logger().error("internal error", detail=error.detail, request_id=context.request_id)
-            error = InternalError("the server failed; the request may be tried again")
-        return self.errors.response(request.scope["path"], error, context)
+        return self.errors.response(request.scope["path"], told(error, context), context)
 
 
 def add_error_handlers(app: FastAPI, respond: Responder) -> None:

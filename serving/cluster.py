@@ -31,7 +31,7 @@ from serving.errors import ConfigurationError
 from serving.frontends.tcp import bind
 from serving.logs import logger
 from serving.model import Model
-from serving.server import listen
+from serving.server import ACCEPT_PAUSE_S, listen
 from serving.settings import Settings
 
 RESTART_S = 0.5
@@ -225,7 +225,12 @@ class Cluster:
     def _accept(self) -> None:
         """Hands every connection to the web process that has the fewest."""
         while self._any_ready.wait():
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:  # no descriptor is left, or that client has gone already
+                logger().error("a connection cannot be accepted", reason=str(error))
+                time.sleep(ACCEPT_PAUSE_S)
+                continue
             with connection:
                 ready = [web for web in self._webs.values() if web.ready]
                 for web in sorted(ready, key=self._open_connections):

@@ -36,10 +36,14 @@ class RequestContext:
         """What the classifier says of an answer."""
         self.stages = {"decode": stages.decode_s, "queue": stages.queue_s, "infer": stages.infer_s}
 
+    def milliseconds(self) -> dict[str, float]:
+        """Every stage, and the total so far."""
+        stages = {**self.stages, "total": time.monotonic() - self.started}
+        return {name: round(seconds * 1000, 2) for name, seconds in stages.items()}
+
     def server_timing(self) -> str:
         """The Server-Timing header: every stage and the total so far, in ms."""
-        stages = {**self.stages, "total": time.monotonic() - self.started}
-        return ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in stages.items())
+        return ", ".join(f"{name};dur={ms:.2f}" for name, ms in self.milliseconds().items())
 
 
 def choose_id(offered: bytes | None) -> str:

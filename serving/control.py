@@ -65,6 +65,7 @@ class GivenEngine:
         self._answer: asyncio.Future[str | None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._connect: Callable[[socket.socket], None] | None = None
+        self._lose: Callable[[], None] | None = None
 
     async def first(self) -> Offer:
         """See `EngineSource`."""
@@ -79,10 +80,15 @@ class GivenEngine:
         loop.add_reader(self._sock.fileno(), self._on_message)
         return await offer
 
-    def start(self, adopt: Adopt, connect: Callable[[socket.socket], None]) -> None:
-        """From now on connections, and now and then another engine, may come."""
+    def start(
+        self, adopt: Adopt, connect: Callable[[socket.socket], None], lose: Callable[[], None]
+    ) -> None:
+        """From now on connections, and now and then another engine, may come.
+
+        `lose` is called for a connection that came when this process had no descriptor left for it.
+        """
         self._adopt = adopt
-        self._connect = connect
+        self._connect, self._lose = connect, lose
         send(self._sock, type="ready")
 
     async def switch(self, version: str, adopt: Adopt) -> None:  # noqa: ARG002 it comes by message
@@ -101,7 +107,11 @@ class GivenEngine:
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
         elif data == CONNECTION:
             assert self._connect is not None  # noqa: S101 none comes before `start`
-            self._connect(socket.socket(fileno=fds[0]))
+            assert self._lose is not None  # noqa: S101
+            if fds:
+                self._connect(socket.socket(fileno=fds[0]))
+            else:
+                self._lose()
         else:
             self._on_json(json.loads(data), fds)
 

@@ -1,72 +1,153 @@
-"""HTTP connections with two bounds that uvicorn's have not: the size of a request's head and its time.
+"""HTTP connections with bounds that uvicorn's have not, against clients that send or read too slowly.
 
-`server.py` uses it; uvicorn by hand wants `--http serving.http_protocol:BoundedHttpToolsProtocol`.
-Bodies have their own bounds, in `body.py`.
+A request's head is bounded in size and time; so are trailers, requests that wait behind each other on
+one connection (pipelining), what is left of a body after its answer, and answers that are not read.
+Bodies that are read have their own bounds, in `body.py`.
+
+`connections.py` extends it; uvicorn by hand wants
+`--http serving.http_protocol:BoundedHttpToolsProtocol`.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
-HEAD_TIMEOUT_S = 20.0
+MAX_PIPELINED = 8
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
 
 
+@dataclass(frozen=True)
+class Patience:
+    """Seconds that a client may take; `Settings` has them in milliseconds."""
+
+    head_s: float = 20.0
+    """To send a request's line and headers, or the rest of a body that nobody reads any more."""
+
+    answer_s: float = 30.0
+    """To read what makes a full buffer of answers empty again."""
+
+
+class PipelineTooLongError(Exception):
+    """Stops the parser; the client is told 400, and the connection is closed."""
+
+
 class BoundedHttpToolsProtocol(HttpToolsProtocol):
-    """Closes a connection whose request line and headers are too long or come too slowly."""
+    """Closes a connection whose client goes beyond one of the bounds."""
+
+    patience = Patience()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own signature
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._moved_on = False
         self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        """Of the current head, or of the current trailers."""
+
+        self._answering: RequestResponseCycle | None = None
+        """The request in progress; uvicorn's `cycle` is the newest one, which may be behind it."""
+
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._answer_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first head is awaited from now on."""
         super().connection_made(transport)
-        self._start_timer()
+        self._start_request_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
-        self._stop_timer()
+        """Nothing is awaited any more, and no request of the client's has anyone to be answered to."""
+        self._stop_request_timer()
+        self._stop_answer_timer()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Counts what belongs to a head that is not complete yet."""
-        if self._in_head and self._head_timer is None:
-            self._start_timer()
+        """Counts what belongs to a head, or to trailers, that are not complete yet."""
+        if self._in_head and self._request_timer is None:
+            self._start_request_timer()
         self._moved_on = False
         super().data_received(data)
-        if not self._in_head or self._moved_on:  # part of it, at least, was something else
+        if self._moved_on:  # part of it, at least, was something else
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(TOO_LARGE)
+            if self._in_head:
+                self.transport.write(TOO_LARGE)
             self.transport.close()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keeps those of the head; trailers are for nobody here."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """The body may take its own time."""
+        """The body may take its own time. Raises PipelineTooLongError."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise PipelineTooLongError
         self._in_head = False
-        self._moved_on = True
-        self._head_bytes = 0
-        self._stop_timer()
+        self._move_on()
+        self._stop_request_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Trailers have not begun."""
+        self._move_on()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """What comes next is the head of another request."""
         self._in_head = True
-        self._moved_on = True
+        self._move_on()
         super().on_message_complete()
 
-    def _start_timer(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+    def on_response_complete(self) -> None:
+        """Where the request's body is still coming, it is skipped, but not for ever."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self._in_head and self._request_timer is None:
+            self._start_request_timer()
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # Any: uvicorn's own
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        self._answer_timer = self.loop.call_later(self.patience.answer_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._stop_answer_timer()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """A client that leaves part of an answer unread will not be waited for."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _move_on(self) -> None:
+        self._moved_on = True
+        self._head_bytes = 0
+
+    def _start_request_timer(self) -> None:
+        self._request_timer = self.loop.call_later(self.patience.head_s, self.transport.close)
+
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _stop_answer_timer(self) -> None:
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None

@@ -42,6 +42,7 @@ class ImageDecoder:
     """Turns the bytes of one picture into the model's input, without mean and std."""
 
     def __init__(self, pipeline: ImagePipeline, max_pixels: int) -> None:
+        Image.init()  # Pillow would load its plugins later, when there may be no descriptor left
         self.pipeline = pipeline
         self.max_pixels = max_pixels
         self._resizer = Resizer()

@@ -3,7 +3,6 @@
 Inside it, a short way to the handlers that nearly all requests are for.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,15 +11,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.context import RequestContext, choose_id
-from serving.errors import InternalError, ServingError
-from serving.logs import LEVELS, logger
+from serving.errors import ServingError
 from serving.metrics import Metrics
+from serving.report import CLIENT_GONE, record, told
 from serving.responses import ErrorShapes
 
 Handler = Callable[[Request], Awaitable[Response]]
 OnError = Callable[[Request, ServingError], Response]
-QUIET_PATHS = {"/health/live", "/health/ready", "/metrics"}
-CLIENT_GONE = 499  # nginx's number; it is seen in the log and in the metrics only
 
 
 class Observer:
@@ -55,38 +52,27 @@ class Observer:
         try:
             await self.app(scope, receive, observed_send)
         except ClientDisconnect:
-            status, context.code = CLIENT_GONE, "client_gone"
-        except Exception:
-            logger().exception("request failed", request_id=context.request_id)
+            status = CLIENT_GONE
+        except Exception as error:
+            answer = told(error, context)
             if status:
                 raise
-            error = InternalError("the server failed; the request may be tried again")
-            context.code = error.code
-            response = self.errors.response(scope["path"], error, context)
+            response = self.errors.response(scope["path"], answer, context)
             await response(scope, receive, observed_send)
         finally:
             self._record(scope, status or CLIENT_GONE, context)
 
     def _record(self, scope: Scope, status: int, context: RequestContext) -> None:
-        path = getattr(
-            scope.get("route"), "path", "other"
-        )  # never the raw path: a series per path would grow
-        seconds = time.monotonic() - context.started
-        self.metrics.requests.labels(path, str(status), context.code).inc()
-        if path == "/predict" or context.stages:  # an answer of another protocol's
-            self.metrics.total.observe(seconds)
-        failed = status >= 500 and status != 503  # which is a refusal, and comes by the thousand
-        level = "warning" if failed else "debug" if path in QUIET_PATHS else "info"
-        logger().log(
-            LEVELS[level],
-            "request",
-            request_id=context.request_id,
+        series = getattr(scope.get("route"), "path", "other")  # never the raw path: they would grow
+        record(
+            self.metrics,
+            context,
+            status,
             method=scope["method"],
             path=scope["path"],
-            status=status,
-            code=context.code,
+            series=series,
             client=(scope.get("client") or ("", 0))[0],
-            ms={k: round(v * 1000, 2) for k, v in {**context.stages, "total": seconds}.items()},
+            timed=series == "/predict" or bool(context.stages),  # an answer of another protocol's
         )
 
 

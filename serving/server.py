@@ -6,47 +6,33 @@ then connections close and the engine ends. A second signal ends the process at 
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Generator
-from email.utils import formatdate
+from collections.abc import Generator
 
 import uvicorn
 from fastapi import FastAPI
 
 from serving.classifier import Classifier
-from serving.http_protocol import BoundedHttpToolsProtocol
+from serving.connections import Connection, Connections, most_connections
 from serving.logs import logger
 from serving.settings import Settings
 
 BACKLOG = 2048
 ACCEPT_AT_ONCE = 64
-
-
-class DatedProtocol(BoundedHttpToolsProtocol):
-    """Sets the Date header when a request comes, not ten times a second without one."""
-
-    _second = 0
-    ended = 0  # connections of this process
-    on_ended: Callable[[int], None] | None = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """One connection fewer; `cluster.py` wants to know."""
-        DatedProtocol.ended += 1
-        if DatedProtocol.on_ended is not None:
-            DatedProtocol.on_ended(DatedProtocol.ended)
-        super().connection_lost(exc)
-
-    def on_headers_complete(self) -> None:
-        """The head of a request is complete; its answer carries the time."""
-        if (now := int(time.time())) != DatedProtocol._second:
-            DatedProtocol._second = now
-            date = formatdate(now, usegmt=True).encode()
-            self.server_state.default_headers[:] = [(b"date", date), *self.config.encoded_headers]
-        super().on_headers_complete()
+ROOM_AT_ONCE = 32
+ACCEPT_PAUSE_S = 0.1  # where there is no descriptor left for a connection
+COMPLAIN_S = 1.0
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+UNREAD_MS = 60_000  # a client that acknowledges nothing for so long is gone
+BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
 
 
 class Server(uvicorn.Server):
@@ -58,7 +44,8 @@ class Server(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
-                http=DatedProtocol,
+                http=Connection,
+                ws="none",
                 access_log=False,
                 log_level="warning",
                 backlog=BACKLOG,
@@ -66,15 +53,20 @@ class Server(uvicorn.Server):
         )
         self._classifier: Classifier = app.state.classifier
         self._settings = settings
+        self.connections = Connections(settings)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
+        self._complains_again = 0.0
         self._connecting: set[asyncio.Task[None]] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
         """The protocol of one connection, as uvicorn makes it."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            connections=self.connections,
         )
         return protocol
 
@@ -92,6 +84,7 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             raise SystemExit(1)
         self.servers = []
+        self.connections.most = most_connections(self._settings)
         self.started = True
         self.open_door()
 
@@ -99,7 +92,7 @@ class Server(uvicorn.Server):
         """Connections come from now on."""
         self._listener = listen(self._settings)
         self._listener.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listener, self._on_connections)
+        self._accept_again()
         host, port = self._listener.getsockname()[:2]
         logger().info("listening", host=host, port=port)
 
@@ -111,27 +104,64 @@ class Server(uvicorn.Server):
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors, or the client has gone already
-                logger().error("a connection cannot be accepted", reason=str(error))
+            except OSError as error:
+                if error.errno not in EXHAUSTED:  # that client has gone already
+                    continue
+                self._pause_accepting(self._listener, str(error))
                 return
             self.connect(connection)
 
+    def _pause_accepting(self, listener: socket.socket, reason: str) -> None:
+        """Asking again at once would only cost a core: the listener stays readable."""
+        self._complain(reason)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
+        for _ in range(ROOM_AT_ONCE):
+            self.connections.make_room()
+
+    def _accept_again(self) -> None:
+        if not self.should_exit and self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._on_connections)
+
+    def _complain(self, reason: str) -> None:
+        if (now := time.monotonic()) >= self._complains_again:
+            self._complains_again = now + COMPLAIN_S
+            logger().error("a connection cannot be accepted", reason=reason)
+
+    def lose(self) -> None:
+        """A connection could not be handed over, for want of a descriptor."""
+        self._complain("no descriptor is left")
+        self.connections.begin()
+        self.connections.end()
+        self.connections.make_room()
+
     def connect(self, connection: socket.socket) -> None:
-        """Serves an accepted connection."""
+        """Serves an accepted connection, or refuses it where all others are being answered."""
+        if not self.connections.begin():
+            with contextlib.suppress(OSError), connection:
+                connection.setblocking(False)
+                connection.send(BUSY)
+            self.connections.end()
+            return
         task = asyncio.get_running_loop().create_task(self._connect(connection))
         self._connecting.add(task)  # the loop itself keeps weak references only
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # it has gone already
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
+        except OSError:  # it has gone already
+            connection.close()
+            self.connections.end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the door, lets connections finish, ends the engine."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
+            self._listener = None
         await super().shutdown(sockets)
 
     def on_signal(self, number: int) -> None:
@@ -162,6 +192,7 @@ def listen(settings: Settings) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits that
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     listener.bind((settings.host, settings.port))
     listener.listen(BACKLOG)
     return listener

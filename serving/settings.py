@@ -86,8 +86,15 @@ class Settings(BaseSettings):
     request_timeout_ms: PositiveInt = 30_000
     """Time from a request's last byte to its answer; a client may ask for less, not for more."""
 
+    max_connections: Annotated[int, Field(ge=16)] = 4096
+    """HTTP connections of one web process; for one more, the one that waits longest for its client is
+    closed. Fewer where the system's limit on open files asks for it."""
+
+    head_timeout_ms: PositiveInt = 20_000
+    """Time a client has to send a request's line and headers."""
+
     body_timeout_ms: PositiveInt = 30_000
-    """Time a client has to send its body."""
+    """Time a client has to send its body, and to read part of an answer that is larger than buffers."""
 
     max_body_bytes: PositiveInt = 20 * 1024 * 1024
     """Largest body that is accepted, in bytes."""
@@ -109,6 +116,9 @@ class Settings(BaseSettings):
 
     grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of the Open Inference Protocol in gRPC, 8001 as a rule; unset: no gRPC."""
+
+    grpc_max_connections: PositiveInt = 256
+    """gRPC connections of one web process; one more is closed at once."""
 
     cors_origins: Annotated[list[str], NoDecode] = []
     """Origins, separated by commas, whose pages may call the API from a browser; empty: none."""

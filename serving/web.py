@@ -10,7 +10,7 @@ from serving.control import GivenEngine
 from serving.engine import layout
 from serving.engine.memory import Tally
 from serving.engine.program import die_with_parent
-from serving.server import DatedProtocol, Server
+from serving.server import Server
 from serving.settings import Settings
 
 
@@ -21,7 +21,7 @@ class FedServer(Server):
 
     def open_door(self) -> None:
         """Ready for what is handed over."""
-        self.source.start(self._classifier.adopt, self.connect)
+        self.source.start(self._classifier.adopt, self.connect, self.lose)
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
     def on_ended(count: int) -> None:
         tally.ended[index] = count
 
-    DatedProtocol.on_ended = staticmethod(on_ended)
     server = FedServer(app, settings)
+    server.connections.on_ended = on_ended
     server.source = source
     server.run()
     os._exit(0)  # nothing is left to do, and the decoding threads may hold a picture

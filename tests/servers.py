@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,16 +12,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from benchmarks.running import free_port as free_port  # the tests find it here
 from serving import launch
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def free_port() -> int:
-    """A TCP port that was free on 127.0.0.1 a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 110) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastapi_onnx.backend import OnnxBackend
 from serving import buckets
-from serving.body import from_base64
+from serving.encoded import from_base64
 from serving.images import ImageDecoder
 from serving.model import Model
 from serving.scores import best

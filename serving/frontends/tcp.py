@@ -41,7 +41,6 @@ from serving.context import choose_id
 from serving.errors import ConfigurationError, OverloadedError
 from serving.frontends import tcp_frames as frames
 from serving.frontends.tcp_connection import Connection
-from serving.frontends.tcp_report import count
 from serving.logs import logger
 from serving.settings import Settings
 
@@ -96,10 +95,9 @@ class TcpServer:
 
     def _refuse(self, writer: asyncio.StreamWriter) -> None:
         error = OverloadedError("too many connections")
-        said = {"detail": error.detail, "code": error.code, "request_id": choose_id(None)}
-        writer.write(frames.response(0, error.status, {**said, "retry_after": 1}))
+        writer.write(frames.response(0, error.status, frames.complaint(error, choose_id(None))))
         writer.close()
-        count(self.classifier.metrics, error.status, error.code)
+        self.classifier.metrics.requests.labels("tcp", str(error.status), error.code).inc()
 
     async def _stop(self) -> None:
         tasks = [connection.finish() for connection in self._connections]

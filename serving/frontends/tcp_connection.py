@@ -14,7 +14,6 @@ from serving.body import BodyReader
 from serving.classifier import Classifier
 from serving.context import RequestContext, choose_id
 from serving.errors import (
-    InternalError,
     InvalidImageError,
     InvalidRequestError,
     PayloadTooLargeError,
@@ -25,9 +24,7 @@ from serving.errors import (
 from serving.frontends import tcp_frames as frames
 from serving.frontends.guard import KeyCheck
 from serving.frontends.native import content
-from serving.frontends.tcp_report import failure, milliseconds, record
-from serving.logs import logger
-from serving.middleware import CLIENT_GONE
+from serving.report import CLIENT_GONE, record, told
 
 MAX_UNANSWERED = 32
 CHUNK_BYTES = 64 * 1024
@@ -148,7 +145,7 @@ class Connection:
         context = RequestContext(choose_id(None))
         with contextlib.suppress(ClientLeftError, OSError):
             await self._send(0, *failure(error, context))
-        record(self._metrics, self._client, error.status, context)
+        self._record(context, error.status)
 
     async def _request(self, head: frames.Head, received: asyncio.Event) -> None:
         """One frame, from its head to its answer."""
@@ -165,9 +162,20 @@ class Connection:
             received.set()
             self._unanswered -= 1
             self._free.release()
-            if status == CLIENT_GONE:
-                context.code = "client_gone"
-            record(self._metrics, self._client, status, context)
+            self._record(context, status)
+
+    def _record(self, context: RequestContext, status: int) -> None:
+        """The same series and the same line as over HTTP."""
+        record(
+            self._metrics,
+            context,
+            status,
+            method="TCP",
+            path="tcp",
+            series="tcp",
+            client=self._client,
+            timed=True,
+        )
 
     async def _answer(
         self, head: frames.Head, context: RequestContext, received: asyncio.Event
@@ -175,13 +183,10 @@ class Connection:
         """Status and content. Raises ClientLeftError, OSError."""
         try:
             return 200, await self._predict(head, context, received)
-        except ServingError as error:
-            problem: ServingError = error
         except (ClientLeftError, OSError):
             raise
-        except Exception:
-            logger().exception("request failed", request_id=context.request_id)
-            problem = InternalError("unexpected")
+        except Exception as error:
+            problem = error
         if not received.is_set():
             self._over |= isinstance(problem, FATAL)
             await self._skip()
@@ -208,7 +213,7 @@ class Connection:
         return {
             **content(prediction, options.top_k is not None),
             "request_id": context.request_id,
-            "ms": milliseconds(context),
+            "ms": context.milliseconds(),
         }
 
     async def _options(self, head: frames.Head) -> frames.Options:
@@ -272,6 +277,12 @@ class Connection:
             async with asyncio.timeout(LINGER_S):
                 while await self._reader.read(CHUNK_BYTES):
                     pass
+
+
+def failure(error: Exception, context: RequestContext) -> tuple[int, dict[str, Any]]:
+    """Status and content."""
+    answer = told(error, context)
+    return answer.status, frames.complaint(answer, context.request_id)
 
 
 def check_at_most(value: int | None, name: str, largest: int) -> None:

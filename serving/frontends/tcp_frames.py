@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import orjson
 
-from serving.errors import InvalidJsonError, InvalidRequestError, PayloadTooLargeError
+from serving.errors import InvalidJsonError, InvalidRequestError, PayloadTooLargeError, ServingError
 
 LENGTH = struct.Struct(">I")
 REQUEST = struct.Struct(">IIH")  # length, id, length of the options
@@ -83,6 +83,14 @@ def request(number: int, photo: bytes, options: Options) -> bytes:
     said = msgspec.json.encode(options)
     length = AFTER_LENGTH + len(said) + len(photo)
     return b"".join((REQUEST.pack(length, number, len(said)), said, photo))
+
+
+def complaint(error: ServingError, request_id: str) -> dict[str, Any]:
+    """The content of an answer that is no 200."""
+    said: dict[str, Any] = {"detail": error.detail, "code": error.code, "request_id": request_id}
+    if "Retry-After" in error.headers:
+        said["retry_after"] = int(error.headers["Retry-After"])
+    return said
 
 
 def response(number: int, status: int, content: dict[str, Any]) -> bytes:

@@ -5,7 +5,6 @@ kernel hands each connection to one of them. A process that handed connections o
 for HTTP, would need gRPC's own parser.
 """
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +19,6 @@ from serving.context import RequestContext, choose_id
 from serving.engine.memory import Kind
 from serving.errors import (
     ConfigurationError,
-    InternalError,
     InvalidRequestError,
     RetryableError,
     ServingError,
@@ -30,36 +28,25 @@ from serving.frontends import v2_models
 from serving.frontends.door import Door, Terms
 from serving.frontends.grpc_generated import open_inference_pb2 as pb
 from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL, NamedModel, NamedModels
+from serving.frontends.v2_grpc_limits import CALLS, Arrivals, options
 from serving.frontends.v2_inference import infer
 from serving.frontends.v2_repository import Repository
 from serving.logs import logger
+from serving.report import CLIENT_GONE, record, told
 
 SERVICE = "inference.GRPCInferenceService"
 STOP_S = 1.0
-STREAMS = 1024  # at the same time, on one connection
-MAX_METADATA = 16 * 1024
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-OPTIONS = [
-    ("grpc.max_concurrent_streams", STREAMS),
-    ("grpc.max_metadata_size", MAX_METADATA),
-    ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_connection_age_ms", 3_600_000),  # what a client never finishes ends with it
-    ("grpc.max_connection_age_grace_ms", 60_000),
-    ("grpc.keepalive_time_ms", 60_000),  # finds clients that have vanished
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # of clients; more often is a strike
-    ("grpc.http2.max_ping_strikes", 2),
-]
-
 Message = Any  # protobuf's classes are made at run time
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
@@ -73,6 +60,7 @@ class Service:
         self.door = door
         self.models = models
         self.repository = Repository(classifier, models)
+        self.arrivals = Arrivals(classifier.settings)
 
     def handler(self) -> Any:
         """What a grpc.aio.Server is given."""
@@ -88,7 +76,7 @@ class Service:
             "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
         }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(
+            name: grpc.stream_unary_rpc_method_handler(  # so that we decide when a message is read
                 self._observed(name, answer, request),
                 response_serializer=lambda response: response.SerializeToString(),
             )
@@ -98,46 +86,41 @@ class Service:
 
     def _observed(
         self, name: str, answer: Answer, kind: Message
-    ) -> Callable[[bytes, Context], Awaitable[Message]]:
+    ) -> Callable[[object, Context], Awaitable[Message]]:
         """Translates errors; counts and logs, as `middleware.Observer` does."""
 
-        async def call(data: bytes, context: Context) -> Message:
+        async def call(_: object, context: Context) -> Message:
             metadata = dict(context.invocation_metadata() or ())
             own = RequestContext(choose_id(str(metadata.get("x-request-id", "")).encode()))
-            status, error = 499, None
+            status, error = CLIENT_GONE, None
             try:
+                if kind is pb.ModelInferRequest:
+                    self.door.check_key.check(authorization(context))
+                data = await self.arrivals.read(context.read)
                 response = await answer(parsed(kind, data), context, own)
                 status = 200
-            except ServingError as caught:
-                error = caught
-            except Exception:
-                logger().exception("request failed", request_id=own.request_id)
-                error = InternalError("")
+            except Exception as caught:
+                error = told(caught, own)
+                status = error.status
             finally:
-                self._record(name, error.status if error else status, own, error)
+                self._record(name, status, context.peer(), own)
             if error is not None:
                 await abort(context, error)
             return response
 
         return call
 
-    def _record(self, name: str, status: int, own: RequestContext, error: ServingError | None) -> None:
-        own.code = error.code if error else "ok" if status == 200 else "client_gone"
+    def _record(self, name: str, status: int, client: str, own: RequestContext) -> None:
         path = f"/{SERVICE}/{name}"
-        self.classifier.metrics.requests.labels(path, str(status), own.code).inc()
-        if own.stages:
-            self.classifier.metrics.total.observe(time.monotonic() - own.started)
-        logger().info(
-            "request",
-            request_id=own.request_id,
+        record(
+            self.classifier.metrics,
+            own,
+            status,
             method="gRPC",
             path=path,
-            status=status,
-            code=own.code,
-            ms={
-                stage: round(seconds * 1000, 2)
-                for stage, seconds in {**own.stages, "total": time.monotonic() - own.started}.items()
-            },
+            series=path,
+            client=client,
+            timed=bool(own.stages),
         )
 
     def _is_ready(self) -> bool:
@@ -207,15 +190,20 @@ class Service:
     def _admit(self, context: Context, kind: Kind) -> Terms:
         """As `Door.admit`, with the client's own deadline."""
         metadata = dict(context.invocation_metadata() or ())
-        authorization = metadata.get("authorization", "")
         terms = self.door.admit_by(
-            authorization if isinstance(authorization, str) else "",
+            authorization(context),
             metadata.get("x-request-timeout-ms"),
             metadata.get("x-priority"),
             kind,
         )
         remaining = context.time_remaining()
         return terms if remaining is None else terms.within(max(1000, int(remaining * 1e6)))
+
+
+def authorization(context: Context) -> str:
+    """As HTTP's header; bytes, which gRPC has for other names, are none."""
+    value = dict(context.invocation_metadata() or ()).get("authorization", "")
+    return value if isinstance(value, str) else ""
 
 
 def parsed(kind: Message, data: bytes) -> Message:
@@ -227,27 +215,18 @@ def parsed(kind: Message, data: bytes) -> Message:
 
 
 async def abort(context: Context, error: ServingError) -> None:
-    """Ends the call; what went wrong inside stays in the log."""
+    """Ends the call."""
     code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    detail = error.detail if type(error) is not InternalError else "the server failed; try again"
     retry_after = error.headers.get("Retry-After")
     trailing = (("retry-after", retry_after),) if retry_after else ()
-    await context.abort(code, detail, trailing)
+    await context.abort(code, error.detail, trailing)
 
 
 @asynccontextmanager
 async def running(classifier: Classifier, door: Door, models: NamedModels) -> AsyncIterator[None]:
     """Serves until the block ends. Raises ConfigurationError when the port is taken."""
     settings = classifier.settings
-    shared_port = int(settings.shares_ports)
-    server = grpc.aio.server(
-        options=[
-            *OPTIONS,
-            ("grpc.so_reuseport", shared_port),
-            ("grpc.max_receive_message_length", settings.max_body_bytes),
-        ],
-        maximum_concurrent_rpcs=STREAMS,
-    )
+    server = grpc.aio.server(options=options(settings), maximum_concurrent_rpcs=CALLS)
     server.add_generic_rpc_handlers((Service(classifier, door, models).handler(),))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:

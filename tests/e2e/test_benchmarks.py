@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from typer.testing import CliRunner
@@ -19,28 +16,13 @@ from tests import servers
 from tests.fake.backend import command
 from tests.servers import ROOT
 
-T = TypeVar("T")
 SHORT = Plan(warm_up_s=0.1, window_s=0.4, fewest=2, most=2)
 
 
-def a_thread() -> ThreadPoolExecutor:
-    """For event loops: another test's browser may have one in this thread."""
-    return ThreadPoolExecutor(1)
-
-
-def run(work: Coroutine[object, object, T]) -> T:
-    """In a thread of its own."""
-    with a_thread() as own:
-        return own.submit(asyncio.run, work).result()
-
-
 def test_a_closed_loop_sees_what_the_server_did(fake_settings: dict[str, str]) -> None:
-    with (
-        servers.api("tests.fake", {**fake_settings, "FAKE_MS": "5"}) as url,
-        a_thread() as own,
-    ):
+    with servers.api("tests.fake", {**fake_settings, "FAKE_MS": "5"}) as url:
         target = Target(url, [command()], Protocol.RAW)
-        seen = own.submit(target.closed, 4, SHORT).result()
+        seen = target.closed(4, SHORT)
     assert set(seen.statuses) == {"200"}
     assert 0 < seen.p50 <= seen.p90 <= seen.p95 <= seen.p99 <= seen.longest
     assert seen.server_ms is not None
@@ -51,8 +33,8 @@ def test_a_closed_loop_sees_what_the_server_did(fake_settings: dict[str, str]) -
 
 
 def test_so_many_requests_and_no_more(fake_settings: dict[str, str]) -> None:
-    with servers.api("tests.fake", fake_settings) as url, a_thread() as own:
-        seen = own.submit(Target(url, [command()], Protocol.RAW).exactly, 25, 4).result()
+    with servers.api("tests.fake", fake_settings) as url:
+        seen = Target(url, [command()], Protocol.RAW).exactly(25, 4)
     assert seen.statuses == {"200": 25}
     assert sum(seen.batch_sizes.values()) <= 25
 
@@ -63,7 +45,7 @@ def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> 
     with servers.api("tests.fake", settings) as url, servers.process_of(url) as process:
         target = Target(url, [command()], Protocol.RAW)
         loop_ = OpenLoop(url, target.wire(), 200, Arrivals.CONSTANT)
-        seen, _ = run(overload.overload(loop_, 1, process.pid))
+        seen, _ = asyncio.run(overload.overload(loop_, 1, process.pid))
         assert service.resident_mb(process.pid) > 10
     assert set(seen.statuses) == {"200", "503"}
     assert sum(seen.statuses.values()) == pytest.approx(200, abs=20)  # it stops by the clock
@@ -73,9 +55,9 @@ def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> 
 
 def test_an_open_loop_counts_from_when_a_request_was_due(fake_settings: dict[str, str]) -> None:
     more = {"FAKE_MS": "50", "SERVING_INSTANCES": "1", "SERVING_MAX_BATCH_SIZE": "1"}
-    with servers.api("tests.fake", {**fake_settings, **more}) as url, a_thread() as own:
+    with servers.api("tests.fake", {**fake_settings, **more}) as url:
         target = Target(url, [command()], Protocol.RAW)
-        seen = own.submit(target.open, 60.0, Arrivals.POISSON, SHORT).result()
+        seen = target.open(60.0, Arrivals.POISSON, SHORT)
     assert seen.offered_per_second == 60
     assert seen.longest > 200  # 60 a second at 20 a second: those at the end wait for many others
 
@@ -91,8 +73,8 @@ def test_load_prints_and_writes(
     words = ["--protocol", protocol, "--photo", str(photos), "--concurrency", "1,3", "--window", "0.3"]
     words += ["--warm-up", "0", "--windows", "1", "--json", str(tmp_path / "load.json")]
     words += ["--csv", str(tmp_path / "load.csv"), "--plot", str(tmp_path / "load")]
-    with servers.api("tests.fake", fake_settings) as url, a_thread() as own:
-        result = own.submit(CliRunner().invoke, app, ["load", url, *words]).result()
+    with servers.api("tests.fake", fake_settings) as url:
+        result = CliRunner().invoke(app, ["load", url, *words])
     assert result.exit_code == 0, result.output
     content = json.loads((tmp_path / "load.json").read_text())
     assert content["command"].startswith("python -m benchmarks")
@@ -106,9 +88,9 @@ def test_load_prints_and_writes(
 
 def test_load_warns_of_what_it_should_not_be_trusted_for(fake_settings: dict[str, str]) -> None:
     settings = {**fake_settings, "SERVING_API_KEY": "secret"}
-    with servers.api("tests.fake", settings) as url, a_thread() as own:
-        seen = own.submit(Target(url, [command()]).closed, 2, SHORT).result()
-        keyed = own.submit(Target(url, [command()], key="secret").closed, 2, SHORT).result()
+    with servers.api("tests.fake", settings) as url:
+        seen = Target(url, [command()]).closed(2, SHORT)
+        keyed = Target(url, [command()], key="secret").closed(2, SHORT)
     assert set(seen.statuses) == {"401"}
     assert any("401" in warning for warning in seen.warnings())
     assert set(keyed.statuses) == {"200"}

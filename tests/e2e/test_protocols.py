@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +153,23 @@ def test_grpc_keeps_keys_limits_and_statistics_of_several_web_processes(
             assert model["inference_stats"]["success"]["count"] == 12
             sizes = [b["batch_size"] * b["compute_infer"]["count"] for b in model["batch_stats"]]
             assert sum(sizes) == 24
+
+
+def test_grpc_tells_nothing_of_what_went_wrong_inside(fake_settings: dict[str, str]) -> None:
+    port = servers.free_port()
+    with (
+        fake_service(fake_settings, grpc_port=str(port)) as (url, _),
+        triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
+    ):
+        tensor = triton_grpc.InferInput("INPUT_IMAGE", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([command(failure=Failure.RAISE)], object))
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("food_classifier", [tensor])
+        assert caught.value.status() == "StatusCode.INTERNAL"
+        assert caught.value.message() == "the server failed; the request may be tried again"
+        path = "/inference.GRPCInferenceService/ModelInfer"
+        labels = f'code="internal_error",path="{path}",status="500"'
+        assert metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1
 
 
 def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What is told of a request: to the log and the metrics how it ended, to the client no secrets.
+
+Every way in ends here: HTTP with `middleware.Observer` and `app.Responder`, TCP and gRPC by themselves.
+"""
+
+import time
+
+from serving.context import RequestContext
+from serving.errors import InternalError, ServingError
+from serving.logs import LEVELS, logger
+from serving.metrics import Metrics
+
+CLIENT_GONE = 499  # nginx's number; it is seen in the log and in the metrics only
+HIDDEN = "the server failed; the request may be tried again"
+QUIET_PATHS = {"/health/live", "/health/ready", "/metrics"}
+
+
+def told(error: Exception, context: RequestContext) -> ServingError:
+    """The error as the client may know it: what went wrong inside goes to the log and no further.
+
+    The log line of the request will have its code.
+    """
+    if not isinstance(error, ServingError):
+        logger().error("request failed", exc_info=error, request_id=context.request_id)
+        error = InternalError(HIDDEN)
+    elif type(error) is InternalError:
+        logger().error("internal error", detail=error.detail, request_id=context.request_id)
+        error = InternalError(HIDDEN)
+    context.code = error.code
+    return error
+
+
+def record(
+    metrics: Metrics,
+    context: RequestContext,
+    status: int,
+    *,
+    method: str,
+    path: str,
+    series: str,
+    client: str,
+    timed: bool,
+) -> None:
+    """One request that has ended: its counter, its duration where it is `timed`, its log line.
+
+    `series` stands in the metrics for `path`, of which there may be any number.
+    """
+    if status == CLIENT_GONE:
+        context.code = "client_gone"
+    metrics.requests.labels(series, str(status), context.code).inc()
+    if timed:
+        metrics.total.observe(time.monotonic() - context.started)
+    failed = status >= 500 and status != 503  # which is a refusal, and comes by the thousand
+    level = "warning" if failed else "debug" if path in QUIET_PATHS else "info"
+    logger().log(
+        LEVELS[level],
+        "request",
+        request_id=context.request_id,
+        method=method,
+        path=path,
+        status=status,
+        code=context.code,
+        client=client,
+        ms=context.milliseconds(),
+    )

@@ -1,0 +1,247 @@
+"""Clients by the hundred that mean no good, on the HTTP port: others are answered, and nothing grows."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import requests
+
+from tests import servers
+from tests.e2e.test_service import metric, wait_for
+from tests.fake.backend import command
+
+SETTINGS = {
+    "SERVING_INSTANCES": "1",
+    "SERVING_LOG_LEVEL": "error",
+    "SERVING_MAX_BATCH_SIZE": "1",
+    "SERVING_MAX_CONNECTIONS": "60",
+    "SERVING_HEAD_TIMEOUT_MS": "1000",
+    "SERVING_BODY_TIMEOUT_MS": "1000",
+}
+PATIENT = {"SERVING_HEAD_TIMEOUT_MS": "60000", "SERVING_BODY_TIMEOUT_MS": "60000"}
+POST = b"POST /predict HTTP/1.1\r\nHost: x\r\n"
+SLOW: dict[str, tuple[bytes, bytes]] = {
+    "request line": (b"", b"P" * 10_000),
+    "headers": (POST, b"x-filler: " + b"y" * 10_000),
+    "body": (POST + b"Content-Length: 10000\r\n\r\n", b"z" * 10_000),
+    "chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nz\r\n" * 2000),
+    "v2": (
+        b"POST /v2/models/food_classifier/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n",
+        b"z" * 10_000,
+    ),
+    "body after its answer": (
+        POST + b"X-Priority: none\r\nContent-Length: 10000\r\n\r\n",
+        b"z" * 10_000,
+    ),
+}
+"""What a slow client begins with, and what it goes on with, one byte at a time."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A service that is impatient, and has room for few."""
+    with servers.api("tests.fake", SETTINGS) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def patient_url() -> Iterator[str]:
+    """A service that is patient, and has room for few."""
+    with servers.api("tests.fake", {**SETTINGS, **PATIENT}) as base:
+        yield base
+
+
+def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
+    """A connection, with a small buffer for answers where that is asked for."""
+    parts = urlsplit(url)
+    connection = socket.socket()
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(20)
+    connection.connect((parts.hostname, parts.port))
+    return connection
+
+
+def is_answered(url: str) -> bool:
+    """Whether an ordinary client gets what it came for, on a connection of its own."""
+    with requests.Session() as session:
+        return session.post(f"{url}/predict", data=command(), timeout=20).status_code == 200
+
+
+def send_one(connection: socket.socket, byte: bytes) -> bool:
+    """False when the service has closed the connection."""
+    connection.setblocking(False)
+    try:
+        while answer := connection.recv(65536):
+            assert b" 500 " not in answer
+        return False
+    except BlockingIOError:
+        pass
+    except ConnectionError:
+        return False
+    try:
+        connection.send(byte)
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    return True
+
+
+def established(process: psutil.Process) -> int:
+    """Connections that the service holds."""
+    return sum(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections("tcp"))
+
+
+@contextlib.contextmanager
+def many(url: str, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that are closed in the end."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(connect(url)) for _ in range(count)]
+
+
+def test_idle_connections_make_room(patient_url: str) -> None:
+    url = patient_url
+    with servers.process_of(url) as process, many(url, 300) as idle:
+        assert is_answered(url)
+        assert established(process) <= 61
+        assert idle[0].recv(1) == b""  # the oldest have gone
+        assert all(send_one(connection, b"") for connection in idle[-20:])
+    with servers.process_of(url) as process:
+        wait_for(lambda: established(process) == 0)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_byte_at_a_time_is_no_way_to_stay(url: str, name: str) -> None:
+    """Fifty at once; each is cut off although it never stops sending, and others are answered."""
+    start, rest = SLOW[name]
+    with servers.process_of(url) as process, many(url, 50) as slow:
+        for connection in slow:
+            connection.sendall(start)
+        left, position = list(slow), 0
+        while left:
+            assert is_answered(url)
+            byte = rest[position : position + 1]
+            assert byte, "more bytes than any client should be allowed to send like this"
+            left = [connection for connection in left if send_one(connection, byte)]
+            position += 1
+        wait_for(lambda: established(process) == 0)
+    assert metric(url, "serving_free_slots") == 256
+
+
+def test_slow_bodies_make_room(patient_url: str) -> None:
+    url = patient_url
+    with many(url, 40) as slow:
+        for connection in slow:
+            connection.sendall(SLOW["body"][0] + b"z")
+        with many(url, 40), servers.process_of(url) as process:
+            assert is_answered(url)
+            assert established(process) <= 61
+        assert not send_one(slow[0], b"z")
+
+
+def test_who_is_being_answered_stays(gate: Path) -> None:
+    env = {**SETTINGS, **PATIENT, "SERVING_MAX_CONNECTIONS": "20", "FAKE_GATE": str(gate)}
+    picture = command(held=True)
+    request = POST + b"Content-Length: %d\r\n\r\n" % len(picture) + picture
+    with servers.api("tests.fake", env) as url, many(url, 16) as busy:
+        for connection in busy:
+            connection.sendall(request)
+        wait_for(lambda: metric(url, "serving_free_slots") == 240)
+        with many(url, 40), servers.process_of(url) as process:
+            assert metric(url, "serving_free_slots") == 240
+            assert established(process) <= 21
+        gate.touch()
+        assert [connection.recv(12) for connection in busy] == [b"HTTP/1.1 200"] * 16
+
+
+def flood(connection: socket.socket, data: bytes, most: int) -> int:
+    """Bytes that could be sent before the service closed the connection."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        while sent < most:
+            connection.sendall(data)
+            sent += len(data)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("start", "data"),
+    [
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x-trailer: " + b"y" * 8000 + b"\r\n"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x-trailer" + b"y" * 8000),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 8000),
+        (b"", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 200),
+        (b"", (POST + b"Content-Length: 8000\r\n\r\n" + b"z" * 8000) * 20),
+    ],
+    ids=["trailers", "one trailer", "chunk extension", "pipeline", "pipelined bodies"],
+)
+def test_what_has_no_end_is_cut_off(url: str, start: bytes, data: bytes) -> None:
+    with connect(url) as connection:
+        connection.sendall(start)
+        assert flood(connection, data, 64 * 2**20) < 64 * 2**20
+    assert is_answered(url)
+
+
+def test_a_few_requests_may_wait_on_one_connection(url: str) -> None:
+    with connect(url) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 7)
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answers = connection.makefile("rb").read()
+    assert answers.count(b"HTTP/1.1 200") == 8
+
+
+def test_who_leaves_while_requests_wait_is_no_error(gate: Path) -> None:
+    with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as url:
+        picture = command(held=True)
+        with connect(url) as connection:
+            request = POST + b"Content-Length: %d\r\n\r\n" % len(picture) + picture
+            connection.sendall(request + b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 7)
+            wait_for(gate.with_suffix(".held").exists)
+            connection.shutdown(socket.SHUT_WR)
+            wait_for(lambda: metric(url, "serving_cancelled_total") == 1)
+        gate.touch()
+        assert is_answered(url)
+        assert "internal_error" not in requests.get(f"{url}/metrics", timeout=20).text
+
+
+def test_who_does_not_read_is_cut_off(url: str) -> None:
+    paths = requests.get(f"{url}/docs", timeout=20).text
+    script = next(part for part in paths.split('"') if part.endswith("bundle.js"))
+    request = f"GET {script} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    with servers.process_of(url) as process:
+        wait_for(lambda: established(process) == 0)
+        with connect(url, 4096) as first, connect(url, 4096) as second:
+            for connection in (first, second):
+                connection.sendall(request * 4)
+            wait_for(lambda: established(process) > 0)
+            wait_for(lambda: established(process) == 0)
+    assert is_answered(url)
+
+
+@pytest.mark.parametrize("webs", ["1", "2"])
+def test_no_descriptors_left(webs: str) -> None:
+    """The service goes on, and goes on accepting, when the system gives it no more of them."""
+    env = {**SETTINGS, **PATIENT, "SERVING_MAX_CONNECTIONS": "4096", "SERVING_WEB_PROCESSES": webs}
+    with servers.api("tests.fake", env) as url, servers.process_of(url) as process:
+        assert is_answered(url)
+        for each in [process, *process.children(recursive=True)]:
+            limit = each.num_fds() + 12
+            each.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+        with many(url, 200) as idle:
+            wait_for(lambda: attempt(lambda: is_answered(url)))
+            assert any(not send_one(connection, b"") for connection in idle)
+        wait_for(lambda: attempt(lambda: is_answered(url)))
+        assert process.is_running()
+
+
+def attempt(ask: Callable[[], bool]) -> bool:
+    """False where the connection breaks."""
+    try:
+        return ask()
+    except requests.ConnectionError:
+        return False

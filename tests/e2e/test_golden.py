@@ -1,0 +1,113 @@
+"""Byte for byte what every protocol answers: the pairs of `tests/golden`; no change is by accident.
+
+Where a change is meant, delete the `.response` file: the test writes it anew, and fails once, so that
+somebody looks at it.
+"""
+
+import json
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import pytest
+
+from tests import servers
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PAIRS = sorted(GOLDEN.glob("*/*.request"))
+CHANGING = {b"date", b"server", b"x-request-id", b"server-timing"}
+MODEL = {
+    "name": "four",
+    "version": "1",
+    "labels": ["bread", "soup", "rice", "egg"],
+    "image": {"resize": [8, 8], "mean": [0, 0, 0], "std": [1, 1, 1]},
+    "files": {},
+}
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where it speaks what."""
+
+    http: int
+    grpc: int
+    tcp: int
+
+    def ask(self, path: Path) -> bytes:
+        """What it answers to the bytes of a file, without what changes from answer to answer."""
+        request = path.read_bytes()
+        if path.parent.name == "http":
+            return over_http(self.http, request)
+        if path.parent.name == "tcp":
+            return over_tcp(self.tcp, request)
+        return over_grpc(self.grpc, path.stem.partition("-")[0], request)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A fake one with four classes, on all its ports."""
+    folder = tmp_path_factory.mktemp("models") / "four"
+    folder.mkdir()
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    ports = servers.free_port(), servers.free_port()
+    env = {
+        "SERVING_MODEL_DIR": str(folder),
+        "SERVING_LOG_LEVEL": "error",
+        "SERVING_INSTANCES": "1",
+        "SERVING_MAX_BATCH_SIZE": "1",
+        "SERVING_GRPC_PORT": str(ports[0]),
+        "SERVING_TCP_PORT": str(ports[1]),
+    }
+    with servers.api("tests.fake", env) as url:
+        yield Service(urlsplit(url).port or 0, *ports)
+
+
+def over_http(port: int, request: bytes) -> bytes:
+    """The answer to a whole request that asks for the connection's end; its headers in order."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(request)
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    status, *headers = head.split(b"\r\n")
+    kept = sorted(line for line in headers if line.partition(b":")[0].lower() not in CHANGING)
+    return b"\r\n".join([status, *kept, b"", body])
+
+
+def over_grpc(port: int, method: str, request: bytes) -> bytes:
+    """The serialised answer to a serialised message."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        answer: bytes = call(request, timeout=20)
+        return answer
+
+
+def over_tcp(port: int, request: bytes) -> bytes:
+    """The answer to a frame; its durations, and what their digits add to its length, are taken out."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(request)
+        head = connection.recv(10, socket.MSG_WAITALL)
+        length, number, status = struct.unpack(">IIH", head)
+        body = connection.recv(length - 6, socket.MSG_WAITALL)
+    steady = re.sub(rb'("(?:decode|queue|infer|total)":)[\d.]+', rb"\g<1>0", body)
+    return struct.pack(">IIH", length - len(body) + len(steady), number, status) + steady
+
+
+@pytest.mark.parametrize("path", PAIRS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_answer_is_the_same_to_the_byte(service: Service, path: Path) -> None:
+    answer = service.ask(path)
+    golden = path.with_suffix(".response")
+    if not golden.exists():
+        golden.write_bytes(answer)
+        pytest.fail(f"{golden.name} is new: look at it, and run the test again")
+    assert answer == golden.read_bytes()
+
+
+def test_every_protocol_has_its_pairs() -> None:
+    names = {f"{path.parent.name}-{path.stem}" for path in PAIRS}
+    for protocol in ("http-predict", "http-v2", "http-tfserving", "http-torchserve", "grpc", "tcp"):
+        assert any(name.startswith(protocol) for name in names), protocol
+    assert {path.stem for path in GOLDEN.glob("*/*.response")} == {path.stem for path in PAIRS}
