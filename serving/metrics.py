@@ -7,8 +7,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from serving import cpus
 from serving.engine.memory import Memory, State
 from serving.engine.outcome import Outcome
+from serving.processes import web_cpu_seconds
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -20,7 +22,7 @@ class Metrics:
         """`shared`: with other web processes, by files in PROMETHEUS_MULTIPROC_DIR."""
         self.registry = CollectorRegistry()
         self._shared = shared
-        self._engine = EngineCollector()
+        self._engine = EngineCollector(shared)
         self.registry.register(self._engine)
 
         def histogram(name: str, text: str) -> Histogram:
@@ -80,9 +82,10 @@ class Metrics:
 
 
 class EngineCollector(Collector):
-    """What the engine's shared memory knows, the same in every web process."""
+    """What is the same in every web process: the engine's shared memory, and what runs where."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool) -> None:
+        self._shared = shared
         self._memory: Memory | None = None
         self._restarts_before = 0
 
@@ -108,3 +111,10 @@ class EngineCollector(Collector):
         yield CounterMetricFamily(
             "serving_worker_restarts", "Inference workers that were replaced.", restarts
         )
+        yield GaugeMetricFamily(
+            "serving_web_processes", "Processes that speak HTTP and decode.", memory.geometry.webs
+        )
+        yield CounterMetricFamily(
+            "serving_web_cpu_seconds", "CPU time of the web processes.", web_cpu_seconds(self._shared)
+        )
+        yield GaugeMetricFamily("serving_cores", "Cores this service may use.", cpus.usable())
