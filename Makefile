@@ -3,17 +3,21 @@ PYTHON ?= python3
 BACKEND ?= fastapi_onnx
 DATA ?= ../shared
 RUN ?= runs/food11
+IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 BIN := .venv/bin
 export BACKEND
 
 .DELETE_ON_ERROR:
-.PHONY: run test bench notebooks lint format accuracy train proto lock clean
+.PHONY: run test test-docker bench notebooks lint format accuracy train proto lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
 
 test: .venv/dev.installed  ## everything that needs no GPU; browser tests where a Chromium is found
 	$(BIN)/python -m pytest
+
+test-docker: .venv/dev.installed  ## images and compose files for real; needs a Docker engine; IMAGES= builds fewer
+	IMAGES="$(IMAGES)" $(BIN)/python -m pytest -m docker tests/docker
 
 bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
 	$(BIN)/python -m benchmarks bench

@@ -1,0 +1,78 @@
+"""Replicas behind the proxy come and go while requests run, and none fails."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from serving import launch
+from tests.docker import traffic
+from tests.docker.conftest import SERVICES
+from tests.docker.containers import Stack, inspect, run, wait_until
+from tests.pictures import jpeg
+from tests.servers import free_port
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
+SETTINGS = {"SERVING_INSTANCES": "1", "SERVING_LOG_LEVEL": "warning"}
+
+
+@pytest.fixture
+def url() -> str:
+    """Where the proxy is published."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def stack(images: list[str], url: str, tmp_path: Path) -> Iterator[Stack]:
+    """The proxy and one replica, ready."""
+    assert SERVICES[0] in images
+    settings = {**SETTINGS, "BACKEND": SERVICES[0], "API_PORT": url.rpartition(":")[2]}
+    with Stack(["scale"], settings, tmp_path).up("fastapi_server", "proxy") as running:
+        wait_until(lambda: launch.answers(f"{url}/health/ready"), "a replica behind the proxy")
+        yield running
+
+
+def scale(stack: Stack, count: int) -> None:
+    """Starts or ends replicas, and waits until Docker finds all of them healthy."""
+    stack.compose("up", "--detach", "--no-build", "--scale", f"fastapi_server={count}", "fastapi_server")
+
+    def healthy() -> bool:
+        states = [inspect(replica)["State"] for replica in stack.containers("fastapi_server")]
+        return [state["Health"]["Status"] for state in states] == ["healthy"] * count
+
+    wait_until(healthy, f"{count} replicas")
+
+
+def test_replicas_come_and_go_and_no_request_fails(stack: Stack, url: str) -> None:
+    with traffic.Senders(f"{url}/predict", jpeg(), 8) as senders:
+        senders.answered(20)
+        scale(stack, 3)
+        senders.answered(100)
+        oldest = stack.containers("fastapi_server")[0]
+        run("docker", "stop", "--time", "40", oldest)
+        senders.answered(50)
+        scale(stack, 3)
+        scale(stack, 1)
+        senders.answered(50)
+    assert set(senders.statuses) == {200}
+
+
+def test_another_replica_answers_what_one_refuses(stack: Stack, url: str) -> None:
+    """A replica that drains at once still answers 503 to what comes; the proxy asks the other one."""
+    scale(stack, 2)
+    with traffic.Senders(f"{url}/predict", jpeg(), 8) as senders:
+        senders.answered(50)
+        for replica in stack.containers("fastapi_server")[:1]:
+            run("docker", "pause", replica)
+            run("docker", "unpause", replica)
+        senders.answered(50)
+    assert set(senders.statuses) == {200}
+
+
+def test_what_belongs_to_one_replica_is_not_for_everybody(stack: Stack, url: str) -> None:
+    assert requests.get(f"{url}/metrics", timeout=10).status_code == 404
+    assert requests.post(f"{url}/admin/version", timeout=10).status_code == 404
+    assert requests.get(f"{url}/model", timeout=10).status_code == 200
+    (replica,) = stack.containers("fastapi_server")
+    assert not inspect(replica)["HostConfig"]["PortBindings"]
