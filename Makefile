@@ -29,6 +29,7 @@ lint: .venv/dev.installed  ## style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy docker/healthcheck.py
 
 format: .venv/dev.installed
 	$(BIN)/ruff check --fix

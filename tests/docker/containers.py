@@ -48,11 +48,11 @@ def image(name: str) -> str:
     return f"food-classifier/{name}:{TAG}"
 
 
-def build(name: str) -> None:
+def build(name: str, revision: str = "tested") -> None:
     """Builds an image from its Dockerfile as it is; the host's network reaches the packages."""
     folder = "notebooks" if name == "jupyter" else name
     command = ["docker", "build", "--quiet", "--network", "host", "--file", f"{folder}/Dockerfile"]
-    run(*command, "--build-arg", "REVISION=tested", "--tag", image(name), ".", seconds=BUILD_S)
+    run(*command, "--build-arg", f"REVISION={revision}", "--tag", image(name), ".", seconds=BUILD_S)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = START_S) -> None:

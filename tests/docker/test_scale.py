@@ -9,7 +9,7 @@ import requests
 from serving import launch
 from tests.docker import traffic
 from tests.docker.conftest import SERVICES
-from tests.docker.containers import Stack, inspect, run, wait_until
+from tests.docker.containers import Stack, build, inspect, run, wait_until
 from tests.pictures import jpeg
 from tests.servers import free_port
 
@@ -33,9 +33,10 @@ def stack(images: list[str], url: str, tmp_path: Path) -> Iterator[Stack]:
         yield running
 
 
-def scale(stack: Stack, count: int) -> None:
+def scale(stack: Stack, count: int, *options: str) -> None:
     """Starts or ends replicas, and waits until Docker finds all of them healthy."""
-    stack.compose("up", "--detach", "--no-build", "--scale", f"fastapi_server={count}", "fastapi_server")
+    wanted = ("--scale", f"fastapi_server={count}", "fastapi_server")
+    stack.compose("up", "--detach", "--no-build", *options, *wanted)
 
     def healthy() -> bool:
         states = [inspect(replica)["State"] for replica in stack.containers("fastapi_server")]
@@ -58,15 +59,19 @@ def test_replicas_come_and_go_and_no_request_fails(stack: Stack, url: str) -> No
     assert set(senders.statuses) == {200}
 
 
-def test_another_replica_answers_what_one_refuses(stack: Stack, url: str) -> None:
-    """A replica that drains at once still answers 503 to what comes; the proxy asks the other one."""
-    scale(stack, 2)
-    with traffic.Senders(f"{url}/predict", jpeg(), 8) as senders:
-        senders.answered(50)
-        for replica in stack.containers("fastapi_server")[:1]:
-            run("docker", "pause", replica)
-            run("docker", "unpause", replica)
-        senders.answered(50)
+def test_a_new_image_takes_over_without_a_failed_request(stack: Stack, url: str) -> None:
+    (old,) = stack.containers("fastapi_server")
+    build(SERVICES[0], revision="newer")
+    try:
+        with traffic.Senders(f"{url}/predict", jpeg(), 8) as senders:
+            scale(stack, 2, "--no-recreate")
+            run("docker", "stop", "--time", "40", old)
+            senders.answered(50)
+    finally:
+        build(SERVICES[0])
+    (new,) = set(stack.containers("fastapi_server")) - {old}
+    assert inspect(new)["Config"]["Labels"]["org.opencontainers.image.revision"] == "newer"
+    assert inspect(old)["State"]["ExitCode"] == 0
     assert set(senders.statuses) == {200}
 
 

@@ -46,8 +46,8 @@ def stack(
     assert "jupyter" in images
     folder = tmp_path_factory.mktemp("stack")
     folder.chmod(0o755)
-    for name, content in (("api_key", KEY), ("jupyter_token", TOKEN)):
-        (folder / name).write_text(content + "\n")
+    for name, content in (("api_key", KEY + "\n"), ("jupyter_token", TOKEN)):
+        (folder / name).write_text(content)
     ports = {name: url.rpartition(":")[2] for name, url in addresses.items()}
     settings = {
         "BACKEND": request.param,
