@@ -11,7 +11,7 @@ import requests
 
 from serving import launch
 from tests.docker import traffic
-from tests.docker.conftest import SERVICES
+from tests.docker.conftest import CHOSEN, SERVICES
 from tests.docker.containers import Stack, inspect, run, wait_until
 from tests.pictures import jpeg
 from tests.servers import ROOT, free_port
@@ -19,8 +19,18 @@ from tests.servers import ROOT, free_port
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 KEY, TOKEN = "key-of-the-test", "token-of-the-test"
 FILES = ("fastapi", "secrets", "monitoring")
-RUNNING = ("fastapi_server", "flask", "jupyter", "prometheus")
-PORTS = {"API_PORT": 8000, "PAGE_PORT": 5000, "JUPYTER_PORT": 8888, "PROMETHEUS_PORT": 9090}
+READY = {  # what is published, and what answers there when it is ready
+    "API_PORT": "/health/ready",
+    "PAGE_PORT": "/healthz",
+    "PROMETHEUS_PORT": "/-/ready",
+    "JUPYTER_PORT": "/api",
+}
+RUNNING = ["fastapi_server", "flask", "prometheus"]
+if "jupyter" in CHOSEN:
+    RUNNING.append("jupyter")
+else:
+    del READY["JUPYTER_PORT"]
+needs_jupyter = pytest.mark.skipif("jupyter" not in CHOSEN, reason="IMAGES leaves Jupyter out")
 DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "food-classifier.json"
 CALL_THE_API = """
 from serving_client import Client
@@ -32,7 +42,7 @@ with Client("http://fastapi_server:8000", api_key="key-of-the-test") as client:
 @pytest.fixture(scope="module")
 def addresses() -> dict[str, str]:
     """URLs of what is published, by the variables that choose the ports."""
-    return {name: f"http://127.0.0.1:{free_port()}" for name in PORTS}
+    return {name: f"http://127.0.0.1:{free_port()}" for name in READY}
 
 
 @pytest.fixture(scope="module", params=SERVICES)
@@ -43,7 +53,7 @@ def stack(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stack]:
     """The running project, all of it ready; on each of the backends."""
-    assert "jupyter" in images
+    assert request.param in images
     folder = tmp_path_factory.mktemp("stack")
     folder.chmod(0o755)
     for name, content in (("api_key", KEY + "\n"), ("jupyter_token", TOKEN)):
@@ -56,8 +66,7 @@ def stack(
         **ports,
     }
     with Stack(FILES, settings, folder).up(*RUNNING) as running:
-        paths = dict(zip(PORTS, ("/health/ready", "/healthz", "/api", "/-/ready"), strict=True))
-        for name, path in paths.items():
+        for name, path in READY.items():
             wait_until(lambda url=addresses[name] + path: launch.answers(url), name)  # type: ignore[misc]
         yield running
 
@@ -83,6 +92,7 @@ def test_the_api_wants_its_key(stack: Stack, addresses: dict[str, str]) -> None:
             assert TOKEN not in json.dumps(inspect(identity))
 
 
+@needs_jupyter
 def test_jupyter_wants_its_token_and_has_the_client(stack: Stack, addresses: dict[str, str]) -> None:
     status = f"{addresses['JUPYTER_PORT']}/api/status"
     assert requests.get(status, timeout=10).status_code == 403
@@ -92,6 +102,7 @@ def test_jupyter_wants_its_token_and_has_the_client(stack: Stack, addresses: dic
     assert run("docker", "exec", identity, "python", "-c", CALL_THE_API) == "Soup"
 
 
+@needs_jupyter
 def test_a_notebook_runs_where_nothing_can_be_written(stack: Stack) -> None:
     (identity,) = stack.containers("jupyter")
     quick = ("--env", "NOTEBOOK_QUICK=1", "--env", "TQDM_DISABLE=1")
