@@ -108,5 +108,5 @@ def test_long_requests_get_their_503() -> None:
 @pytest.mark.usefixtures("images")
 def test_nobody_behind_the_proxy_is_said_at_once() -> None:
     with proxy_before("answer") as proxy:
-        run("docker", "stop", "--time", "1", proxy.replicas["answer"])
+        run("docker", "stop", "-t", "1", proxy.replicas["answer"])
         wait_until(lambda: proxy.post(KEPT) == 503, "the proxy's own 503")

@@ -51,7 +51,7 @@ def test_replicas_come_and_go_and_no_request_fails(stack: Stack, url: str) -> No
         scale(stack, 3)
         senders.answered(100)
         oldest = stack.containers("fastapi_server")[0]
-        run("docker", "stop", "--time", "40", oldest)
+        run("docker", "stop", "-t", "40", oldest)
         senders.answered(50)
         scale(stack, 3)
         scale(stack, 1)
@@ -65,7 +65,7 @@ def test_a_new_image_takes_over_without_a_failed_request(stack: Stack, url: str)
     try:
         with traffic.Senders(f"{url}/predict", jpeg(), 8) as senders:
             scale(stack, 2, "--no-recreate")
-            run("docker", "stop", "--time", "40", old)
+            run("docker", "stop", "-t", "40", old)
             senders.answered(50)
     finally:
         build(SERVICES[0])
