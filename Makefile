@@ -5,12 +5,13 @@ DATA ?= ../shared
 RUN ?= runs/food11
 MODEL ?= models/food11
 TRITON := runs/triton-test
+IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 BIN := .venv/bin
 export BACKEND
 
 .DELETE_ON_ERROR:
-.PHONY: run test test-gpu test-triton triton-repository bench bench-gpu notebooks lint format accuracy train proto
-.PHONY: lock clean
+.PHONY: run test test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint format accuracy
+.PHONY: train proto lock clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
@@ -28,6 +29,9 @@ test-triton: .venv/dev.installed $(TRITON)/installed  ## a real Triton serves th
 triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
 	$(BIN)/python -m triton_repository --model $(MODEL)
 
+test-docker: .venv/dev.installed  ## images and compose files for real; needs a Docker engine; IMAGES= builds fewer
+	IMAGES="$(IMAGES)" $(BIN)/python -m pytest -m docker tests/docker
+
 bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
 	$(BIN)/python -m benchmarks bench
 
@@ -41,6 +45,7 @@ lint: .venv/dev.installed  ## style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy docker/healthcheck.py
 
 format: .venv/dev.installed
 	$(BIN)/ruff check --fix

@@ -4,8 +4,13 @@ import secrets
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import DirectoryPath, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
 
 MEGABYTE = 1024 * 1024
 
@@ -58,6 +63,9 @@ class Settings(BaseSettings):
     )
     """Signs predictions for feedback; set it when more than one process serves the page."""
 
+    secrets_dir: DirectoryPath | None = None
+    """Folder with files named like these variables, in small letters, for what is not set otherwise."""
+
     feedback_dir: Path | None = None
     """Folder for `feedback.jsonl`; unset: no feedback is asked for or taken."""
 
@@ -69,6 +77,21 @@ class Settings(BaseSettings):
 
     feedback_per_minute: PositiveInt = 30
     """Feedback taken from one address in a minute."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 no such file is read
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 reads a fixed folder
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments first, then the environment, then the files of `secrets_dir`."""
+        folder = env_settings().get("secrets_dir")
+        if folder is None or not Path(folder).is_dir():
+            return init_settings, env_settings
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=folder)
 
     @field_validator("api_url", "public_api_url")
     @classmethod

@@ -52,6 +52,7 @@ class Classifier:
         self.source = source
         self._served: Served | None = None
         self._decoders = DecoderThreads(cpus.usable())
+        self._leaving = False
         self._draining = False
         self._switching = asyncio.Lock()
 
@@ -121,6 +122,10 @@ class Classifier:
             "gpus": [asdict(figures) for figures in gpus.figures(memory)],
         }
 
+    def announce_end(self) -> None:
+        """Readiness is refused from now on; requests are still taken."""
+        self._leaving = True
+
     def start_draining(self) -> None:
         """New requests are refused from now on; what was accepted goes on."""
         self._draining = True
@@ -133,6 +138,8 @@ class Classifier:
     def check_ready(self) -> None:
         """Raises DrainingError or UnavailableError unless a worker could answer now."""
         self._check_open()
+        if self._leaving:
+            raise DrainingError("the service is shutting down")
         if self.served.client.health is not Health.READY:
             raise UnavailableError("no worker is ready")
 

@@ -7,9 +7,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from serving import cpus
 from serving.engine import gpus
 from serving.engine.memory import Memory, State
 from serving.engine.outcome import Outcome
+from serving.processes import web_cpu_seconds
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -21,7 +23,7 @@ class Metrics:
         """`shared`: with other web processes, by files in PROMETHEUS_MULTIPROC_DIR."""
         self.registry = CollectorRegistry()
         self._shared = shared
-        self._engine = EngineCollector()
+        self._engine = EngineCollector(shared)
         self.registry.register(self._engine)
 
         def histogram(name: str, text: str) -> Histogram:
@@ -81,9 +83,10 @@ class Metrics:
 
 
 class EngineCollector(Collector):
-    """What the engine's shared memory knows, the same in every web process."""
+    """What is the same in every web process: the engine's shared memory, and what runs where."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool) -> None:
+        self._shared = shared
         self._memory: Memory | None = None
         self._restarts_before = self._out_of_memory_before = 0
 
@@ -120,6 +123,13 @@ class EngineCollector(Collector):
             "Batches that did not fit into a device's memory; each halved a worker's batch cap.",
             self._out_of_memory_before + sum(memory.out_of_memory),
         )
+        yield GaugeMetricFamily(
+            "serving_web_processes", "Processes that speak HTTP and decode.", memory.geometry.webs
+        )
+        yield CounterMetricFamily(
+            "serving_web_cpu_seconds", "CPU time of the web processes.", web_cpu_seconds(self._shared)
+        )
+        yield GaugeMetricFamily("serving_cores", "Cores this service may use.", cpus.usable())
         yield from gpu_metrics(memory)
 
 

@@ -1,7 +1,8 @@
 """One web process: uvicorn's server, with a shutdown that loses nothing and an idle that costs nothing.
 
-On SIGTERM readiness turns false and new requests are refused, while what was accepted is answered;
-then connections close and the engine ends. A second signal ends the process at once.
+On SIGTERM readiness turns false; after `shutdown_delay_s` new requests are refused, while what was
+accepted is answered; then connections close and the engine ends. A second signal ends the process
+at once.
 """
 
 import asyncio
@@ -171,6 +172,8 @@ class Server(uvicorn.Server):
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
+        self._classifier.announce_end()
+        await asyncio.sleep(self._settings.shutdown_delay_s)
         end = time.monotonic() + self._settings.shutdown_timeout_s
         self._classifier.start_draining()
         with contextlib.suppress(TimeoutError):

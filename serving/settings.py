@@ -3,8 +3,23 @@
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import (
+    DirectoryPath,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    field_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 Protocol = Literal["v2", "tfserving", "torchserve"]
@@ -68,6 +83,9 @@ class Settings(BaseSettings):
     shutdown_timeout_s: PositiveFloat = 25
     """Time to answer what was accepted, after SIGTERM."""
 
+    shutdown_delay_s: NonNegativeFloat = 0
+    """Time after SIGTERM in which only readiness is refused: for a load balancer to look away."""
+
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
 
@@ -111,6 +129,9 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(default=None, min_length=1)
     """When set, `/admin` exists, and versions are loaded, for this key as a bearer token."""
 
+    secrets_dir: DirectoryPath | None = None
+    """Folder with files named like these variables, in small letters, for what is not set otherwise."""
+
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
     """Served beside the native API, separated by commas; empty: none."""
 
@@ -128,6 +149,21 @@ class Settings(BaseSettings):
 
     log_format: Literal["json", "console"] = "json"
     """`json`: one object a line, for machines; `console`: for people."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 no such file is read
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 reads a fixed folder
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments first, then the environment, then the files of `secrets_dir`."""
+        folder = env_settings().get("secrets_dir")
+        if folder is None or not Path(folder).is_dir():
+            return init_settings, env_settings
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=folder)
 
     @field_validator("cors_origins", "devices", "protocols", "preferred_batch_sizes", mode="before")
     @classmethod

@@ -290,6 +290,42 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_a_delayed_end_is_announced_by_readiness_alone(
+    fake_settings: dict[str, str], web_processes: str
+) -> None:
+    url = f"http://127.0.0.1:{(port := servers.free_port())}"
+    settings = {"SERVING_SHUTDOWN_DELAY_S": "3600", "SERVING_WEB_PROCESSES": web_processes}
+    command_line = ["serving", "tests.fake", "--port", str(port)]
+    with servers.running(command_line, f"{url}/health/ready", {**fake_settings, **settings}) as process:
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
+        assert predict(url, command(class_index=7)).json()["prediction"] == "7"
+        process.send_signal(signal.SIGTERM)  # whoever does not want to wait
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_after_the_delay_the_service_ends(fake_settings: dict[str, str], web_processes: str) -> None:
+    with fake_service(fake_settings, shutdown_delay_s="0.2", web_processes=web_processes) as (_, server):
+        server.terminate()
+        assert server.wait(30) == 0
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_the_processors_share_of_the_web_is_measured(
+    fake_settings: dict[str, str], web_processes: str
+) -> None:
+    with fake_service(fake_settings, web_processes=web_processes) as (url, server):
+        assert metric(url, "serving_web_processes") == int(web_processes)
+        assert metric(url, "serving_cores") >= 1
+        webs = programs(server, WEB) or [server]
+        before = sum(sum(web.cpu_times()[:2]) for web in webs)
+        measured = metric(url, "serving_web_cpu_seconds_total")
+        after = sum(sum(web.cpu_times()[:2]) for web in webs)
+        assert before - 0.1 <= measured <= after + 0.1  # the kernel counts in hundredths
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_sigkill_leaves_no_process_behind(fake_settings: dict[str, str], web_processes: str) -> None:
     with fake_service(fake_settings, web_processes=web_processes) as (_, server):
         children = server.children(recursive=True)

@@ -1,5 +1,7 @@
 """Settings of the page: defaults, and wrong values that keep it from starting."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -23,6 +25,15 @@ def test_defaults() -> None:
 
 def test_the_secret_is_new_at_every_start() -> None:
     assert Settings().secret_key != Settings().secret_key
+
+
+def test_the_key_may_come_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ui_api_key").write_text("from a file\n")
+    monkeypatch.setenv("UI_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("UI_API_KEY", "")  # as a compose file passes on what is not set
+    key = Settings().api_key
+    assert key is not None
+    assert key.get_secret_value() == "from a file"
 
 
 def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """`serving.settings`: wrong values fail at start, right ones arrive."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -34,7 +36,7 @@ def test_wrong_values_fail_at_start(monkeypatch: pytest.MonkeyPatch, name: str, 
 def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVING_INSTANCES", "3")
     monkeypatch.setenv("SERVING_CORS_ORIGINS", "http://a.example, http://b.example")
-    monkeypatch.setenv("SERVING_API_KEY", "secret")
+    monkeypatch.setenv("SERVING_API_KEY", "hush-hush")
     monkeypatch.setenv("SERVING_DEVICES", "0, 1")
     monkeypatch.setenv("SERVING_PREFERRED_BATCH_SIZES", "4,8")
     settings = Settings()
@@ -42,7 +44,29 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.devices == [0, 1]
     assert settings.preferred_batch_sizes == [4, 8]
     assert settings.cors_origins == ["http://a.example", "http://b.example"]
-    assert "secret" not in repr(settings)
+    assert "hush" not in repr(settings)
+
+
+def test_secrets_come_from_files_unless_the_environment_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "serving_api_key").write_text("from a file\n")
+    (tmp_path / "serving_admin_key").write_text("from a file\n")
+    monkeypatch.setenv("SERVING_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("SERVING_ADMIN_KEY", "from the environment")
+    settings = Settings()
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "from a file"
+    assert settings.admin_key is not None
+    assert settings.admin_key.get_secret_value() == "from the environment"
+
+
+def test_a_missing_folder_of_secrets_fails_at_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SERVING_SECRETS_DIR", str(tmp_path / "missing"))
+    with pytest.raises(ValidationError, match="secrets_dir"):
+        Settings()
 
 
 def test_every_setting_is_described() -> None:

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Makes sure that the images which ours build on, and run beside, are there: those that cannot be pulled are made
+# from Debian's packages under the same names, to test with. `docker/make_base_images.sh python haproxy prometheus`
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+SUITE=trixie
+MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+BARE=food-classifier/debian-base
+PIP=pip==25.2
+declare -A IMAGES=(
+    [python]=$(sed -n 's/^ARG PYTHON_IMAGE=//p' fastapi_onnx/Dockerfile)
+    [haproxy]=$(sed -n 's/^ *image: \(haproxy:.*\)/\1/p' docker/docker-compose-scale.yaml)
+    [prometheus]=$(sed -n 's/^ *image: \(prom\/prometheus:.*\)/\1/p' docker/docker-compose-monitoring.yaml)
+)
+
+present() {
+    docker image inspect "$1" > /dev/null 2>&1
+}
+
+# A small Debian with its Python, and the certificates that this machine trusts.
+make_bare() {
+    present $BARE && return
+    local folder keys=/usr/share/keyrings/debian-archive-keyring.gpg trusted=/etc/ssl/certs/ca-certificates.crt
+    folder=$(mktemp -d)
+    mmdebstrap --quiet --mode=root --variant=minbase --include=ca-certificates,python3 --keyring=$keys \
+        --aptopt='Acquire::Languages "none"' --dpkgopt=force-unsafe-io \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+        --dpkgopt='path-exclude=/usr/share/locale/*' \
+        --customize-hook='rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED' \
+        --customize-hook="cat $trusted > \"\$1\"$trusted" \
+        $SUITE "$folder/root.tar" "$MIRROR"
+    docker import "$folder/root.tar" $BARE > /dev/null
+    rm -r "$folder"
+}
+
+# `build NAME`: reads the rest of a Dockerfile; what it copies lies in $context.
+build() {
+    { echo "FROM $BARE"; cat; } > "$context/Dockerfile"
+    docker build --quiet --network host --tag "${IMAGES[$1]}" "$context" > /dev/null
+}
+
+make_python() {
+    python3 -m pip download --quiet --no-deps --dest "$context" $PIP
+    build python <<- 'END'
+	COPY *.whl /tmp/
+	RUN ln -s python3 /usr/bin/python && set -- /tmp/pip-*.whl \
+	    && python3 "$1/pip" install --quiet --no-index --root-user-action=ignore "$1" && rm "$1"
+	ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
+	CMD ["python3"]
+	END
+}
+
+make_haproxy() {
+    build haproxy <<- 'END'
+	RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends haproxy && rm -rf /var/lib/apt/lists/*
+	USER haproxy
+	CMD ["haproxy", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]
+	END
+}
+
+make_prometheus() {
+    build prometheus <<- 'END'
+	RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus && rm -rf /var/lib/apt/lists/* \
+	    && mkdir -p /prometheus && chown 65534:65534 /prometheus
+	USER 65534:65534
+	ENTRYPOINT ["/usr/bin/prometheus"]
+	END
+}
+
+for name in "$@"; do
+    image=${IMAGES[$name]}
+    if present "$image" || timeout 120 docker pull --quiet "$image" 2> /dev/null; then
+        continue
+    fi
+    echo "$image cannot be pulled here: made from Debian's packages" >&2
+    make_bare
+    context=$(mktemp -d)
+    "make_$name"
+    rm -r "$context"
+done

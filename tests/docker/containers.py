@@ -1,0 +1,123 @@
+"""Docker's command line, compose projects and single containers, for the tests of this folder."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving import launch
+from tests.servers import ROOT
+
+TAG = "test"
+BUILD_S = 1500
+START_S = 180
+HARDENED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true")
+
+
+def run(*command: str, env: Mapping[str, str] | None = None, seconds: float = START_S) -> str:
+    """A command's standard output, from the repository's root. Raises RuntimeError with what it said."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        text=True,
+        capture_output=True,
+        timeout=seconds,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+    return done.stdout.strip()
+
+
+def inspect(name: str) -> dict[str, Any]:
+    """What Docker knows about an image or a container."""
+    found: list[dict[str, Any]] = json.loads(run("docker", "inspect", name))
+    return found[0]
+
+
+def image(name: str) -> str:
+    """The full name of one of our images, as these tests build it."""
+    return f"food-classifier/{name}:{TAG}"
+
+
+def build(name: str, revision: str = "tested") -> None:
+    """Builds an image from its Dockerfile as it is; the host's network reaches the packages."""
+    folder = "notebooks" if name == "jupyter" else name
+    command = ["docker", "build", "--quiet", "--network", "host", "--file", f"{folder}/Dockerfile"]
+    run(*command, "--build-arg", f"REVISION={revision}", "--tag", image(name), ".", seconds=BUILD_S)
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = START_S) -> None:
+    """Returns as soon as the condition holds; fails with `what` was awaited."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.1)
+
+
+@contextmanager
+def container(
+    name: str, port: int, *options: str, path: str = "/health/ready"
+) -> Iterator[tuple[str, str]]:
+    """Runs one of our images until the block ends; yields its id and the URL of its port, ready."""
+    published = f"127.0.0.1::{port}"
+    identity = run("docker", "run", "--detach", *HARDENED, "--publish", published, *options, image(name))
+    try:
+        url = f"http://{run('docker', 'port', identity, str(port)).splitlines()[0]}"
+        wait_until(lambda: launch.answers(url + path), f"{name}\n{run('docker', 'logs', identity)}")
+        yield identity, url
+    finally:
+        run("docker", "rm", "--force", "--volumes", identity)
+
+
+def compose_command() -> list[str]:
+    """`docker compose` where it is installed, else its first version, `docker-compose`."""
+    known = subprocess.run(["docker", "compose", "version"], capture_output=True)
+    if known.returncode == 0:
+        return ["docker", "compose"]
+    if not (old := shutil.which("docker-compose")):
+        raise LookupError("neither `docker compose` nor docker-compose is installed")
+    return [old]
+
+
+@dataclass
+class Stack:
+    """A compose project of files in docker/, with settings that `.env` would hold."""
+
+    files: Sequence[str]
+    settings: Mapping[str, str]
+    folder: Path
+    """For an empty `.env`: a developer's own must not change what is tested."""
+
+    def compose(self, *arguments: str, seconds: float = START_S) -> str:
+        """Runs a command of compose on this project."""
+        nothing = self.folder / "empty.env"
+        nothing.touch()
+        files = [
+            part for name in self.files for part in ("--file", f"docker/docker-compose-{name}.yaml")
+        ]
+        project = ["--project-name", f"tested-{os.getpid()}", "--env-file", str(nothing)]
+        env = {"TAG": TAG, **self.settings}
+        return run(*compose_command(), *project, *files, *arguments, env=env, seconds=seconds)
+
+    def containers(self, service: str) -> list[str]:
+        """Ids of a service's running containers."""
+        return self.compose("ps", "--quiet", service).split()
+
+    @contextmanager
+    def up(self, *services: str) -> Iterator["Stack"]:
+        """Starts these services from images that are there, and removes them with all they keep."""
+        try:
+            self.compose("up", "--detach", "--no-build", *services)
+            yield self
+        finally:
+            self.compose("down", "--volumes", "--remove-orphans", "--timeout", "60")

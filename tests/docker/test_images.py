@@ -1,0 +1,73 @@
+"""Every image by itself: small, without what attackers like, and fit for a narrow container."""
+
+import pytest
+import requests
+
+from tests.docker import traffic
+from tests.docker.containers import container, image, inspect, run, wait_until
+from tests.pictures import jpeg
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
+MEGABYTE = 1_000_000
+LARGEST_MB = {"fastapi_onnx": 450, "flask_app": 250, "jupyter": 900}
+NARROW = ("--shm-size", "64m", "--user", "10001:10001", "--memory", "1g", "--pids-limit", "256")
+TOOLS = "import shutil; print([n for n in ('pip', 'gcc', 'cc', 'make') if shutil.which(n)])"
+
+
+def test_images_are_small_and_say_what_they_are(images: list[str]) -> None:
+    for name in images:
+        found = inspect(image(name))
+        assert found["Size"] < LARGEST_MB.get(name, float("inf")) * MEGABYTE, name
+        labels, config = found["Config"]["Labels"], found["Config"]
+        assert labels["org.opencontainers.image.revision"] == "tested"
+        assert labels["org.opencontainers.image.licenses"] == "MIT"
+        assert config["User"] == "10001:10001"
+        assert config["Healthcheck"]["Test"][0] == "CMD"
+
+
+def test_no_compiler_no_pip_and_nothing_to_write_to(images: list[str]) -> None:
+    for name in images:
+        command = ("docker", "run", "--rm", "--network", "none", image(name))
+        assert run(*command, "python", "-c", TOOLS) == "[]"
+        as_root = (*command[:3], "--user", "0", *command[3:])
+        assert run(*as_root, "sh", "-c", "find / -xdev -name '*.whl' -o -xdev -path '*/.cache/*'") == ""
+        writable = "find /app /opt /usr -writable ! -type l"
+        assert run(*command, "sh", "-c", writable) == ""
+
+
+def test_a_narrow_container_is_enough(backend: str) -> None:
+    """64 MB of /dev/shm, nothing to write to, no rights, and no temporary folder."""
+    settings = ("--env", "SERVING_INSTANCES=2", "--env", "SERVING_WEB_PROCESSES=2")
+    with container(backend, 8000, *NARROW, *settings) as (_, url):
+        answers = [requests.post(f"{url}/predict", jpeg(), timeout=30) for _ in range(20)]
+        assert {answer.status_code for answer in answers} == {200}
+        form = {"image": ("photo.png", traffic.slow_photo())}  # which others would spool to a file
+        assert requests.post(f"{url}/predict", files=form, timeout=30).status_code == 200
+        assert requests.get(f"{url}/model", timeout=10).json()["instances"] == 2
+        assert traffic.metric(url, "serving_web_processes") == 2
+        assert traffic.metric(url, "serving_web_cpu_seconds_total") > 0
+
+
+@pytest.mark.parametrize("cpus", ["0.5", "1"])
+def test_instances_and_threads_follow_the_cpu_quota(backend: str, cpus: str) -> None:
+    with container(backend, 8000, *NARROW, "--cpus", cpus) as (identity, url):
+        assert traffic.metric(url, "serving_cores") == 1
+        model = requests.get(f"{url}/model", timeout=10).json()
+        assert (model["instances"], model["idle_threads"]) == (1, None)  # no second session on one core
+        assert run("docker", "top", identity).count("serving.engine.worker") == 1
+
+
+def test_health_is_docker_s_own_view(backend: str) -> None:
+    with container(backend, 8000, *NARROW, "--health-interval", "1s") as (identity, _):
+        wait_until(
+            lambda: inspect(identity)["State"]["Health"]["Status"] == "healthy", "a healthy container"
+        )
+
+
+def test_stop_answers_what_was_taken_on(backend: str) -> None:
+    with container(backend, 8000, *NARROW, "--env", "SERVING_INSTANCES=1") as (identity, url):
+        with traffic.under_way(f"{url}/predict", url, count=16, least=8) as answers:
+            run("docker", "stop", "-t", "40", identity)
+            statuses = [answer.result() for answer in answers]
+        assert statuses.count(200) >= 8
+        assert inspect(identity)["State"]["ExitCode"] == 0

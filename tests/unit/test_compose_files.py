@@ -1,0 +1,133 @@
+"""The compose files and what they mount: valid, safe by default, in step with settings and metrics."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+from jsonschema.validators import validator_for
+
+from flask_app.settings import Settings as PageSettings
+from serving.metrics import Metrics
+from serving.settings import ROOT, Settings
+
+DOCKER = ROOT / "docker"
+FILES = sorted([*DOCKER.glob("docker-compose-*.yaml"), DOCKER / "services.yaml"])
+DASHBOARD = DOCKER / "grafana" / "dashboards" / "food-classifier.json"
+ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
+    "serving_cores",
+    "serving_free_slots",
+    "serving_queue_depth",
+    "serving_ready_workers",
+    "serving_web_cpu_seconds_total",
+    "serving_web_processes",
+    "serving_worker_restarts_total",
+}
+OVERLAYS = {"docker-compose-gpu", "docker-compose-secrets"}  # only add to services of other files
+SERVICES: list[tuple[Path, str, dict[str, Any]]] = [  # Any: YAML
+    (path, name, service)
+    for path in FILES
+    for name, service in yaml.safe_load(path.read_text())["services"].items()
+]
+DESCRIBED = [s for s in SERVICES if s[0].stem not in OVERLAYS and "extends" not in s[2]]
+
+
+def environment_of(service: dict[str, Any]) -> dict[str, str | None]:  # Any: YAML
+    """Its variables."""
+    found: dict[str, str | None] = service.get("environment", {})
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_they_follow_the_compose_specification(path: Path) -> None:
+    schema = get_builtin_schema("vendor.compose-spec")
+    validator = validator_for(schema)(schema)
+    assert not [error.message for error in validator.iter_errors(yaml.safe_load(path.read_text()))]
+
+
+@pytest.mark.parametrize(("path", "name", "service"), SERVICES)
+def test_ports_are_published_on_this_machine_only(
+    path: Path, name: str, service: dict[str, Any]
+) -> None:
+    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", [])), (
+        path,
+        name,
+    )
+
+
+@pytest.mark.parametrize(("path", "name", "service"), DESCRIBED)
+def test_every_container_is_hardened(path: Path, name: str, service: dict[str, Any]) -> None:
+    assert service["read_only"] is True, (path, name)
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] > 0
+    assert "privileged" not in service
+
+
+@pytest.mark.parametrize(("path", "name", "service"), SERVICES)
+def test_no_key_stands_in_a_file(path: Path, name: str, service: dict[str, Any]) -> None:
+    for variable, value in environment_of(service).items():
+        if re.search("KEY|TOKEN|PASSWORD", variable) and not variable.endswith("_FILE"):
+            assert value is None or re.fullmatch(r"\$\{\w+(:-|:\?[^}]+)\}", value), (
+                path,
+                name,
+                variable,
+            )
+
+
+@pytest.mark.parametrize(("path", "name", "service"), SERVICES)
+def test_variables_are_settings(path: Path, name: str, service: dict[str, Any]) -> None:
+    known = {f"SERVING_{field.upper()}" for field in Settings.model_fields}
+    known |= {f"UI_{field.upper()}" for field in PageSettings.model_fields}
+    ours = {v for v in environment_of(service) if v.startswith(("SERVING_", "UI_"))}
+    assert ours <= known, (path, name)
+
+
+def test_what_the_example_of_an_env_file_sets_is_used() -> None:
+    text = "".join(path.read_text() for path in FILES)
+    named = re.findall(r"^#?([A-Z_]+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE)
+    assert len(named) > 10
+    assert not [name for name in named if f"${{{name}:" not in text and f" {name}:" not in text]
+
+
+def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
+    text = Metrics().text().decode()
+    exist = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)) | ENGINE_METRICS
+    exist |= {f"{name}_{part}" for name in exist for part in ("bucket", "sum", "count")}
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = [t["expr"] for panel in dashboard["panels"] for t in panel.get("targets", [])]
+    alerts = yaml.safe_load((DOCKER / "prometheus" / "alerts.yml").read_text())
+    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    named = {name for expression in asked for name in re.findall(r"\bserving_\w+", expression)}
+    assert len(named) > 15
+    assert named <= exist
+
+
+def test_the_dashboard_reads_the_provisioned_data_source() -> None:
+    provisioning = DOCKER / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "dashboards.yaml").read_text())[
+        "providers"
+    ]
+    panels = [p for p in json.loads(DASHBOARD.read_text())["panels"] if p["type"] != "row"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
+    monitoring = yaml.safe_load((DOCKER / "docker-compose-monitoring.yaml").read_text())
+    mounted = monitoring["services"]["grafana"]["volumes"]
+    assert f"./grafana/dashboards:{provider['options']['path']}:ro" in mounted
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in monitoring["services"]
+
+
+def test_the_service_may_take_its_time_to_end() -> None:
+    service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
+    scale = yaml.safe_load((DOCKER / "docker-compose-scale.yaml").read_text())["services"][
+        "fastapi_server"
+    ]
+    delay = scale["environment"]["SERVING_SHUTDOWN_DELAY_S"]
+    longest = float(delay.rpartition("-")[2].rstrip("}")) + Settings().shutdown_timeout_s
+    assert int(service["stop_grace_period"].rstrip("s")) > longest
