@@ -26,7 +26,11 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_web_processes",
     "serving_worker_restarts_total",
 }
-OVERLAYS = {"docker-compose-gpu", "docker-compose-secrets"}  # only add to services of other files
+OVERLAYS = {  # only add to services of other files
+    "docker-compose-gpu",
+    "docker-compose-secrets",
+    "docker-compose-triton-gpu",
+}
 SERVICES: list[tuple[Path, str, dict[str, Any]]] = [  # Any: YAML
     (path, name, service)
     for path in FILES
