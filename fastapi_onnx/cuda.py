@@ -97,6 +97,8 @@ class Device:
         return options
 
     def _tensorrt(self, fp16: bool) -> Options:
+        assert self._settings.tensorrt_cache is not None  # noqa: S101 it is what asks for TensorRT
+        self._settings.tensorrt_cache.mkdir(parents=True, exist_ok=True)
         cache = str(self._settings.tensorrt_cache)
         return {
             "device_id": str(self.index),

@@ -1,6 +1,7 @@
 """`fastapi_onnx.cuda`, as far as a CPU goes: the same sessions, buffers and bindings, in its memory."""
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,11 +148,13 @@ def test_a_build_with_cuda_says_that_there_is_no_driver(
 
 @pytest.mark.parametrize("tensorrt", [False, True])
 def test_a_provider_that_does_not_load_is_named(
-    model: Model, monkeypatch: pytest.MonkeyPatch, tensorrt: bool
+    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tensorrt: bool
 ) -> None:
     claim_cuda(monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_: Driver())
-    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5))
+    cache = tmp_path / "engines" if tensorrt else None
+    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5, tensorrt_cache=cache))
+    assert device.provider == (cuda.TENSORRT if tensorrt else cuda.CUDA)
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match=r"CUDA cannot be used: .*; .*\.so"):
         device.open(fixed.normalisation(model.description.image, 1), 0.5, tensorrt)
