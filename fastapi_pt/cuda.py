@@ -108,7 +108,7 @@ class CudaNetwork:
     @contextlib.contextmanager
     def _working(self, size: int) -> Iterator[Lane]:
         """The lane of a size, to queue work for it."""
-        with translated(), torch.inference_mode():
+        with translated(), torch.inference_mode(), torch.cuda.device(self._like.device):
             if size not in self._lanes:
                 self._lanes[size] = self._recorded(size)
             with torch.cuda.stream(self._stream):
