@@ -62,7 +62,7 @@ class Computing:
     def open(self, cap: int) -> None:
         """Ready for batches up to `cap`, or up to what fits."""
         self.limit(min(cap, self.buckets[-1]) if self.buckets else cap)
-        self._rooms = [Room.of(self._memory, cap) for _ in range(2 if self.device else 1)]
+        self._rooms = [Room.of(self._memory, cap, place) for place in range(2 if self.device else 1)]
 
     def close(self) -> None:
         """Nothing is under way any more."""
@@ -86,7 +86,10 @@ class Computing:
             memory.batch_size[slot] = len(slots)
             memory.state[slot] = State.RUNNING
         room = self._rooms.pop()
-        work = self._work(slots, room)
+        try:
+            work = self._work(slots, room)
+        except (DeviceLostError, OutOfDeviceMemoryError) as error:
+            work = partial(fail, error)
         return Begun(slots, room, self.device.submit(work).result if self.device else work)
 
     def finish(self, begun: Begun) -> None:
@@ -162,7 +165,7 @@ class Computing:
         if memory.kind[slots[0]] == Kind.TENSOR:
             infer = partial(backend.infer_tensor, gathered(memory.tensors, slots, room.tensors, size))
         elif self.reader is not None:
-            infer = partial(self.reader.infer_slots, slots, size)
+            infer = self.reader.fetch(slots, size, room.place)
         else:
             infer = partial(backend.infer, gathered(memory.inputs, slots, room.pixels, size))
 
@@ -182,3 +185,8 @@ class Computing:
             by_owner.setdefault(memory.owner(slot), []).append(record(slot, memory.generation[slot]))
         for owner, values in by_owner.items():
             send(self._done_fds[owner], *values)
+
+
+def fail(error: Exception) -> NDArray[np.float32]:
+    """Raises it, where the logits are asked for."""
+    raise error

@@ -52,13 +52,17 @@ class Arguments:
 class Room:
     """Where a batch is gathered, of pixels or of tensors; pages that are never used cost nothing."""
 
+    place: int
+    """0 or 1: which of those it is."""
+
     pixels: NDArray[np.uint8]
     tensors: NDArray[np.float32]
 
     @classmethod
-    def of(cls, memory: Memory, size: int) -> "Room":
+    def of(cls, memory: Memory, size: int, place: int) -> "Room":
         """For batches up to `size`."""
         return cls(
+            place,
             np.zeros((size, *memory.inputs.shape[1:]), np.uint8),
             np.zeros((size, *memory.tensors.shape[1:]), np.float32),
         )
