@@ -104,9 +104,11 @@ class CudaNetwork:
         """Pins the slots' memory, so that the device fetches them itself; whether that worked."""
         memory = torch.from_numpy(slots)
         error = cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, NO_FLAGS)
-        if int(error) == 0 and memory.is_pinned():
+        if int(error) == 0:
             self._slots = memory
-            return True
+            if memory.is_pinned():
+                return True
+            self._release_slots()
         logger().warning("the slots cannot be pinned, they are copied", error=str(error))
         with contextlib.suppress(RuntimeError):  # or another call would raise what is handled here
             torch.ones(1, device=self._like.device).add(1)
@@ -114,10 +116,14 @@ class CudaNetwork:
 
     def close(self) -> None:
         """Gives slots and memory back."""
+        self._release_slots()
+        self._lanes.clear()
+
+    def _release_slots(self) -> None:
+        """Before their memory goes."""
         if self._slots is not None:
             cudart().cudaHostUnregister(self._slots.data_ptr())
             self._slots = None
-        self._lanes.clear()
 
     @contextlib.contextmanager
     def _working(self, size: int, stream: torch.cuda.Stream | None = None) -> Iterator[Lane]:

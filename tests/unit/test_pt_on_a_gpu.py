@@ -145,7 +145,7 @@ def test_slots_are_read_where_they_are(
 
 @pytest.mark.usefixtures("processor")
 def test_memory_that_cannot_be_pinned_is_copied(
-    model: Model, pixels: NDArray[np.uint8], runtime: Runtime
+    model: Model, pixels: NDArray[np.uint8], runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime.code = 712
     network = network_of(model)
@@ -153,6 +153,9 @@ def test_memory_that_cannot_be_pinned_is_copied(
     runtime.registered.clear()
     network.close()  # nothing to give back
     runtime.code = 0
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
+    assert not network.attach(pixels)
+    assert runtime.registered == []
     assert not TorchBackend().attach(pixels)  # on a CPU there is nobody to pin for
 
 
