@@ -97,6 +97,8 @@ class Device:
         return options
 
     def _tensorrt(self, fp16: bool) -> Options:
+        assert self._settings.tensorrt_cache is not None  # noqa: S101 it is what asks for TensorRT
+        self._settings.tensorrt_cache.mkdir(parents=True, exist_ok=True)
         cache = str(self._settings.tensorrt_cache)
         return {
             "device_id": str(self.index),
@@ -198,9 +200,9 @@ class CudaNetwork:
         if precision != "fp32":
             self._network = Network(fixed.half(graph), True, pipeline, classes)
             found = np.concatenate([self.infer(picture[np.newaxis]) for picture in pictures])
+            self._lanes.clear()  # what this thread has recorded is not for the one that will compute
             if agreement.is_enough(expected, found, insist=precision == "fp16"):
                 return
-            self._lanes.clear()
         self._network = Network(graph, False, pipeline, classes)
 
     @property

@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,10 @@ class TorchBackend:
         """See `serving.backend.SlotReader`; on a CPU there is nothing to gain."""
         return self._cuda is not None and self._cuda.attach(slots)
 
-    def infer_slots(self, indices: list[int], size: int) -> NDArray[np.float32]:
+    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
         """See `serving.backend.SlotReader`."""
         assert self._cuda is not None  # noqa: S101 attach comes first
-        return self._cuda.infer_slots(indices, size)
+        return self._cuda.fetch(indices, size, place)
 
     def _logits(self, photos: Tensor) -> NDArray[np.float32]:
         assert self._network is not None  # noqa: S101 load comes first

@@ -3,10 +3,13 @@
 A recorded graph reads and writes fixed addresses, so every size has buffers of its own; what lies in
 between is shared by all graphs, because one runs at a time. The normalisation is recorded apart: pixels
 go through both graphs, tensors through the network's only.
+
+Two streams: while one computes a batch, the other copies the pixels of the next into a place of its own.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +23,7 @@ from serving.logs import logger
 
 WARM_UP_RUNS = 3  # before a recording: the libraries allocate and choose in them
 NO_FLAGS = 0
+PLACES = 2  # of batches under way
 
 
 class Lane:
@@ -28,13 +32,15 @@ class Lane:
     def __init__(self, size: int, photo: tuple[int, int], classes: int, like: Tensor) -> None:
         """`like` is of the network's type, and where the network is."""
         height, width = photo
-        self.pixels = torch.zeros((size, height, width, 3), dtype=torch.uint8, device=like.device)
+        place = torch.zeros((PLACES, size, height, width, 3), dtype=torch.uint8, device=like.device)
+        self.pixels = list(place)
+        self.filled = [torch.cuda.Event() for _ in self.pixels]
         self.photos = torch.zeros((size, 3, height, width), dtype=like.dtype, device=like.device)
         self.photos = self.photos.contiguous(memory_format=torch.channels_last)
         self.logits = torch.zeros((size, classes), dtype=torch.float32, device=like.device)
         self.answer = pinned((size, classes))
-        self.normalise: Callable[[], object]
-        """From `pixels` to `photos`."""
+        self.normalise: list[Callable[[], object]]
+        """From each of `pixels` to `photos`."""
 
         self.network: Callable[[], object]
         """From `photos` to `logits`."""
@@ -57,6 +63,7 @@ class CudaNetwork:
         self._like = next(network.parameters())
         self._lanes: dict[int, Lane] = {}
         self._stream = torch.cuda.Stream(self._like.device)
+        self._copies = torch.cuda.Stream(self._like.device)
         self._done = torch.cuda.Event(blocking=True)  # the core is free for decoding meanwhile
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._slots: Tensor | None = None
@@ -64,8 +71,8 @@ class CudaNetwork:
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]. Raises what `device_errors.py` has."""
         with self._working(len(batch)) as lane:
-            lane.pixels.copy_(torch.from_numpy(batch), non_blocking=True)
-            lane.normalise()
+            lane.pixels[0].copy_(torch.from_numpy(batch), non_blocking=True)
+            lane.normalise[0]()
             return self._answer(lane)
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -74,25 +81,34 @@ class CudaNetwork:
             lane.photos.copy_(torch.from_numpy(batch).to(self._like.device))  # converted there
             return self._answer(lane)
 
-    def infer_slots(self, indices: list[int], size: int) -> NDArray[np.float32]:
-        """Pixels of attached slots -> logits [size, classes]. Raises what `device_errors.py` has."""
+    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
+        """See `serving.backend.SlotReader`. Raises what `device_errors.py` has, as does the result."""
         assert self._slots is not None  # noqa: S101 attach comes first
-        with self._working(size) as lane:
+        with self._working(size, self._copies) as lane:
             done = 0
             for first, end in runs(indices):
-                place = slice(done, done + end - first)
-                lane.pixels[place].copy_(self._slots[first:end], non_blocking=True)
-                done = place.stop
-            lane.normalise()
+                rows = slice(done, done + end - first)
+                lane.pixels[place][rows].copy_(self._slots[first:end], non_blocking=True)
+                done = rows.stop
+            lane.filled[place].record(self._copies)
+        return partial(self._infer_fetched, size, place)
+
+    def _infer_fetched(self, size: int, place: int) -> NDArray[np.float32]:
+        """The second half of `fetch`."""
+        with self._working(size) as lane:
+            self._stream.wait_event(lane.filled[place])
+            lane.normalise[place]()
             return self._answer(lane)
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Pins the slots' memory, so that the device fetches them itself; whether that worked."""
         memory = torch.from_numpy(slots)
         error = cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, NO_FLAGS)
-        if int(error) == 0 and memory.is_pinned():
+        if int(error) == 0:
             self._slots = memory
-            return True
+            if memory.is_pinned():
+                return True
+            self._release_slots()
         logger().warning("the slots cannot be pinned, they are copied", error=str(error))
         with contextlib.suppress(RuntimeError):  # or another call would raise what is handled here
             torch.ones(1, device=self._like.device).add(1)
@@ -100,18 +116,22 @@ class CudaNetwork:
 
     def close(self) -> None:
         """Gives slots and memory back."""
+        self._release_slots()
+        self._lanes.clear()
+
+    def _release_slots(self) -> None:
+        """Before their memory goes."""
         if self._slots is not None:
             cudart().cudaHostUnregister(self._slots.data_ptr())
             self._slots = None
-        self._lanes.clear()
 
     @contextlib.contextmanager
-    def _working(self, size: int) -> Iterator[Lane]:
-        """The lane of a size, to queue work for it."""
-        with translated(), torch.inference_mode():
+    def _working(self, size: int, stream: torch.cuda.Stream | None = None) -> Iterator[Lane]:
+        """The lane of a size, to queue work for it; on the stream that computes, or on another."""
+        with translated(), torch.inference_mode(), torch.cuda.device(self._like.device):
             if size not in self._lanes:
                 self._lanes[size] = self._recorded(size)
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(stream or self._stream):
                 yield self._lanes[size]
 
     def _answer(self, lane: Lane) -> NDArray[np.float32]:
@@ -127,14 +147,15 @@ class CudaNetwork:
         """A lane that is ready."""
         lane = Lane(size, self._photo, self._classes, self._like)
 
-        def normalise() -> None:
-            lane.photos.copy_(self._normalise(lane.pixels))
+        def normalise(pixels: Tensor) -> None:
+            lane.photos.copy_(self._normalise(pixels))
 
         def network() -> None:
             lane.logits.copy_(self._network(lane.photos))
 
         torch.cuda.synchronize(self._like.device)
-        lane.normalise, lane.network = self._record(normalise), self._record(network)
+        lane.normalise = [self._record(partial(normalise, pixels)) for pixels in lane.pixels]
+        lane.network = self._record(network)
         return lane
 
     def _record(self, work: Callable[[], None]) -> Callable[[], object]:

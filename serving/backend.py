@@ -1,5 +1,6 @@
 """What an inference backend must offer; `fastapi_onnx` and `fastapi_pt` implement it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -64,8 +65,10 @@ class SlotReader(Protocol):
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """All slots [S, height, width, 3], until `close`. Whether the device can read them."""
 
-    def infer_slots(self, indices: list[int], size: int) -> NDArray[np.float32]:
-        """The pixels of these slots, padded to a batch of `size` -> logits [size, classes].
+    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
+        """Begins to copy the pixels of these slots; what waits for them and computes.
 
-        When it returns, nothing reads the slots any more.
+        That returns logits [size, classes], the batch padded to `size`; nothing reads the slots any more
+        then. Two batches may be under way, at `place` 0 and 1: one is fetched by one thread while the
+        other is computed by another.
         """

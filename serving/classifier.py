@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving import cpus
 from serving.decoders import DecoderThreads
-from serving.engine import gpus
+from serving.engine import gpus, layout
 from serving.engine.client import Inputs
 from serving.engine.memory import Health, Kind
 from serving.engine.source import EngineSource, Offer
@@ -51,7 +50,7 @@ class Classifier:
         self.metrics = metrics
         self.source = source
         self._served: Served | None = None
-        self._decoders = DecoderThreads(cpus.usable())
+        self._decoders = DecoderThreads(layout.decoding_threads(settings))
         self._leaving = False
         self._draining = False
         self._switching = asyncio.Lock()
@@ -275,7 +274,7 @@ class Classifier:
         On a decoding thread, unless the picture is small and the workers are slow enough, or idle
         enough, for the event loop to do it: that saves two changes of threads.
         """
-        if size <= SMALL_BODY and not bulk and (served.slow or served.client.alone):
+        if size <= SMALL_BODY and not bulk and (served.decodes_at_once or served.client.alone):
             picture = read()
             if picture.startswith(JPEG):  # its size bounds its pixels, as no other format's does
                 return self._decoded(served.decode(lambda: picture))

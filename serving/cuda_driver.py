@@ -5,7 +5,6 @@ is asked by the UUID from here.
 """
 
 import ctypes
-import uuid
 from typing import Any
 
 from serving.errors import ConfigurationError
@@ -45,4 +44,5 @@ def device_uuid(index: int) -> str:
     library, found = driver(), (ctypes.c_ubyte * 16)()
     if code := library.cuDeviceGetUuid(ctypes.byref(found), device(library, index)):
         raise ConfigurationError(f"GPU {index} does not tell its UUID: CUDA error {code}")
-    return f"GPU-{uuid.UUID(bytes=bytes(found))}"
+    text = bytes(found).hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from serving import cpus
 from serving.engine.client import EngineClient
 from serving.engine.memory import Kind
 from serving.engine.outcome import Outcome
@@ -30,8 +31,14 @@ class Served:
         self.labels = offer.model.labels
         self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
         self.client = EngineClient(offer.attachment, metrics.observe_item)
-        self.slow = throughput(offer) <= SLOW * offer.attachment.geometry.webs
-        """Whether one thread of each web process can decode all that the workers can compute."""
+        on_gpu, webs = offer.profile["info"]["device"] != "cpu", offer.attachment.geometry.webs
+        spare = cpus.usable() - offer.attachment.geometry.workers
+        self.decodes_at_once = throughput(offer) <= SLOW * webs or (on_gpu and webs >= spare)
+        """Whether the event loop decodes small pictures itself.
+
+        It does where one thread of each web process can decode all that the workers can compute; and
+        beside a GPU where every core has a web process, so that a thread more would find none.
+        """
 
     def decode(self, read: Callable[[], bytes]) -> tuple[NDArray[np.uint8], float]:
         """Pixels, and the seconds that took; on a decoding thread."""

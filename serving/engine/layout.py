@@ -36,6 +36,13 @@ def web_processes(settings: Settings) -> int:
     return max(1, min(MOST_WEB_PROCESSES, cpus.usable() - workers))
 
 
+def decoding_threads(settings: Settings) -> int:
+    """Of one web process: all together not many more than there are cores."""
+    cores = cpus.usable()
+    webs = 1 if settings.web_processes == "auto" else settings.web_processes
+    return min(cores, max(2, cores // webs))
+
+
 def gpu_is_possible() -> bool:
     """Whether an NVIDIA driver shows itself; if not, `auto` will end on the CPU."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))

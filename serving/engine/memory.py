@@ -137,7 +137,7 @@ class Memory:
         # workers, each written by its own; an inbox is what it has taken and not yet reported
         self.busy_since = self._times(workers)
         self.seen = self._times(workers)
-        self.inbox = [self._array("Q", geometry.max_batch) for _ in range(workers)]
+        self.inbox = [self._array("Q", 2 * geometry.max_batch) for _ in range(workers)]
         self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
         self.out_of_memory = self._array("q", workers)
 
@@ -171,7 +171,7 @@ class Memory:
         """Bytes; pages that are never touched cost nothing."""
         pixels = geometry.height * geometry.width * 3
         slot = 64 + geometry.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
-        worker = 64 + geometry.max_batch * 8
+        worker = 64 + geometry.max_batch * 16
         web = 16 + len(Kind) * (64 + 8 * statistics_row(geometry.max_batch))
         fixed = PAGE * 5 + 64 * (27 + geometry.workers)
         return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * web

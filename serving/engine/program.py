@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving import cuda_driver
+from serving.engine.memory import Memory
 from serving.errors import ConfigurationError
 
 PR_SET_PDEATHSIG = 1
@@ -48,6 +49,26 @@ class Arguments:
 
     control_fd: int
     status_fd: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a batch is gathered, of pixels or of tensors; pages that are never used cost nothing."""
+
+    place: int
+    """0 or 1: which of those it is."""
+
+    pixels: NDArray[np.uint8]
+    tensors: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, memory: Memory, size: int, place: int) -> "Room":
+        """For batches up to `size`."""
+        return cls(
+            place,
+            np.zeros((size, *memory.inputs.shape[1:]), np.uint8),
+            np.zeros((size, *memory.tensors.shape[1:]), np.float32),
+        )
 
 
 def gathered(inputs: NDArray[T], slots: list[int], room: NDArray[T], size: int) -> NDArray[T]:

@@ -1,7 +1,8 @@
 """A worker's end of the work queue: which records it takes, and how long it waits for more.
 
 Two pipes, interactive and bulk, of records of eight bytes. One `readv` takes whatever waits, up to a
-full batch, straight into the worker's inbox in shared memory; the kernel never splits a record.
+full batch, straight into the worker's inbox in shared memory; the kernel never splits a record. The
+inbox has two halves, so that a second batch can be taken while a device computes the first.
 Batches are of one class of priority, and bulk is only taken where nothing interactive waits.
 """
 
@@ -27,6 +28,10 @@ class WorkQueue:
         self._index = index
         self._inbox = memory.inbox[index]
         self._inbox_bytes = self._inbox.cast("B")
+        self._half = len(self._inbox) // 2
+        self._start = 0
+        """Where the half begins into which the next batch is taken."""
+
         self._empty = bytes(len(self._inbox_bytes))
         self._fds = fds
         self._control_fd = control_fd
@@ -40,8 +45,17 @@ class WorkQueue:
         """Everything taken has been reported."""
         self._inbox_bytes[:] = self._empty
 
-    def take(self) -> list[int] | None:
-        """Waits for work; returns its records, which stand in the inbox, or None at the end."""
+    def turn(self) -> None:
+        """What was taken last is under way; everything before has been reported."""
+        self._start = self._half - self._start
+        first = self._start * RECORD_BYTES
+        self._inbox_bytes[first : first + self._half * RECORD_BYTES] = bytes(self._half * RECORD_BYTES)
+
+    def take(self, wait: bool = True) -> list[int] | None:
+        """Waits for work; returns its records, which stand in the inbox, or None at the end.
+
+        Without `wait` an empty list where nothing is there.
+        """
         busy_since = self._memory.busy_since
         while True:
             busy_since[self._index] = time.monotonic()
@@ -49,7 +63,9 @@ class WorkQueue:
                 if count := self._read(fd, 0, self._first_size(fd)):
                     if count < self.cap and self._delay_s and count not in self._preferred:
                         count = self._wait_for_more(fd, count)
-                    return self._inbox[:count].tolist()
+                    return self._inbox[self._start : self._start + count].tolist()
+            if not wait:
+                return []
             busy_since[self._index] = 0
             events = self._poll.poll()
             if any(fd == self._control_fd for fd, _ in events):
@@ -67,7 +83,7 @@ class WorkQueue:
 
     def _wait_for_more(self, fd: int, count: int) -> int:
         """Tops the batch up until it is full, of a preferred size, or its first item waited enough."""
-        end = self._memory.queued_at[slot_of(self._inbox[0])] + self._delay_s
+        end = self._memory.queued_at[slot_of(self._inbox[self._start])] + self._delay_s
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         poll.register(self._control_fd, select.POLLIN)
@@ -83,7 +99,8 @@ class WorkQueue:
 
     def _read(self, fd: int, offset: int, count: int) -> int:
         """Up to `count` records into the inbox from `offset` on; 0 when none waits."""
-        place = self._inbox_bytes[offset * RECORD_BYTES : (offset + count) * RECORD_BYTES]
+        first = self._start + offset
+        place = self._inbox_bytes[first * RECORD_BYTES : (first + count) * RECORD_BYTES]
         try:
             return os.readv(fd, [place]) // RECORD_BYTES
         except BlockingIOError:

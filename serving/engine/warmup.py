@@ -42,6 +42,15 @@ def warm_up(
     return dict(sorted(profile.items()))
 
 
+def warm_both(
+    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: Iterable[int]
+) -> dict[int, float]:
+    """Runs both ways in; the time in ms of each batch size. Raises ConfigurationError."""
+    profile = warm_up(backend, shape, classes, batch_sizes)
+    warm_up_tensors(backend, shape, classes)
+    return profile
+
+
 def warm_up_tensors(backend: Backend, shape: tuple[int, int, int], classes: int) -> None:
     """Runs the other way in once; raises ConfigurationError for a wrong output shape.
 

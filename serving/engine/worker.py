@@ -4,6 +4,10 @@ Started by `supervisor.py` as `python -m serving.engine.worker ARGUMENTS`, with 
 on. It ends when the supervisor closes the control pipe, and with the supervisor's own death. What it
 has taken and not yet reported always stands in its inbox in shared memory, into which the kernel puts
 the records itself: whenever it is killed, nothing it had taken is lost.
+
+On a GPU one thread does nothing but call the backend; while it computes a batch, the main thread reports
+the one before and gathers the next. On a CPU, where that would take the cores from the computation,
+there is one thread.
 """
 
 import importlib
@@ -12,27 +16,24 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from serving import buckets, cpus, logs
-from serving.backend import Backend, SlotReader
-from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.backend import SlotReader
 from serving.engine import warmup
-from serving.engine.idle import IdleCores
-from serving.engine.memory import Geometry, Kind, Memory, State, generation_of, record, send, slot_of
-from serving.engine.program import Arguments, die_with_parent, gathered, give_memory_back, gpu_uuid
+from serving.engine.computing import Begun, Computing
+from serving.engine.memory import Geometry, Kind, Memory, State, generation_of, slot_of
+from serving.engine.program import Arguments, die_with_parent, give_memory_back, gpu_uuid
 from serving.engine.queue import WorkQueue
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 
 SERVE = b"s"
-DEVICE_LOST = 3  # exit code
 
 
 class Worker:
@@ -45,17 +46,7 @@ class Worker:
         self.queue = WorkQueue(
             self.memory, arguments.index, arguments.work_fds, arguments.control_fd, settings
         )
-        self._done_fds = arguments.done_fds
-        self._pixels: NDArray[np.uint8] = np.empty((0,), np.uint8)
-        self._tensors: NDArray[np.float32] = np.empty((0,), np.float32)
-        self._narrow: Backend | None = None
-        self._wide: Backend | None = None
-        self._idle_cores = IdleCores()
-        self._reader: SlotReader | None = None
-        """The same as `_narrow`, where that reads the slots itself."""
-
-        self._buckets: list[int] = []
-        """On a GPU the batch sizes that are run, ascending; empty on a CPU, where every size is."""
+        self._computing = Computing(self.memory, arguments.index, self.queue, arguments.done_fds)
 
     def load(self, arguments: Arguments) -> dict[str, Any]:
         """Loads, warms up and measures; returns what the supervisor is told."""
@@ -64,65 +55,82 @@ class Worker:
         model = Model.read(Path(arguments.model_dir), arguments.version)
         own = {"devices": [arguments.gpu], "device": arguments.device}
         settings = self.settings.model_copy(update=own)
-        geometry = self.memory.geometry
-        self._narrow = make()
+        geometry, computing = self.memory.geometry, self._computing
         scratch = Path(arguments.scratch) if arguments.scratch else None
-        info = self._narrow.load(model, settings, scratch)
+        computing.narrow = narrow = make()
+        info = narrow.load(model, settings, scratch)
         shape = (geometry.height, geometry.width, 3)
         cap = self.memory.batch_cap[0]
         on_gpu = info.device != "cpu"
         sizes = buckets.sizes(settings, info.device, cap)
         if on_gpu:
             sizes.reverse()  # the largest takes the memory that the others then share
-        profile = warmup.warm_up(self._narrow, shape, geometry.classes, sizes)
-        warmup.warm_up_tensors(self._narrow, shape, geometry.classes)
+            computing.device = ThreadPoolExecutor(1, "device")
+        warm = partial(warmup.warm_both, narrow, shape, geometry.classes, sizes)
+        profile = computing.device.submit(warm).result() if computing.device else warm()
         if on_gpu:
-            self._buckets = list(profile)
-            if isinstance(self._narrow, SlotReader) and self._narrow.attach(self.memory.inputs):
-                self._reader = self._narrow
+            computing.buckets = list(profile)
+            if isinstance(narrow, SlotReader) and narrow.attach(self.memory.inputs):
+                computing.reader = narrow
         threads = cpus.usable() if settings.idle_threads == "auto" else settings.idle_threads
         alone: dict[int, float] = {}
         if not on_gpu and threads > settings.intra_op_threads:
-            self._wide = make()
-            wide = {"intra_op_threads": threads, "device": "cpu"}
-            self._wide.load(model, settings.model_copy(update=wide), scratch)
-            alone = warmup.warm_up(self._wide, shape, geometry.classes, [1])
-            warmup.warm_up_tensors(self._wide, shape, geometry.classes)
+            computing.wide = wide = make()
+            changes = {"intra_op_threads": threads, "device": "cpu"}
+            wide.load(model, settings.model_copy(update=changes), scratch)
+            alone = warmup.warm_both(wide, shape, geometry.classes, [1])
         return {
             "info": asdict(info),
             "gpu_uuid": gpu_uuid(arguments.gpu) if on_gpu else None,
             "batch_ms": profile,
             "batch_cap": cap or warmup.choose_cap(settings, profile),
-            "idle_threads": threads if self._wide else None,
+            "idle_threads": threads if computing.wide else None,
             "idle_ms": alone.get(1),
         }
 
     def serve(self) -> None:
         """Takes and computes until it is told to stop."""
-        for backend in (self._narrow, self._wide):
-            if backend:
-                backend.trim()
+        memory, index, computing = self.memory, self.index, self._computing
+        for backend in computing.backends:
+            backend.trim()
         give_memory_back()
-        memory, index = self.memory, self.index
-        cap = memory.batch_cap[0]  # the first worker's choice holds for all
-        self._limit(min(cap, self._buckets[-1]) if self._buckets else cap)
-        self._pixels = np.zeros((cap, *memory.inputs.shape[1:]), np.uint8)
-        self._tensors = np.zeros((cap, *memory.tensors.shape[1:]), np.float32)
-        while (taken := self.queue.take()) is not None:
-            self._run(taken)
+        computing.open(memory.batch_cap[0])  # the first worker's choice holds for all
+        under_way: Begun | None = None
+        while (taken := self.queue.take(wait=under_way is None)) is not None:
+            under_way = self._run(taken, under_way)
+            if under_way:
+                self.queue.turn()
+                continue
             self.queue.clear()
             memory.busy_since[index] = 0
             memory.seen[index] = time.monotonic()
-        for backend in (self._narrow, self._wide):
-            if backend:
-                backend.close()
+        computing.close()
 
-    def _limit(self, cap: int) -> None:
-        """No larger batch from now on."""
-        self.queue.cap = self.memory.cap[self.index] = cap
+    def _run(self, taken: list[int], under_way: Begun | None) -> Begun | None:
+        """Computes what was taken; returns the batch that the device is left to compute meanwhile.
 
-    def _run(self, taken: list[int]) -> None:
-        """Sorts out what nobody waits for; computes the rest by kind, suspects one by one."""
+        Suspects run while nothing else does. A queue delay asks for waiting, not for taking early.
+        """
+        computing = self._computing
+        ahead = computing.device is not None and not self.settings.max_queue_delay_us
+        batches, suspects = self._sorted(taken)
+        for slots in batches:
+            begun = computing.begin(slots)
+            if under_way:
+                computing.finish(under_way)
+            under_way = begun
+            if not ahead:
+                computing.finish(begun)
+                under_way = None
+        if under_way and (suspects or not batches):
+            computing.finish(under_way)
+            under_way = None
+        for slot in suspects:
+            computing.finish(computing.begin([slot]))
+        return under_way
+
+    def _sorted(self, taken: list[int]) -> tuple[list[list[int]], list[int]]:
+        """What somebody waits for: batches by kind, and suspects, which are to run alone."""
         memory = self.memory
         now = time.monotonic()
         fresh: tuple[list[int], ...] = tuple([] for _ in Kind)
@@ -142,104 +150,8 @@ class Worker:
             else:
                 fresh[memory.kind[slot]].append(slot)
         if over:
-            self._report(over)
-        for slots in (*fresh, *([slot] for slot in suspects)):
-            if slots:
-                self._compute(slots)
-
-    def _compute(self, slots: list[int]) -> None:
-        """One batch, into the slots' outputs; in parts when it fails."""
-        memory = self.memory
-        started = time.monotonic()
-        memory.busy_since[self.index] = started
-        for slot in slots:
-            memory.attempts[slot] += 1
-            memory.started_at[slot] = started
-            memory.batch_size[slot] = len(slots)
-            memory.state[slot] = State.RUNNING
-        if (logits := self._attempt(slots)) is None:
-            return
-        finished = time.monotonic()
-        good = np.atleast_1d(np.isfinite(logits).all(axis=1))
-        if memory.kind[slots[0]] == Kind.TENSOR:  # a client's own numbers have the logits they have
-            good[:] = True
-        leader = slots[int(good.argmax())]
-        for slot, row, usable in zip(slots, logits, good, strict=True):
-            memory.outputs[slot] = row
-            memory.finished_at[slot] = finished
-            memory.leads[slot] = slot == leader
-            memory.state[slot] = State.DONE if usable else State.FAILED
-            if not usable:
-                logs.logger().error("the model answered with numbers that are not finite")
-        self._report(slots)
-
-    def _attempt(self, slots: list[int]) -> NDArray[np.float32] | None:
-        """The logits; None when the batch failed, and its parts have been dealt with."""
-        parts: list[list[int]] = []
-        try:
-            return self._infer(slots)
-        except DeviceLostError as error:
-            logs.logger().error("the device is lost, the worker ends", reason=str(error))
-            os._exit(DEVICE_LOST)  # what CUDA would do on the way out may hang
-        except OutOfDeviceMemoryError as error:
-            parts = self._smaller(slots, str(error))
-        except Exception:
-            if len(slots) > 1:
-                logs.logger().warning("a batch failed, its items are tried alone", size=len(slots))
-                parts = [[slot] for slot in slots]
-            else:
-                logs.logger().exception("inference failed")
-        # here and not above: while an exception is handled, it holds the tensors of the attempt
-        if not parts:
-            self.memory.state[slots[0]] = State.FAILED
-            self._report(slots)
-        for part in parts:
-            for slot in part:
-                self.memory.attempts[slot] -= 1
-            self._compute(part)
-        return None
-
-    def _smaller(self, slots: list[int], reason: str) -> list[list[int]]:
-        """After a batch that did not fit: halves the cap, and the batch; none for a single input."""
-        memory, size = self.memory, buckets.padded(len(slots), self._buckets)
-        memory.out_of_memory[self.index] += 1
-        cap = min(self.queue.cap, buckets.halved(size, self._buckets))
-        log = logs.logger()
-        log.warning("out of device memory", size=size, cap=cap, reason=reason, worker=self.index)
-        self._limit(cap)
-        if len(slots) == 1:
-            return []
-        return [slots[first : first + cap] for first in range(0, len(slots), cap)]
-
-    def _infer(self, slots: list[int]) -> NDArray[np.float32]:
-        """Logits [slots, classes]; on a GPU the batch is padded to the next bucket meanwhile."""
-        memory, count = self.memory, len(slots)
-        size = buckets.padded(count, self._buckets)
-        alone = self._wide is not None and sum(memory.in_flight) <= 1
-        all_cores = alone and self._idle_cores.pay()
-        backend = self._wide if all_cores else self._narrow
-        assert backend is not None  # noqa: S101 load comes first
-        started = time.perf_counter()
-        if memory.kind[slots[0]] == Kind.TENSOR:
-            logits = backend.infer_tensor(gathered(memory.tensors, slots, self._tensors, size))
-        elif self._reader is not None:
-            logits = self._reader.infer_slots(slots, size)
-        else:
-            logits = backend.infer(gathered(memory.inputs, slots, self._pixels, size))
-        if alone:
-            self._idle_cores.took(all_cores, time.perf_counter() - started)
-        if logits.shape != (size, memory.geometry.classes):
-            raise ValueError(f"the model answered with shape {logits.shape} to {size} inputs")
-        return logits[:count]
-
-    def _report(self, slots: list[int]) -> None:
-        """Tells each slot's web process; a pipe has room for a record of every slot."""
-        memory = self.memory
-        by_owner: dict[int, list[int]] = {}
-        for slot in slots:
-            by_owner.setdefault(memory.owner(slot), []).append(record(slot, memory.generation[slot]))
-        for owner, values in by_owner.items():
-            send(self._done_fds[owner], *values)
+            self._computing.report(over)
+        return [slots for slots in fresh if slots], suspects
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The engine with a backend that claims to run on a GPU: buckets, a full device, a lost one, refusal."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import requests
 import torch
 
 from tests import servers
-from tests.e2e.test_engine import fake_service
+from tests.e2e.test_engine import WORKER, check_right, fake_service, numbered, programs, repeatedly
 from tests.e2e.test_service import metric, predict, wait_for
 from tests.fake.backend import Failure, command
+from tests.http_load import send_all
 
 
 @pytest.fixture
@@ -44,6 +46,29 @@ def test_batches_are_padded_to_the_sizes_that_warm_up_ran(
         assert [answer.json()["prediction"] for answer in answers] == ["0", "1", "2", "3", "4"]
         assert (tmp_path / "sizes").read_text().split()[len(sizes) :] == ["1", "8"]
         assert metric(url, "serving_batch_size_sum") == 6  # what was asked for, not the padding
+
+
+@pytest.mark.parametrize("reader", ["0", "1"])
+def test_answers_belong_to_their_questions_with_two_batches_under_way(
+    gpu_settings: dict[str, str], reader: str
+) -> None:
+    with fake_service({**gpu_settings, "FAKE_READER": reader, "FAKE_MS": "2"}) as (url, server):
+        finished = threading.Event()
+
+        def kill() -> None:
+            try:
+                wait_for(lambda: metric(url, "serving_batch_size_sum") > 200)
+                programs(server, WORKER)[0].kill()
+                wait_for(lambda: metric(url, "serving_worker_restarts_total") == 1)
+            finally:
+                finished.set()
+
+        with repeatedly(threading.Thread(target=kill)):
+            answers = send_all(url, numbered(1500), senders=24)
+        assert finished.is_set()
+        check_right(answers, 1500)
+        assert {answer.status for answer in answers} == {200}
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)
 
 
 def test_a_full_device_halves_the_batches_and_loses_nothing(

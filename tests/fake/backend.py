@@ -10,7 +10,9 @@ batch. With FAKE_READER=1 it reads the slots itself.
 import io
 import os
 import time
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,12 +94,13 @@ class FakeBackend:
         self.slots = slots
         return os.environ.get("FAKE_READER") == "1"
 
-    def infer_slots(self, indices: list[int], size: int) -> NDArray[np.float32]:
+    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
         """Pads with pictures of class 0."""
         assert self.slots is not None
+        assert place in (0, 1)
         batch = np.zeros((size, *self.slots.shape[1:]), np.uint8)
         batch[: len(indices)] = self.slots[indices]
-        return self.infer(batch)
+        return partial(self.infer, batch)
 
     def trim(self) -> None:
         """Nothing to give back."""

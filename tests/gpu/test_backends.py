@@ -90,11 +90,13 @@ def test_slots_are_read_by_the_device(load: Load, pixels: NDArray[np.uint8]) -> 
     slots = pixels.copy()
     assert backend.attach(slots)
     for indices in ([0, 1, 2], [5, 3, 9, 10], [63]):
-        found = backend.infer_slots(indices, 4)[: len(indices)]
+        other = backend.fetch([7], 4, 1)
+        found = backend.fetch(indices, 4, 0)()[: len(indices)]
+        other()
         expected = backend.infer(pixels[[*indices, *[0] * (4 - len(indices))]])[: len(indices)]
         np.testing.assert_array_equal(found, expected)
     slots[0] = 255 - slots[0]  # it looks again every time
-    assert np.abs(backend.infer_slots([0], 1) - backend.infer(pixels[:1])).max() > 0
+    assert np.abs(backend.fetch([0], 1, 0)() - backend.infer(pixels[:1])).max() > 0
     backend.close()
     backend.close()
 

@@ -122,6 +122,28 @@ def test_a_worker_takes_what_waits_up_to_a_full_batch(memory: Memory, pipes: Pip
     assert [slot_of(value) for value in queue.take() or []] == [3]
 
 
+def test_a_second_batch_is_taken_beside_the_first(memory: Memory, pipes: Pipes) -> None:
+    queue = pipes.queue(memory, cap=2)
+
+    def inbox() -> list[int]:
+        return [slot_of(value) for value in memory.inbox[1].tolist() if value]
+
+    pipes.put(0, 1, 2, 3, 4)
+    assert [slot_of(value) for value in queue.take() or []] == [0, 1]
+    queue.turn()
+    assert [slot_of(value) for value in queue.take(wait=False) or []] == [2, 3]
+    assert inbox() == [0, 1, 2, 3]
+    queue.turn()  # the first has been reported
+    assert inbox() == [2, 3]
+    assert [slot_of(value) for value in queue.take(wait=False) or []] == [4]
+    assert sorted(inbox()) == [2, 3, 4]
+    queue.turn()
+    assert inbox() == [4]
+    assert queue.take(wait=False) == []
+    queue.clear()
+    assert inbox() == []
+
+
 def test_bulk_waits_for_interactive(memory: Memory, pipes: Pipes) -> None:
     queue = pipes.queue(memory, cap=4)
     pipes.put(0, 1, bulk=True)

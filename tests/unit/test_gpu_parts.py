@@ -240,3 +240,14 @@ def test_web_processes_take_the_cores_that_workers_leave(monkeypatch: pytest.Mon
     assert webs(device="cuda", web_processes=3) == 3
     assert webs(device="cuda", instances=20) == 1
     assert webs(device="cpu") == webs(device="auto") == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "web_processes", "threads"),
+    [(16, 1, 16), (16, 15, 2), (16, 4, 4), (2, 1, 2), (2, 2, 2), (1, 1, 1), (1, 4, 1)],
+)
+def test_web_processes_share_the_decoding_threads(
+    monkeypatch: pytest.MonkeyPatch, cores: int, web_processes: int, threads: int
+) -> None:
+    monkeypatch.setattr(cpus, "usable", lambda: cores)
+    assert layout.decoding_threads(Settings(web_processes=web_processes)) == threads

@@ -1,6 +1,7 @@
 """`fastapi_onnx.cuda`, as far as a CPU goes: the same sessions, buffers and bindings, in its memory."""
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,8 @@ def test_every_size_answers_as_on_the_cpu(
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
             found = network.infer_tensor(photos[part])
             np.testing.assert_allclose(found, expected[part], atol=tolerance)
-    assert len(device.opened) == 4  # two sessions for each of two sizes
+    sessions = 4 if precision == "fp32" else 6  # two for each of two sizes, and for the comparison
+    assert len(device.opened) == sessions
     assert any(device.opened) == (precision == "fp16")
 
 
@@ -147,11 +149,13 @@ def test_a_build_with_cuda_says_that_there_is_no_driver(
 
 @pytest.mark.parametrize("tensorrt", [False, True])
 def test_a_provider_that_does_not_load_is_named(
-    model: Model, monkeypatch: pytest.MonkeyPatch, tensorrt: bool
+    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tensorrt: bool
 ) -> None:
     claim_cuda(monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_: Driver())
-    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5))
+    cache = tmp_path / "engines" if tensorrt else None
+    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5, tensorrt_cache=cache))
+    assert device.provider == (cuda.TENSORRT if tensorrt else cuda.CUDA)
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match=r"CUDA cannot be used: .*; .*\.so"):
         device.open(fixed.normalisation(model.description.image, 1), 0.5, tensorrt)

@@ -30,6 +30,10 @@ class Queue:
         """Nothing is under way."""
         self.waited += 1
 
+    def wait_event(self, event: object) -> None:
+        """Nothing is under way."""
+        assert isinstance(event, Queue)
+
 
 class Runtime:
     """CUDA's runtime library, which pins memory or does not."""
@@ -57,6 +61,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Queue)
     monkeypatch.setattr(torch.cuda, "Event", Queue)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(cuda, "pinned", lambda shape: torch.zeros(shape))
 
@@ -129,7 +134,9 @@ def test_slots_are_read_where_they_are(
     assert network.attach(slots)
     assert runtime.registered == [slots.ctypes.data]
     for indices in ([2, 3, 4, 0], [7, 5], [6], [0, 1, 2]):
-        found = network.infer_slots(indices, 4)
+        computing = [network.fetch(some, 4, place) for place, some in enumerate((indices, [7, 7]))]
+        found = computing[0]()
+        np.testing.assert_allclose(computing[1]()[:2], expected[[7, 7]], atol=1e-3)
         assert found.shape == (4, len(model.labels))
         np.testing.assert_allclose(found[: len(indices)], expected[indices], atol=1e-3)
     network.close()
@@ -138,7 +145,7 @@ def test_slots_are_read_where_they_are(
 
 @pytest.mark.usefixtures("processor")
 def test_memory_that_cannot_be_pinned_is_copied(
-    model: Model, pixels: NDArray[np.uint8], runtime: Runtime
+    model: Model, pixels: NDArray[np.uint8], runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime.code = 712
     network = network_of(model)
@@ -146,6 +153,9 @@ def test_memory_that_cannot_be_pinned_is_copied(
     runtime.registered.clear()
     network.close()  # nothing to give back
     runtime.code = 0
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
+    assert not network.attach(pixels)
+    assert runtime.registered == []
     assert not TorchBackend().attach(pixels)  # on a CPU there is nobody to pin for
 
 
