@@ -47,8 +47,13 @@ class Arguments:
     done_fds: tuple[int, ...]
     """Ends to write, one per web process."""
 
-    control_fd: int
-    status_fd: int
+    control_fd: int = -1
+    status_fd: int = -1
+
+    @property
+    def passed_fds(self) -> tuple[int, ...]:
+        """All of them, for the worker to inherit."""
+        return (self.memory_fd, *self.work_fds, *self.done_fds, self.control_fd, self.status_fd)
 
 
 @dataclass(frozen=True)

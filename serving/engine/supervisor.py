@@ -4,16 +4,13 @@ One thread, because a worker dies with the thread that started it. It sleeps unt
 something or ends, or until a web process, which has requests under way, asks it to look around.
 """
 
-import contextlib
-import fcntl
 import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from serving import buckets
@@ -21,18 +18,10 @@ from serving.engine import layout, scratch
 from serving.engine.attachment import Attachment
 from serving.engine.client import NOTICE
 from serving.engine.gpus import GpuMonitor
-from serving.engine.memory import (
-    RECORD_BYTES,
-    Geometry,
-    Health,
-    Memory,
-    State,
-    generation_of,
-    record,
-    send,
-    slot_of,
-)
+from serving.engine.memory import Geometry, Health, Memory, send
+from serving.engine.process import Process, pipe
 from serving.engine.program import Arguments
+from serving.engine.rescue import rescue
 from serving.engine.worker import SERVE
 from serving.errors import ConfigurationError
 from serving.logs import logger
@@ -42,37 +31,6 @@ from serving.settings import Settings
 LOAD_TIMEOUT_S = 600
 LEAST_HANG_S = 3.0
 HANG_BATCHES = 20  # of the slowest measured batch
-MAX_ATTEMPTS = 2
-MAX_BACKOFF_S = 10.0
-FIRST_BACKOFF_S = 0.1
-HEALTHY_AFTER_S = 10.0
-F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # Linux
-
-
-@dataclass
-class Process:
-    """One place for a worker; `popen` changes when it is replaced."""
-
-    index: int
-    gpu: int
-    popen: subprocess.Popen[bytes] | None = None
-    status_fd: int = -1
-    control_fd: int = -1
-    heard: bytes = b""
-    ready: bool = False
-    begun_at: float = 0.0
-    ready_at: float = 0.0
-    asked_at: float = 0.0
-    """When it was last asked whether it is there."""
-
-    deaths: int = 0
-    """In a row, after it had been ready; a long life resets it."""
-
-    failed_starts: int = 0
-    """In a row: it ended before it was ready."""
-
-    start_at: float | None = 0.0
-    """When it is to be started; None while it runs, or is not wanted yet."""
 
 
 class Supervisor:
@@ -213,14 +171,14 @@ class Supervisor:
         for process in self._processes:
             if process.start_at is not None and process.start_at <= now:
                 try:
-                    self._start(process)
+                    process.start(self._arguments(process))
                 except OSError as error:  # no memory, or too many processes, for now
                     logger().error("an inference worker cannot be started", reason=str(error))
-                    process.start_at = now + self._backoff(process, now)
+                    process.start_at = now + process.backoff(now)
 
-    def _start(self, process: Process) -> None:
-        status, control = pipe(0), pipe(0)
-        arguments = Arguments(
+    def _arguments(self, process: Process) -> Arguments:
+        """For the worker in this place; its own pipes are still missing."""
+        return Arguments(
             index=process.index,
             parent=os.getpid(),
             device=self._device or self._settings.device,
@@ -233,34 +191,7 @@ class Supervisor:
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
             done_fds=tuple(writer for _, writer in self._done),
-            control_fd=control[0],
-            status_fd=status[1],
         )
-        passed = (
-            arguments.memory_fd,
-            *arguments.work_fds,
-            *arguments.done_fds,
-            control[0],
-            status[1],
-        )
-        try:
-            process.popen = subprocess.Popen(  # noqa: S603 our own module
-                [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(arguments))],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-            )
-        except OSError:
-            os.close(status[0])
-            os.close(control[1])
-            raise
-        finally:
-            os.close(control[0])
-            os.close(status[1])
-        os.set_blocking(control[1], False)
-        process.status_fd, process.control_fd = status[0], control[1]
-        process.heard, process.ready, process.start_at = b"", False, None
-        process.begun_at = time.monotonic()
 
     def _on_loaded(self, process: Process, message: dict[str, Any]) -> None:
         """A worker is warm and may begin; `start` waits for the first ones all."""
@@ -283,7 +214,7 @@ class Supervisor:
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
         self.memory.seen[process.index] = process.ready_at
-        tell(process, SERVE)
+        process.tell(SERVE)
         if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
             self._first_round_over.set()
 
@@ -292,7 +223,7 @@ class Supervisor:
         popen, process.popen = process.popen, None
         assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
-        process.start_at = now + self._backoff(process, now)
+        process.start_at = now + process.backoff(now)
         process.ready = False
         self._set_health()
         popen.kill()  # where it only closed its descriptors
@@ -309,7 +240,8 @@ class Supervisor:
             exit_code=code,
             restart_in_s=round(process.start_at - now, 1),
         )
-        self._rescue(process.index)
+        work = (self._work[0][1], self._work[1][1])
+        rescue(self.memory, process.index, work, tuple(writer for _, writer in self._done))
         self.memory.busy_since[process.index] = 0
 
     def _refuse(self, reason: str) -> None:
@@ -317,32 +249,6 @@ class Supervisor:
         self._error = reason
         self._closing.set()
         self._first_round_over.set()
-
-    def _backoff(self, process: Process, now: float) -> float:
-        """Seconds to wait before the next start; none after a first death in service."""
-        if not process.ready:
-            process.failed_starts += 1
-            return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0**process.failed_starts)
-        process.deaths = 0 if now - process.ready_at > HEALTHY_AFTER_S else process.deaths + 1
-        return 0.0 if process.deaths < 2 else min(1.0, FIRST_BACKOFF_S * 2.0**process.deaths)
-
-    def _rescue(self, index: int) -> None:
-        """The dead worker's inbox: finished items are reported, the others are queued once more."""
-        memory = self.memory
-        inbox = memory.inbox[index]
-        for place, value in enumerate(inbox.tolist()):
-            slot = slot_of(value)
-            if not value or memory.generation[slot] != generation_of(value):
-                continue
-            inbox[place] = 0
-            state = memory.state[slot]
-            if state == State.RUNNING and memory.attempts[slot] >= MAX_ATTEMPTS:
-                memory.state[slot] = state = State.CRASHED
-            if state in (State.QUEUED, State.RUNNING):
-                memory.state[slot] = State.QUEUED
-                send(self._work[memory.bulk[slot]][1], value)
-            elif state != State.FREE:
-                send(self._done[memory.owner(slot)][1], record(slot, memory.generation[slot]))
 
     def _set_health(self) -> None:
         """Publishes how many workers are ready, and tells the web processes when that matters."""
@@ -371,22 +277,12 @@ class Supervisor:
             if process.popen is None:
                 continue
             if process.ready:
-                stuck = self._silent_for(process, now) > self.hang_limit()
+                stuck = process.silent_for(self.memory, now) > self.hang_limit()
             else:
                 stuck = now - process.begun_at > LOAD_TIMEOUT_S
             if stuck:
                 logger().error("an inference worker does not answer", worker=process.index)
                 process.popen.kill()
-
-    def _silent_for(self, process: Process, now: float) -> float:
-        """Seconds for which a worker computes one batch, or, idle, leaves a question unanswered."""
-        if busy_since := self.memory.busy_since[process.index]:
-            return now - busy_since
-        if process.asked_at > self.memory.seen[process.index]:
-            return now - process.asked_at
-        process.asked_at = now
-        tell(process, b"?")
-        return 0.0
 
     def hang_limit(self) -> float:
         """Seconds after which a worker that computes one batch counts as hung."""
@@ -411,19 +307,3 @@ class Supervisor:
                 process.popen.kill()
                 process.popen.wait()
             os.close(process.status_fd)
-
-
-def pipe(records: int) -> tuple[int, int]:
-    """(reader, writer) of a pipe that holds so many records."""
-    reader, writer = os.pipe()
-    if sys.platform == "linux":
-        needed = 2 * records * RECORD_BYTES
-        if fcntl.fcntl(writer, F_GETPIPE_SZ) < needed:
-            fcntl.fcntl(writer, F_SETPIPE_SZ, needed)
-    return reader, writer
-
-
-def tell(process: Process, word: bytes) -> None:
-    """A word for a worker; one that has just died will be heard of."""
-    with contextlib.suppress(BlockingIOError, BrokenPipeError):
-        os.write(process.control_fd, word)
