@@ -1,12 +1,14 @@
-"""Makes models/food11 from the zips: train twice, calibrate, export, measure, describe.
+"""Makes models/food11 from the zips: train three times, calibrate, export, measure, describe.
 
 The first training sees gentle changes of the photos and learns fast; the second starts from its weights,
-sees everything that cameras and cooks may do to a photo, and ends at a higher resolution.
+sees everything that cameras and cooks may do to a photo, and ends at a higher resolution; the third goes
+on from there.
 `python -m training.food11 --data DIR --run RUN`; DIR holds data/food11-64/train.zip and val.zip, and
 photos/. An interrupted training goes on from RUN; a finished one is not repeated.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any
@@ -26,6 +28,7 @@ from serving.model import ImagePipeline, Model
 from training import data, evaluate, export, train
 
 LABELS = Path(__file__).with_name("labels.txt")
+STAGES = ("first", "second", "third")
 CARD = Path(__file__).with_name("MODEL_CARD.template.md")
 IMAGE = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), mean=train.MEAN, std=train.STD)
 
@@ -72,7 +75,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def write_card(out: Path, run: Path, temperature: float) -> None:
     """MODEL_CARD.md from its template and the figures in model.json and the training log."""
     model = Model.read(out).description
-    epochs = {name: read_log(run / name / "log.jsonl") for name in ("first", "second")}
+    epochs = {name: read_log(run / name / "log.jsonl") for name in STAGES}
     seconds = sum(epoch["seconds"] for log in epochs.values() for epoch in log)
     val, sharp = model.accuracy["val"], model.accuracy["sharp"]
     assert isinstance(val, dict) and isinstance(sharp, dict)  # noqa: S101, PT018 evaluate wrote them
@@ -83,8 +86,7 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
     text = Template(CARD.read_text()).substitute(
         architecture=model.architecture,
         body_size=model.body_size,
-        first_epochs=len(epochs["first"]),
-        second_epochs=len(epochs["second"]),
+        **{f"{name}_epochs": len(log) for name, log in epochs.items()},
         hours=f"{seconds / 3600:.1f}",
         temperature=f"{temperature:.2f}",
         val_photos=val["photos"],
@@ -99,6 +101,11 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
     (out / "MODEL_CARD.md").write_text(text)
 
 
+def weights_of(run: Path) -> Path:
+    """Where a training leaves what is to be exported, or gone on from."""
+    return run / "ema.safetensors"
+
+
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds data/food11-64/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
@@ -107,24 +114,18 @@ def main(
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     zips = data_dir / "data" / "food11-64"
-    first, second = run / "first", run / "second"
-    weights = second / "ema.safetensors"
-    if not (first / "ema.safetensors").exists():
+    first, second, third = (run / name for name in STAGES)
+    full = partial(
+        train.main, zips, ramp_epochs=0, augmentation=0.8, variety=1.0, size=body_size, peak=7e-4
+    )
+    if not weights_of(first).exists():
         train.main(zips, first)
+    if not weights_of(second).exists():
+        start = weights_of(first)
+        full(second, start_from=start, epochs=24, low_epochs=8, decay_epochs=12)
+    weights = weights_of(third)
     if not weights.exists():
-        train.main(
-            zips,
-            second,
-            start_from=first / "ema.safetensors",
-            epochs=24,
-            low_epochs=8,
-            decay_epochs=12,
-            ramp_epochs=0,
-            augmentation=0.8,
-            variety=1.0,
-            size=body_size,
-            peak=7e-4,
-        )
+        full(third, start_from=weights_of(second), epochs=21, decay_epochs=21, seed=12)
     with safe_open(weights, framework="pt") as file:
         architecture = file.metadata()["architecture"]
     logits, labels = validation_logits(weights, architecture, body_size, zips / "val.zip")
