@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import typer
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
@@ -30,6 +30,7 @@ from training import data, evaluate, export, train
 LABELS = Path(__file__).with_name("labels.txt")
 STAGES = ("first", "second", "third")
 CARD = Path(__file__).with_name("MODEL_CARD.template.md")
+STATISTICS_PHOTOS = 9000
 IMAGE = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), mean=train.MEAN, std=train.STD)
 
 
@@ -101,6 +102,19 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
     (out / "MODEL_CARD.md").write_text(text)
 
 
+def renewed(weights: Path, architecture: str, zipped: Path, body_size: int) -> Path:
+    """Weights whose batch norm has seen unchanged photos; the path beside the others where they are."""
+    network = build(architecture, len(export.read_labels(LABELS)), None).body
+    network.load_state_dict(load_file(weights))
+    photos, labels = data.load(zipped)
+    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))[:STATISTICS_PHOTOS]
+    train.renew_statistics(network, photos[chosen], body_size)
+    path = weights.with_name("renewed.safetensors")
+    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    save_file(state, path, metadata={"architecture": architecture})
+    return path
+
+
 def weights_of(run: Path) -> Path:
     """Where a training leaves what is to be exported, or gone on from."""
     return run / "ema.safetensors"
@@ -128,6 +142,7 @@ def main(
         full(third, start_from=weights_of(second), epochs=21, decay_epochs=21, seed=12)
     with safe_open(weights, framework="pt") as file:
         architecture = file.metadata()["architecture"]
+    weights = renewed(weights, architecture, zips / "train.zip", body_size)
     logits, labels = validation_logits(weights, architecture, body_size, zips / "val.zip")
     temperature = fit_temperature(logits, labels)
     typer.echo(f"top-1 {(logits.argmax(1) == labels).float().mean():.4f}, temperature {temperature:.3f}")

@@ -30,6 +30,7 @@ from training import augment, data
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+SERVED_SIZE = 224
 
 
 def normalise(photos: Tensor) -> Tensor:
@@ -65,6 +66,29 @@ def evaluate(model: nn.Module, photos: Tensor, labels: Tensor, size: int) -> flo
         with torch.autocast(device.type, dtype=torch.bfloat16):
             hits += int((model(normalise(batch)).argmax(1).cpu() == truth).sum())
     return hits / len(labels)
+
+
+@torch.no_grad()
+def renew_statistics(model: nn.Module, photos: Tensor, size: int) -> None:
+    """Batch norm's means and variances, anew from uint8 photos [N, 3, H, W] as they are.
+
+    While a network learns it sees photos that are cut, turned and mixed, and keeps the statistics of
+    those; in service it sees photos that are whole.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain mean over all batches
+    model.train()
+    for part in photos.split(128):
+        model(normalise(enlarged(part.float() / 255, size)))
+    model.eval()
+
+
+def enlarged(photos: Tensor, size: int) -> Tensor:
+    """As the pipeline of the served model enlarges, and its network reduces: to 224, then to `size`."""
+    large = functional.interpolate(photos, size=SERVED_SIZE, mode="bilinear")
+    return functional.interpolate(large, size=size, mode="bilinear")
 
 
 def save_checkpoint(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 from torchvision.models import get_model
 from typer.testing import CliRunner
 
@@ -229,3 +230,17 @@ def test_thresholds_separate_guesses_from_knowledge() -> None:
     thresholds = evaluate.uncertain_below(probabilities, labels)
     assert 0.4 <= thresholds.probability <= 0.6
     assert 0 < thresholds.margin < 0.4
+
+
+def test_batch_norm_forgets_what_it_saw_in_training() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten())
+    network(torch.randn(8, 3, 4, 4) * 5 + 7)
+    photos = torch.randint(0, 256, (300, 3, 16, 16), dtype=torch.uint8)
+    train.renew_statistics(network, photos, 16)
+    norm = network[0]
+    assert isinstance(norm, nn.BatchNorm2d)
+    seen = train.normalise(train.enlarged(photos.float() / 255, 16))
+    torch.testing.assert_close(norm.running_mean, seen.mean((0, 2, 3)), atol=0.02, rtol=0)
+    torch.testing.assert_close(norm.running_var, seen.var((0, 2, 3)), atol=0.02, rtol=0)
+    assert not network.training
