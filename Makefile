@@ -6,6 +6,7 @@ RUN ?= runs/food11
 MODEL ?= models/food11
 TRITON := runs/triton-test
 IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
+TESTS ?= tests/docker
 BIN := .venv/bin
 export BACKEND
 
@@ -30,7 +31,7 @@ triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from
 	$(BIN)/python -m triton_repository --model $(MODEL)
 
 test-docker: .venv/dev.installed  ## images and compose files for real; needs a Docker engine; IMAGES= builds fewer
-	IMAGES="$(IMAGES)" $(BIN)/python -m pytest -m docker tests/docker
+	IMAGES="$(IMAGES)" $(BIN)/python -m pytest -m docker $(TESTS)
 
 bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
 	$(BIN)/python -m benchmarks bench
