@@ -1,5 +1,6 @@
 """Inference with ONNX Runtime on the CPU or a CUDA GPU; called by the engine."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,8 +73,12 @@ class OnnxBackend:
         height, width = model.description.image.output_size
         self._no_pixels = np.empty((0, height, width, 3), np.uint8)
         self._no_tensor = np.empty((0, 3, height, width), np.float32)
+
+        def graph() -> bytes:
+            made: bytes = with_two_inputs(onnx.load(path), model.description.image).SerializeToString()
+            return made
+
         try:
-            graph = with_two_inputs(onnx.load(path), model.description.image).SerializeToString()
             self._session = cpu_session(graph, settings, scratch)
         except ConfigurationError:
             raise
@@ -118,7 +123,9 @@ class OnnxBackend:
         self._session = self._cuda = None
 
 
-def cpu_session(graph: bytes, settings: Settings, scratch: Path | None) -> ort.InferenceSession:
+def cpu_session(
+    graph: Callable[[], bytes], settings: Settings, scratch: Path | None
+) -> ort.InferenceSession:
     """A session with weights shared through `scratch`, or, where that fails, with its own."""
     options = cpu_options(settings)
     path = optimised(graph, scratch) if scratch else None
@@ -129,7 +136,7 @@ def cpu_session(graph: bytes, settings: Settings, scratch: Path | None) -> ort.I
         except Exception as error:  # onnxruntime's types have no common base
             logger().warning("the model's shared weights cannot be used", reason=str(error))
             options = cpu_options(settings)
-    return ort.InferenceSession(graph, options, providers=[CPU])
+    return ort.InferenceSession(graph(), options, providers=[CPU])
 
 
 def cpu_options(settings: Settings) -> ort.SessionOptions:

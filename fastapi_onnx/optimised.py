@@ -6,9 +6,9 @@ writes the outcome down, weights apart; all others map that file, so that the ke
 all sessions of all workers, and open in milliseconds.
 """
 
-import hashlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime as ort
@@ -16,17 +16,20 @@ import onnxruntime as ort
 from serving.logs import logger
 
 CPU = "CPUExecutionProvider"
-GRAPH, WEIGHTS = "model.onnx", "weights.bin"
+FOLDER, GRAPH, WEIGHTS = "optimised", "model.onnx", "weights.bin"
 LEAST_BYTES = "1024"  # smaller tensors stay in the graph
 ERRORS_ONLY = 3  # it warns that the file is for this machine only, which it is
 
 
-def optimised(graph: bytes, scratch: Path) -> Path | None:
-    """The path of the optimised graph, written by whoever comes first; None where that fails."""
-    folder = scratch / hashlib.sha256(graph).hexdigest()
+def optimised(graph: Callable[[], bytes], scratch: Path) -> Path | None:
+    """The path of the optimised graph; None where it cannot be written.
+
+    Whoever comes first makes the graph and writes it; `scratch` is of one model.
+    """
+    folder = scratch / FOLDER
     if not folder.exists():
         try:
-            write(graph, folder)
+            write(graph(), folder)
         except Exception as error:  # the disk is full, or the graph is none: opening it will tell
             logger().warning("the model's weights cannot be shared", reason=str(error))
             return None

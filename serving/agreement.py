@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from serving.errors import ConfigurationError
 from serving.logs import logger
+from serving.scores import softmax
 
 PICTURES = 8
 LARGEST_DIFFERENCE = 0.02
@@ -32,8 +33,7 @@ def difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> flo
 
 def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Softmax of each row."""
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float64)
+    return np.array([softmax(row) for row in logits.tolist()])
 
 
 def is_enough(expected: NDArray[np.float32], found: NDArray[np.float32], insist: bool) -> bool:

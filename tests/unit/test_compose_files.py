@@ -90,6 +90,15 @@ def test_variables_are_settings(path: Path, name: str, service: dict[str, Any]) 
     assert ours <= known, (path, name)
 
 
+def test_the_service_gets_every_setting_that_is_not_the_containers_own() -> None:
+    service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
+    missing = {f for f in Settings.model_fields if f"SERVING_{f.upper()}" not in service["environment"]}
+    files = {"model_dir", "secrets_dir", "tensorrt_cache"}
+    gpu = {"devices", "gpu_memory_fraction"}  # docker-compose-gpu.yaml
+    ports = {f for f in missing if f.startswith(("grpc_", "tcp_"))}  # not published
+    assert missing == files | gpu | ports | {"host", "port"}
+
+
 def test_what_the_example_of_an_env_file_sets_is_used() -> None:
     text = "".join(path.read_text() for path in FILES)
     named = re.findall(r"^#?([A-Z_]+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE)

@@ -67,18 +67,6 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    """The shipped one."""
-    return Model.read(Settings().model_dir)
-
-
-@pytest.fixture(scope="module")
-def pixels(model: Model) -> NDArray[np.uint8]:
-    """Eight pictures."""
-    return agreement.pictures(model.description.image.output_size)
-
-
-@pytest.fixture(scope="module")
 def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What the CPU says of them."""
     backend = TorchBackend()

@@ -1,0 +1,21 @@
+"""The shipped model and pictures for it."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serving import agreement
+from serving.model import Model
+from serving.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """The shipped one."""
+    return Model.read(Settings().model_dir)
+
+
+@pytest.fixture(scope="module")
+def pixels(model: Model) -> NDArray[np.uint8]:
+    """Eight pictures."""
+    return agreement.pictures(model.description.image.output_size)
