@@ -55,7 +55,7 @@ def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
     slot = np.empty_like(pixels)
     backend = OnnxBackend()
     backend.load(model, settings)
-    logits: list[float] = backend.infer(pixels[np.newaxis])[0].tolist()
+    logits = backend.infer(pixels[np.newaxis])[0]
 
     def decode_only() -> None:
         with Image.open(io.BytesIO(photo)) as opened:

@@ -28,12 +28,7 @@ def difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> flo
     """The largest difference of a probability between logits [N, classes]; infinite without numbers."""
     if not np.isfinite(found).all():
         return float("inf")
-    return float(np.abs(probabilities(expected) - probabilities(found)).max())
-
-
-def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Softmax of each row."""
-    return np.array([softmax(row) for row in logits.tolist()])
+    return float(np.abs(softmax(expected) - softmax(found)).max())
 
 
 def is_enough(expected: NDArray[np.float32], found: NDArray[np.float32], insist: bool) -> bool:

@@ -224,7 +224,7 @@ class Classifier:
             return tensors
 
         passage = await self._pass(Kind.TENSOR, len(tensors), prepare, deadline, bulk)
-        rows = [outcome.logits for outcome in passage.outcomes]
+        rows = np.stack([outcome.logits for outcome in passage.outcomes])
         return Logits(rows, passage.over())
 
     async def on_thread(self, work: Callable[[], T], bulk: bool) -> T:

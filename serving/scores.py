@@ -1,7 +1,9 @@
 """From logits to what a person reads: probabilities, the best classes; called by `classifier.py`."""
 
-import math
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -14,19 +16,17 @@ class Score:
     """Of the class among the model's labels."""
 
 
-def best(labels: list[str], logits: list[float], top_k: int) -> list[Score]:
-    """The `top_k` most probable classes, or all where there are fewer."""
+def best(labels: list[str], logits: NDArray[np.float32], top_k: int) -> list[Score]:
+    """The `top_k` most probable classes of `logits` [classes], or all where there are fewer."""
     probabilities = softmax(logits)
     if top_k == 1:
-        order = [probabilities.index(max(probabilities))]
+        order = [int(probabilities.argmax())]
     else:
-        order = sorted(range(len(logits)), key=lambda i: -probabilities[i])[:top_k]
-    return [Score(labels[i], probabilities[i], i) for i in order]
+        order = np.argsort(-probabilities, kind="stable")[:top_k].tolist()
+    return [Score(labels[i], float(probabilities[i]), i) for i in order]
 
 
-def softmax(logits: list[float]) -> list[float]:
-    """Probabilities that add up to 1; for the few classes there are, NumPy would be slower."""
-    largest = max(logits)
-    exponentials = [math.exp(logit - largest) for logit in logits]
-    total = sum(exponentials)
-    return [value / total for value in exponentials]
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Probabilities of the same shape, that add up to 1 along the last axis."""
+    exponentials = np.exp(np.subtract(logits, logits.max(-1, keepdims=True), dtype=np.float64))
+    return exponentials / exponentials.sum(-1, keepdims=True)  # type: ignore[no-any-return]

@@ -1,6 +1,5 @@
 """One model version in service, and what its engine gives back; `classifier.py` works with both."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,16 +63,17 @@ class Predictions:
 
 @dataclass(slots=True)
 class Logits:
-    """Of the tensors of one request, in their order: one row per tensor, one number per class."""
+    """Of the tensors of one request, in their order."""
 
-    rows: list[list[float]]
+    rows: NDArray[np.float32]
+    """[tensors, classes]."""
     stages: Stages
 
     def check_finite(self) -> None:
         """For answers that have no other numbers, as JSON. Raises InvalidTensorError."""
-        for index, row in enumerate(self.rows):
-            if not all(map(math.isfinite, row)):
-                raise InvalidTensorError(f"the logits of element {index} are not finite")
+        finite = np.isfinite(self.rows).all(axis=1)
+        if not finite.all():
+            raise InvalidTensorError(f"the logits of element {finite.argmin()} are not finite")
 
 
 @dataclass(slots=True)

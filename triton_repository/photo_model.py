@@ -7,7 +7,7 @@ asks for that many classes of each photo, best first, instead of one.
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,15 +96,15 @@ class TritonPythonModel:
                 raise
         return found
 
-    def logits(self, batches: list[NDArray[np.uint8]]) -> list[list[float]]:
-        """Of the photos of all requests, one after the other."""
+    def logits(self, batches: list[NDArray[np.uint8]]) -> Iterable[NDArray[np.float32]]:
+        """[classes] for each of the photos of all requests, one after the other."""
         if not batches:
-            return []
+            return ()
         inputs = {self.pixels: np.concatenate(batches), self.tensor: self.no_tensor}
-        rows: list[list[float]] = self.session.run(None, inputs)[0].tolist()
+        rows: NDArray[np.float32] = self.session.run(None, inputs)[0]
         return rows
 
-    def answer(self, photos: Photos, rows: Iterator[list[float]]) -> Response:
+    def answer(self, photos: Photos, rows: Iterator[NDArray[np.float32]]) -> Response:
         """Labels and probabilities [N, top_k] of as many rows as there are photos."""
         tops = [best(self.labels, next(rows), photos.top_k) for _ in photos.pixels]
         labels = np.array([[score.label.encode() for score in top] for top in tops], object)

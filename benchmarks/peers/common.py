@@ -62,7 +62,7 @@ class Classify:
     def picture(self, data: bytes) -> dict[str, Any]:
         """A picture file -> the answer."""
         logits = self.infer_plain(data) if self.plain else self.infer_shared(data)
-        score = best(self.labels, logits.tolist(), 1)[0]
+        score = best(self.labels, logits, 1)[0]
         return {"prediction": score.label, "probability": score.probability}
 
     def infer_shared(self, data: bytes) -> NDArray[np.float32]:

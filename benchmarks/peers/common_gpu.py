@@ -53,5 +53,5 @@ class Infer:
         count = len(pictures)
         self.room[:count] = pictures
         logits = self.backend.infer(self.room[: buckets.padded(count, self.sizes)])[:count]
-        scores = [best(self.labels, row.tolist(), 1)[0] for row in logits]
+        scores = [best(self.labels, row, 1)[0] for row in logits]
         return [{"prediction": score.label, "probability": score.probability} for score in scores]

@@ -237,7 +237,7 @@ class EngineClient:
         memory = self.memory
         started, finished = memory.started_at[slot], memory.finished_at[slot]
         return Outcome(
-            logits=memory.outputs[slot].tolist(),
+            logits=memory.outputs[slot].copy(),
             started_at=started,
             finished_at=finished,
             queue_s=started - memory.queued_at[slot],

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving.engine.memory import State
 from serving.errors import (
     DeadlineExceededError,
@@ -15,8 +18,8 @@ from serving.errors import (
 class Outcome:
     """The answer for one input."""
 
-    logits: list[float]
-    """One per class."""
+    logits: NDArray[np.float32]
+    """[classes]."""
 
     started_at: float
     """time.monotonic() when the computation began."""

@@ -168,7 +168,7 @@ async def infer(
     if isinstance(asked.data, np.ndarray):
         logits = await classifier.infer(asked.data, terms.deadline(), terms.bulk)
         logits.check_finite()
-        return {"output": logits.rows}, logits.stages
+        return {"output": logits.rows.tolist()}, logits.stages
     pictures = [(partial(from_base64, text), len(text)) for text in asked.data]
     found = await classifier.classify_all(pictures, 1, terms.deadline(), terms.bulk)
     labels = [top[0].label for top in found.tops]

@@ -191,19 +191,18 @@ def photo_output(
 def logits_output(
     spec: TensorSpec,
     wanted: WantedOutput,
-    rows: list[list[float]],
+    logits: NDArray[np.float32],
     leading: list[int],
     labels: list[str],
 ) -> OutputTensor:
-    """The logits, or the best classes by them."""
-    logits = np.array(rows, np.float32)
+    """The logits [tensors, classes], or the best classes by them."""
     if not wanted.classes:
         shape = [*leading, logits.shape[1]]
         return OutputTensor(spec.name, spec.datatype, shape, logits.ravel(), wanted.binary)
     order = np.argsort(-logits, axis=1, kind="stable")[:, : wanted.classes]
     texts = [
         class_text(row[index], index, labels[index])
-        for row, best in zip(rows, order.tolist(), strict=True)
+        for row, best in zip(logits.tolist(), order.tolist(), strict=True)
         for index in best
     ]
     return OutputTensor(spec.name, "BYTES", [*leading, order.shape[1]], texts, wanted.binary)

@@ -49,7 +49,7 @@ def expected() -> list[list[tuple[str, float]]]:
     network.load(served, SETTINGS)
     decoder = ImageDecoder(served.description.image, SETTINGS.max_image_pixels)
     pixels = np.stack([decoder.decode(photo) for photo in PHOTOS])
-    rows = [best(served.labels, row, 11) for row in network.infer(pixels).tolist()]
+    rows = [best(served.labels, row, 11) for row in network.infer(pixels)]
     return [[(score.label, score.probability) for score in row] for row in rows]
 
 
