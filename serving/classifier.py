@@ -117,7 +117,6 @@ class Classifier:
             "max_batch_size": memory.smallest_cap or profile["batch_cap"],
             "batch_ms": profile["batch_ms"],
             "idle_threads": profile["idle_threads"],
-            "idle_ms": profile["idle_ms"],
             "gpus": [asdict(figures) for figures in gpus.figures(memory)],
         }
 

@@ -79,5 +79,4 @@ class ModelResponse(BaseModel):
     web_processes: int
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
     idle_threads: int | None = Field(description="Threads for a picture that is alone in the service.")
-    idle_ms: float | None = Field(description="Measured at warm-up: one picture with idle_threads.")
     gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")

@@ -54,7 +54,7 @@ class Supervisor:
             classes=len(model.labels),
         )
         self.profile: dict[str, Any] = {}
-        """The first ready worker's message: backend info, batch_ms, batch_cap, idle_ms."""
+        """The first ready worker's message: backend info, batch_ms, batch_cap, idle_threads."""
 
         self._device: str | None = None
         """`cpu` or `cuda`: where the first worker got; its successors get there, or nowhere."""

@@ -73,19 +73,17 @@ class Worker:
             if isinstance(narrow, SlotReader) and narrow.attach(self.memory.inputs):
                 computing.reader = narrow
         threads = cpus.usable() if settings.idle_threads == "auto" else settings.idle_threads
-        alone: dict[int, float] = {}
         if not on_gpu and threads > settings.intra_op_threads:
             computing.wide = wide = make()
             changes = {"intra_op_threads": threads, "device": "cpu"}
             wide.load(model, settings.model_copy(update=changes), scratch)
-            alone = warmup.warm_both(wide, shape, geometry.classes, [1])
+            warmup.warm_both(wide, shape, geometry.classes, [1])
         return {
             "info": asdict(info),
             "gpu_uuid": gpu_uuid(arguments.gpu) if on_gpu else None,
             "batch_ms": profile,
             "batch_cap": cap or warmup.choose_cap(settings, profile),
             "idle_threads": threads if computing.wide else None,
-            "idle_ms": alone.get(1),
         }
 
     def serve(self) -> None:
