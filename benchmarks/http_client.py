@@ -164,7 +164,7 @@ class Connections:
     def _pop(self) -> Connection | None:
         return self._idle.pop() if self._idle else None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Closes the idle ones."""
         while self._idle:
             self._idle.pop().close()

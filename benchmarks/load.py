@@ -70,6 +70,7 @@ def main(
     url: Annotated[str, typer.Argument(help="The server's base address, http://host:port.")],
     photo: Annotated[Path, typer.Option(help="A picture, or a folder of them.")] = payloads.SAMPLE,
     protocol: Annotated[Protocol, typer.Option(help="What is sent.")] = Protocol.JSON,
+    port: Annotated[int | None, typer.Option(help="Of grpc or tcp.")] = None,
     concurrency: Annotated[str, typer.Option(help="Closed loop: connections.")] = "1,4,16",
     rate: Annotated[float | None, typer.Option(help="Open loop instead: requests a second.")] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="Of the open loop.")] = Arrivals.POISSON,
@@ -85,7 +86,7 @@ def main(
 ) -> None:
     """Measures latency and throughput of a running server."""
     try:
-        target = Target(url, payloads.photos(photo), protocol, key, motor)
+        target = Target(url, payloads.photos(photo), protocol, key, motor, port)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     plan = Plan(warm_up, window, min(3, windows), windows)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from itertools import accumulate, cycle, islice, repeat
 
-from benchmarks.http_client import LOST, Answer, Connections
+from benchmarks.http_client import LOST, Answer
+from benchmarks.other_wires import Asks
 from benchmarks.recorder import Recorder, put, stable
 
 MOST_WAITING = 10_000  # requests of an open loop under way; a further one is not sent, and counted
@@ -45,10 +46,10 @@ class ClosedLoop:
     """`concurrency` clients, each of which sends its next request when it has its answer."""
 
     def __init__(
-        self, url: str, requests: list[bytes], concurrency: int, total: int | None = None
+        self, connections: Asks, requests: list[bytes], concurrency: int, total: int | None = None
     ) -> None:
         """`total`: how many requests are sent by all clients together; None: no end."""
-        self.connections = Connections(url)
+        self.connections = connections
         self.requests = islice(cycle(requests), total)
         self.concurrency = concurrency
 
@@ -75,9 +76,14 @@ class OpenLoop:
     """
 
     def __init__(
-        self, url: str, requests: list[bytes], rate: float, arrivals: Arrivals, seed: int = 0
+        self,
+        connections: Asks,
+        requests: list[bytes],
+        rate: float,
+        arrivals: Arrivals,
+        seed: int = 0,
     ) -> None:
-        self.connections = Connections(url)
+        self.connections = connections
         self.requests = cycle(requests)
         self.rate = rate
         self.arrivals = arrivals
@@ -117,7 +123,7 @@ async def one_window(loop: ClosedLoop) -> Recorder:
     windows = Windows()
     await loop.run(windows)
     windows.turn()
-    loop.connections.close()
+    await loop.connections.close()
     return windows.done[0]
 
 
@@ -148,5 +154,5 @@ async def windows_of(
     if isinstance(loop, OpenLoop) and loop.waiting:
         await asyncio.wait(loop.waiting, timeout=60)
         windows.done[-1].latency.add(windows.now.latency)
-    loop.connections.close()
+    await loop.connections.close()
     return windows.done, steady

@@ -35,7 +35,7 @@ async def overload(loop_: OpenLoop, seconds: float, pid: int) -> tuple[Recorder,
     if loop_.waiting:
         await asyncio.wait(loop_.waiting)
     windows.turn()
-    loop_.connections.close()
+    await loop_.connections.close()
     return merged(windows.done), halfway
 
 
@@ -44,7 +44,7 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
     before = target.closed(1, ONE_WINDOW)
     peak = target.closed(16, ONE_WINDOW).per_second
     memory_before = resident_mb(pid)
-    loop_ = OpenLoop(target.url, target.wire(), peak * times, Arrivals.CONSTANT)
+    loop_ = OpenLoop(target.connections(), target.wire(), peak * times, Arrivals.CONSTANT)
     seen, memory_halfway = run_loop(overload(loop_, seconds, pid))
     after = target.closed(1, ONE_WINDOW)
     answered = seen.statuses["200"] / seconds

@@ -34,6 +34,16 @@ class Protocol(StrEnum):
     TORCHSERVE = "torchserve"
     """The photo is the body."""
 
+    GRPC = "grpc"
+    """Open Inference Protocol: the photo in a BYTES tensor; all calls over one channel."""
+
+    TCP = "tcp"
+    """Frames over plain TCP, one at a time on a connection."""
+
+
+NOT_HTTP = (Protocol.GRPC, Protocol.TCP)
+"""They have a port of their own."""
+
 
 @dataclass(frozen=True)
 class Payload:
@@ -77,7 +87,7 @@ MAKERS: dict[Protocol, Callable[[bytes], Payload]] = {
 
 
 def payload(photo: bytes, protocol: Protocol) -> Payload:
-    """One photo's request."""
+    """One photo's request; `protocol` is one of those over HTTP."""
     return MAKERS[protocol](photo)
 
 

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import psutil
 
 from benchmarks import payloads, wrk
-from benchmarks.http_client import post
+from benchmarks.http_client import Connections, address, post
 from benchmarks.loops import Arrivals, ClosedLoop, OpenLoop, one_window, windows_of
 from benchmarks.measured import Measured
-from benchmarks.payloads import Payload, Protocol
+from benchmarks.other_wires import Asks, Calls, Frames, call, frame
+from benchmarks.payloads import NOT_HTTP, Payload, Protocol
 from benchmarks.recorder import Recorder, merged, ms
 from benchmarks.server_side import Scrape
 
@@ -131,9 +132,15 @@ class Target:
     protocol: Protocol = Protocol.JSON
     key: str | None = None
     motor: str = "python"
+    port: int | None = None
+    """Of gRPC or TCP; the URL's is HTTP's, which also tells of the server's own view."""
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
+        if (self.protocol in NOT_HTTP) != (self.port is not None):
+            raise ValueError("grpc and tcp, and no other protocol, have a port of their own")
+        if self.motor == "wrk" and self.protocol in NOT_HTTP:
+            raise ValueError("wrk speaks HTTP only")
         if self.motor == "wrk" and shutil.which("wrk") is None:
             raise ValueError("wrk is not installed")
 
@@ -143,14 +150,27 @@ class Target:
         extra = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return [Payload(p.path, {**p.headers, **extra}, p.body) for p in made]
 
+    def connections(self) -> Asks:
+        """New ones to the server, none open yet."""
+        if self.port is None:
+            return Connections(self.url)
+        host, _ = address(self.url)
+        if self.protocol is Protocol.GRPC:
+            return Calls(host, self.port, self.key)
+        return Frames(host, self.port)
+
     def wire(self) -> list[bytes]:
         """The requests' bytes."""
+        if self.protocol is Protocol.GRPC:
+            return [call(photo) for photo in self.photos]
+        if self.protocol is Protocol.TCP:
+            return [frame(photo, self.key) for photo in self.photos]
         return [post(self.url, p.path, p.headers, p.body) for p in self.payloads()]
 
     def exactly(self, total: int, senders: int) -> Measured:
         """So many requests, and no more, by clients each of which waits for its answer."""
         before = Scrape.of(self.url)
-        loop_ = ClosedLoop(self.url, self.wire(), senders, total)
+        loop_ = ClosedLoop(self.connections(), self.wire(), senders, total)
         name = f"{total} requests, {senders} at a time"
         return self._with_server(to_its_end(name, loop_), before)
 
@@ -161,7 +181,7 @@ class Target:
         if self.motor == "wrk":
             measured = with_wrk(name, self.url, self.payloads(), concurrency, plan)
         else:
-            loop_ = ClosedLoop(self.url, self.wire(), concurrency)
+            loop_ = ClosedLoop(self.connections(), self.wire(), concurrency)
             measured = in_windows(name, loop_, plan)
         return self._with_server(measured, before)
 
@@ -170,7 +190,7 @@ class Target:
         if self.motor == "wrk":
             raise ValueError("wrk has no open loop")
         before = Scrape.of(self.url)
-        loop_ = OpenLoop(self.url, self.wire(), rate, arrivals)
+        loop_ = OpenLoop(self.connections(), self.wire(), rate, arrivals)
         return self._with_server(in_windows(f"{rate:g}/s {arrivals}", loop_, plan), before)
 
     def _with_server(self, measured: Measured, before: Scrape | None) -> Measured:

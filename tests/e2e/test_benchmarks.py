@@ -44,7 +44,7 @@ def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> 
     settings = {**fake_settings, **more, "SERVING_QUEUE_SIZE": "4"}
     with servers.api("tests.fake", settings) as url, servers.process_of(url) as process:
         target = Target(url, [command()], Protocol.RAW)
-        loop_ = OpenLoop(url, target.wire(), 200, Arrivals.CONSTANT)
+        loop_ = OpenLoop(target.connections(), target.wire(), 200, Arrivals.CONSTANT)
         seen, _ = asyncio.run(overload.overload(loop_, 1, process.pid))
         assert service.resident_mb(process.pid) > 10
     assert set(seen.statuses) == {"200", "503"}
@@ -94,6 +94,26 @@ def test_load_warns_of_what_it_should_not_be_trusted_for(fake_settings: dict[str
     assert set(seen.statuses) == {"401"}
     assert any("401" in warning for warning in seen.warnings())
     assert set(keyed.statuses) == {"200"}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "setting", "refused"),
+    [(Protocol.GRPC, "SERVING_GRPC_PORT", "unauthenticated"), (Protocol.TCP, "SERVING_TCP_PORT", "401")],
+)
+def test_other_wires(
+    fake_settings: dict[str, str], protocol: Protocol, setting: str, refused: str
+) -> None:
+    port = servers.free_port()
+    settings = {**fake_settings, "SERVING_API_KEY": "secret", setting: str(port)}
+    with servers.api("tests.fake", settings) as url:
+        strange = Target(url, [command()], protocol, port=port).exactly(1, 1)
+        seen = Target(url, [command()], protocol, "secret", port=port).exactly(25, 4)
+    assert strange.statuses == {refused: 1}
+    assert seen.statuses == {"200": 25}
+    assert seen.server_ms is not None
+    assert 0 < seen.p50 <= seen.longest
+    with pytest.raises(ValueError, match="a port of their own"):
+        Target(url, [command()], protocol)
 
 
 def test_nobody_there_is_counted_as_failed() -> None:

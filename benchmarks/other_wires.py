@@ -1,0 +1,101 @@
+"""What is not HTTP, for the loops of `loops.py`: calls of gRPC, and frames over plain TCP.
+
+Both ask as `http_client.Connections` does: a request's bytes, made once, to an `Answer`.
+"""
+
+import asyncio
+from typing import Protocol
+
+import grpc
+import orjson
+
+from benchmarks.http_client import LOST, Answer
+from serving.frontends import tcp_frames as frames
+from serving.frontends.grpc_generated import open_inference_pb2 as pb
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+class Asks(Protocol):
+    """Carries requests to one server, any number at a time."""
+
+    async def ask(self, request: bytes) -> Answer:
+        """One request; `LOST` where the server cannot be reached."""
+
+    async def close(self) -> None:
+        """What is idle."""
+
+
+def call(photo: bytes) -> bytes:
+    """The Open Inference Protocol's message of one photo."""
+    tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT_IMAGE", datatype="BYTES", shape=[1])
+    raw = len(photo).to_bytes(4, "little") + photo
+    message = pb.ModelInferRequest(
+        model_name="food_classifier", inputs=[tensor], raw_input_contents=[raw]
+    )
+    made: bytes = message.SerializeToString()
+    return made
+
+
+def frame(photo: bytes, key: str | None) -> bytes:
+    """One photo's frame; there is one request at a time on a connection, so one id does."""
+    return frames.request(1, photo, frames.Options(key=key))
+
+
+class Calls:
+    """gRPC, all calls over one channel, as its clients do."""
+
+    def __init__(self, host: str, port: int, key: str | None) -> None:
+        self._address = f"{host}:{port}"
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._channel: grpc.aio.Channel | None = None
+
+    async def ask(self, request: bytes) -> Answer:
+        """The status is 200, or gRPC's own in small letters."""
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self._address)
+        try:
+            await self._channel.unary_unary(INFER)(request, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            return Answer(error.code().name.lower(), b"")
+        return Answer("200", b"")
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+
+class Frames:
+    """TCP: kept connections, one request at a time on each, as in HTTP."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def ask(self, request: bytes) -> Answer:
+        """The status is the frame's."""
+        try:
+            streams = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
+        except OSError:
+            return LOST
+        reader, writer = streams
+        try:
+            writer.write(request)
+            length, _, status = frames.RESPONSE.unpack(await reader.readexactly(frames.RESPONSE.size))
+            content = orjson.loads(await reader.readexactly(length - frames.AFTER_LENGTH))
+        except (OSError, asyncio.IncompleteReadError):
+            writer.close()
+            return LOST
+        except asyncio.CancelledError:
+            writer.close()  # its answer would be taken for the next one's
+            raise
+        self._idle.append(streams)
+        wait = content.get("retry_after")
+        return Answer(str(status), b"" if wait is None else b"\r\nretry-after: %d" % wait)
+
+    async def close(self) -> None:
+        """Closes the idle ones."""
+        while self._idle:
+            self._idle.pop()[1].close()
