@@ -9,7 +9,7 @@ import importlib
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -46,8 +46,11 @@ class Instances:
     threads: int
     """Of each instance."""
 
+    precision: str = "auto"
+    """As in the settings; a CPU has fp32 only."""
+
     def __str__(self) -> str:
-        return f"{self.package}, {self.count} x {self.threads} threads"
+        return f"{self.package}, {self.count} x {self.threads} threads, precision {self.precision}"
 
 
 @dataclass
@@ -106,11 +109,13 @@ def rate(works: list[Work], seconds: float) -> float:
     return sum(counts) / (time.perf_counter() - started)
 
 
-def load(package: str, model: Model, threads: int, device: str) -> tuple[Backend, BackendInfo]:
+def load(layout: Instances, model: Model, device: str) -> tuple[Backend, BackendInfo]:
     """One instance. Raises ConfigurationError or ImportError."""
-    module, _, name = importlib.import_module(package).BACKEND.partition(":")
+    module, _, name = importlib.import_module(layout.package).BACKEND.partition(":")
     backend: Backend = getattr(importlib.import_module(module), name)()
-    settings = Settings(device=device, intra_op_threads=threads)  # type: ignore[arg-type]  # pydantic checks
+    settings = Settings.model_validate(
+        {"device": device, "intra_op_threads": layout.threads, "precision": layout.precision}
+    )
     return backend, backend.load(model, settings)
 
 
@@ -144,9 +149,7 @@ class Limit:
 
         Raises ConfigurationError or ImportError where the backend cannot be used here.
         """
-        loaded = [
-            load(layout.package, self.model, layout.threads, self.device) for _ in range(layout.count)
-        ]
+        loaded = [load(layout, self.model, self.device) for _ in range(layout.count)]
         precision = loaded[0][1].precision
         backends = [backend for backend, _ in loaded]
         pixels = self.decoder.decode(self.photo)
@@ -175,19 +178,28 @@ class Limit:
         return [candidate for candidate, _ in candidates]
 
 
-def layouts(packages: list[str], cores: int) -> list[Instances]:
+def layouts(packages: list[str], cores: int, precisions: Sequence[str]) -> list[Instances]:
     """One instance of one thread, one of all cores, and as many instances as cores."""
     shapes = dict.fromkeys([(1, 1), (1, cores), (cores, 1)])
-    return [Instances(package, *shape) for package in packages for shape in shapes]
+    return [
+        Instances(package, *shape, precision)
+        for package in packages
+        for precision in precisions
+        for shape in shapes
+    ]
 
 
 def measure(
-    experiments: Limit, packages: list[str], batches: list[int], cores: int
+    experiments: Limit,
+    packages: list[str],
+    batches: list[int],
+    cores: int,
+    precisions: Sequence[str] = ("auto",),
 ) -> dict[str, list[Figure]]:
-    """All of it; a backend that is not installed is left out, and said so."""
+    """All of it; what is not installed, or cannot be had here, is left out, and said so."""
     found: dict[str, list[Figure]] = {"decode": experiments.decoding(sorted({1, cores}))}
     found |= {"infer": [], "whole": []}
-    for layout in tqdm(layouts(packages, cores), desc="layouts", mininterval=1):
+    for layout in tqdm(layouts(packages, cores, precisions), desc="layouts", mininterval=1):
         try:
             figures = experiments.inference(layout, batches)
         except (ImportError, ConfigurationError) as error:
@@ -202,12 +214,13 @@ def plot_inference(axes: "Axes", found: dict[str, list[Figure]]) -> None:
     """Pictures a second by batch size, a line for each layout."""
     lines: dict[str, list[Figure]] = {}
     for one in found["infer"]:
-        lines.setdefault(f"{one.backend}, {one.instances} x {one.threads}", []).append(one)
+        name = f"{one.backend}, {one.precision}, {one.instances} x {one.threads}"
+        lines.setdefault(name, []).append(one)
     for name, points in lines.items():
         axes.plot([p.batch for p in points], [p.per_second for p in points], "o-", label=name)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="batch size", ylabel="pictures a second, inference alone", ylim=(0, None))
-    axes.legend(title="backend, instances x threads")
+    axes.legend(title="backend, precision, instances x threads")
     axes.grid(alpha=0.3)
 
 
@@ -219,6 +232,7 @@ def main(
     backend: Annotated[list[str] | None, typer.Option(help="fastapi_onnx, fastapi_pt.")] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    precision: Annotated[list[str] | None, typer.Option(help="fp32, fp16, auto; repeatable.")] = None,
     seconds: Annotated[float, typer.Option(help="Per candidate and round.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
@@ -228,7 +242,7 @@ def main(
     """Measures decoding, inference, and both, without HTTP."""
     experiments = Limit(model_dir, photo.read_bytes(), device, seconds, rounds)
     packages = backend or list(PACKAGES)
-    found = measure(experiments, packages, numbers(batch), cpus.usable())
+    found = measure(experiments, packages, numbers(batch), cpus.usable(), precision or ["auto"])
     if not found["whole"]:
         raise typer.BadParameter(f"none of {', '.join(packages)} can be used here")
     titles = {

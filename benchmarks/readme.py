@@ -208,11 +208,12 @@ def jobs(content: Content) -> str:
             one["arrangement"],
             f"{one['seconds']:.1f} s",
             f"{one['images_per_second']:.2f}",
+            f"{one['cpu_percent']:.0f} %",
             f"{one['memory_mb']:.0f} MB",
         ]
         for one in content["results"]
     ]
-    return markdown(["arrangement", "total", "images/s", "highest memory"], rows)
+    return markdown(["arrangement", "total", "images/s", "highest CPU", "highest memory"], rows)
 
 
 def gpu(content: Content) -> str:
