@@ -31,14 +31,15 @@ from serving.errors import (
 from serving.logs import logger
 from serving.metrics import Metrics
 from serving.model import Model
+from serving.picture_file import jpeg_pixels
 from serving.scores import best
 from serving.served import Logits, Passage, Prediction, Predictions, Served
 from serving.settings import Settings
 
 T = TypeVar("T")
 ReadPicture = Callable[[], bytes]
-SMALL_BODY = 96 * 1024  # bytes; what a JPEG of that size costs is bounded, whatever it says
-JPEG = b"\xff\xd8"
+SMALL_BODY = 96 * 1024  # bytes
+SMALL_JPEG = 4_000_000  # pixels; what a JPEG of that many bytes and pixels costs is bounded
 
 
 class Classifier:
@@ -275,7 +276,8 @@ class Classifier:
         """
         if size <= SMALL_BODY and not bulk and (served.decodes_at_once or served.client.alone):
             picture = read()
-            if picture.startswith(JPEG):  # its size bounds its pixels, as no other format's does
+            pixels = jpeg_pixels(picture)  # of no other format is known beforehand what it costs
+            if pixels is not None and pixels <= SMALL_JPEG:
                 return self._decoded(served.decode(lambda: picture))
             return await self._decode_on_thread(served, lambda: picture, bulk)
         return await self._decode_on_thread(served, read, bulk)

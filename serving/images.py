@@ -5,27 +5,29 @@ CenterCrop and a second Resize give, within one grey level, except that large JP
 at a reduced scale (`draft`), which is several times faster.
 """
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.BmpImagePlugin import BmpImageFile
 from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.model import ImagePipeline
+from serving.picture_file import PictureFile
 from serving.resize import Resizer
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-START_OF_SCAN = b"\xff\xda"
-MAX_SCANS = 100  # a progressive JPEG has about ten; each one costs a pass over all pixels
 MAX_TILES = 100_000  # strips or tiles of a TIFF
+MAX_RLE_PIXELS = 4_000_000  # of a BMP that Pillow unpacks in Python, a byte at a time
+RUN_LENGTHS = (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE4"])
 ORIENTATION = 0x0112
 TILE_WIDTH, TILE_HEIGHT = 322, 323
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -57,22 +59,20 @@ class ImageDecoder:
             raise InvalidImageError("the image is empty")
         with (
             broken_file_is_the_clients_fault(),
-            Image.open(io.BytesIO(data), formats=FORMATS) as image,
+            Image.open(PictureFile(data), formats=FORMATS) as image,
         ):
             self._check_size(*image.size)
             if isinstance(image, JpegImageFile):
-                if data.count(START_OF_SCAN) > MAX_SCANS:
-                    raise InvalidImageError(f"the JPEG has more than {MAX_SCANS} scans")
                 image.draft(None, self.draft_size(*image.size))
             elif isinstance(image, TiffImageFile):
                 self._check_tiles(image)
-            return self._transform(to_rgb(upright(image)))
+            elif image.info.get("compression") in RUN_LENGTHS and isinstance(image, BmpImageFile):
+                check_size(*image.size, MAX_RLE_PIXELS)
+            rgb = to_rgb(upright(image))
+            return self._transform(ImageOps.invert(rgb) if is_negative(image) else rgb)
 
     def _check_size(self, width: int, height: int) -> None:
-        if width * height > self.max_pixels:
-            raise ImageTooLargeError(
-                f"the image has {width}x{height} pixels; at most {self.max_pixels} are accepted"
-            )
+        check_size(width, height, self.max_pixels)
 
     def _check_tiles(self, image: TiffImageFile) -> None:
         """Tiles are unpacked whole, however little of them lies inside the picture."""
@@ -121,6 +121,12 @@ class ImageDecoder:
         return pixels
 
 
+def check_size(width: int, height: int, most: int) -> None:
+    """Raises ImageTooLargeError."""
+    if width * height > most:
+        raise ImageTooLargeError(f"the image has {width}x{height} pixels; at most {most} are accepted")
+
+
 @contextmanager
 def broken_file_is_the_clients_fault() -> Iterator[None]:
     """Codecs meet hostile bytes with exceptions of every kind; all of them mean the same."""
@@ -131,7 +137,8 @@ def broken_file_is_the_clients_fault() -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise InvalidImageError("not a JPEG, PNG, WebP, GIF, BMP or TIFF image") from error
     except Exception as error:
-        raise InvalidImageError(f"the image cannot be read: {error}"[:200]) from error
+        reason = str(error) or "it is broken"
+        raise InvalidImageError(f"the image cannot be read: {reason}"[:200]) from error
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -146,6 +153,13 @@ def upright(image: Image.Image) -> Image.Image:
     return image
 
 
+def is_negative(image: Image.Image) -> bool:
+    """A TIFF whose 0 is white; Pillow inverts those of 8 bits and fewer only."""
+    if not isinstance(image, TiffImageFile) or image.mode not in ("I;16", "F"):
+        return False
+    return image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any mode -> RGB: transparency over white, 16 bits a channel reduced to 8."""
     if image.mode.startswith("I"):
@@ -157,6 +171,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         values = np.nan_to_num(np.asarray(image), nan=0.0)
         return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
+        if image.mode == "La":  # it has no other way
+            image = image.convert("LA")
         rgba = image if image.mode == "RGBA" else image.convert("RGBA")
         white = Image.new("RGB", rgba.size, "white")
         white.paste(rgba, mask=rgba.getchannel("A"))
