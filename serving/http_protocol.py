@@ -14,6 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from serving.http_parser import RequestParser
+
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 TOO_LARGE = (
@@ -43,6 +45,7 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own signature
         super().__init__(*args, **kwargs)
+        self.parser = RequestParser(self)  # type: ignore[assignment]  # all that uvicorn asks of it
         self._in_head = True
         self._moved_on = False
         self._head_bytes = 0
