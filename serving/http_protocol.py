@@ -4,11 +4,14 @@ A request's head is bounded in size and time; so are trailers, requests that wai
 one connection (pipelining), what is left of a body after its answer, and answers that are not read.
 Bodies that are read have their own bounds, in `body.py`.
 
+A client that closes its sending side when its request is whole is answered, as one that does not.
+
 `connections.py` extends it; uvicorn by hand wants
 `--http serving.http_protocol:BoundedHttpToolsProtocol`.
 """
 
 import asyncio
+import select
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,8 @@ MAX_PIPELINED = 8
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LOOK_S, LOOK_AT_MOST_S = 0.01, 1.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         """The request in progress; uvicorn's `cycle` is the newest one, which may be behind it."""
 
+        self._sends_no_more = False
+        self._leaving_timer: asyncio.TimerHandle | None = None
         self._request_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
 
@@ -66,6 +73,8 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
         """Nothing is awaited any more, and no request of the client's has anyone to be answered to."""
         self._stop_request_timer()
         self._stop_answer_timer()
+        if self._leaving_timer is not None:
+            self._leaving_timer.cancel()
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
@@ -85,6 +94,27 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
             if self._in_head:
                 self.transport.write(TOO_LARGE)
             self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes the connection
+        """The client has left, or reads on: what it is sent now is acknowledged or rejected."""
+        cycle = self._answering
+        if cycle is None or cycle.response_complete or not self._in_head:
+            return False
+        self._sends_no_more = True
+        if not cycle.response_started and cycle.scope["http_version"] == "1.1":
+            self.transport.write(CONTINUE)
+        self._look(LOOK_S)
+        return True
+
+    def _look(self, pause_s: float) -> None:
+        """Whether the client has left; neither asyncio nor uvloop tell it after the end of reading."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            longer_s = min(2 * pause_s, LOOK_AT_MOST_S)
+            self._leaving_timer = self.loop.call_later(pause_s, self._look, longer_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keeps those of the head; trailers are for nobody here."""
@@ -114,6 +144,8 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Where the request's body is still coming, it is skipped, but not for ever."""
         super().on_response_complete()
+        if self._sends_no_more and self.cycle.response_complete:
+            self.transport.close()
         if self.cycle.response_complete and not self._in_head and self._request_timer is None:
             self._start_request_timer()
 

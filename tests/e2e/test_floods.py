@@ -202,7 +202,7 @@ def test_who_leaves_while_requests_wait_is_no_error(gate: Path) -> None:
             request = POST + b"Content-Length: %d\r\n\r\n" % len(picture) + picture
             connection.sendall(request + b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 7)
             wait_for(gate.with_suffix(".held").exists)
-            connection.shutdown(socket.SHUT_WR)
+            connection.close()
             wait_for(lambda: metric(url, "serving_cancelled_total") == 1)
         gate.touch()
         assert is_answered(url)

@@ -142,6 +142,27 @@ def test_a_client_that_leaves_costs_no_computation(
     assert metric(url, "serving_infer_seconds_count") == 3
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_client_that_only_sends_no_more_is_answered(
+    url: str, gate: Path, version: bytes, count: int
+) -> None:
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
+        picture = command(held=True)
+        head = b"POST /predict HTTP/%s\r\nContent-Length: %d\r\n" % (version, len(picture))
+        keep = b"Connection: keep-alive\r\n" if count > 1 else b""
+        connection.sendall((head + keep + b"\r\n" + picture) * count)
+        wait_for(gate.with_suffix(".held").exists)
+        connection.shutdown(socket.SHUT_WR)
+        first = connection.recv(12, socket.MSG_WAITALL) if version == b"1.1" else b""
+        gate.touch()
+        answers = connection.makefile("rb").read()
+    assert first in (b"", b"HTTP/1.1 100")
+    assert answers.count(b"HTTP/1.1 200 OK") == (count if version == b"1.1" else 1)
+    assert metric(url, "serving_cancelled_total") == 0
+
+
 @pytest.mark.parametrize("failure", [Failure.RAISE, Failure.TOO_FEW_OUTPUTS, Failure.NOT_FINITE])
 def test_a_failing_computation_is_a_500_that_tells_nothing(url: str, failure: Failure) -> None:
     response = predict(url, command(failure=failure))
