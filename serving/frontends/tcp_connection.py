@@ -95,7 +95,7 @@ class Connection:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._reading = tasks.create_task(self._read_frames(tasks))
-        if self._lingers or self._over:
+        if (self._lingers or self._over) and not self._writer.is_closing():
             await self._linger()
 
     async def _read_frames(self, tasks: asyncio.TaskGroup) -> None:
@@ -260,6 +260,8 @@ class Connection:
 
     async def _send(self, number: int, status: int, said: dict[str, Any]) -> None:
         """Waits until the client has taken enough of it; a client that does not is cut off."""
+        if self._writer.is_closing():  # reset in this moment; uvloop would raise RuntimeError
+            raise ClientLeftError
         self._writer.write(frames.response(number, status, said))
         try:
             async with asyncio.timeout(self._frame_timeout_s):
