@@ -7,20 +7,23 @@ where a page without JavaScript has no preview of its own. Nothing is written to
 import base64
 import importlib.util
 import io
+import threading
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from PIL import Image, ImageOps, features
 
-from flask_app.errors import ConversionError, PixelsError
+from flask_app.errors import ConversionError, PixelsError, UploadError
 
 MAX_NAME = 80
 MAX_PIXELS = 50_000_000
 HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 AVIF_BRANDS = (b"avif", b"avis")
 THUMBNAIL_SIDE = 480
+CONVERTED_SIDE = 4096  # more than any model looks at; as a JPEG it fits the API's limits
 READABLE = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # no format that runs a program
-PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -40,39 +43,50 @@ def harmless_name(name: str | None) -> str:
     return kept or "photo"
 
 
-def for_the_api(content: bytes) -> bytes:
-    """The bytes themselves, or a JPEG of a HEIC or AVIF file. Raises UploadError."""
-    brand = content[8:12] if content[4:8] == b"ftyp" else b""
-    if brand not in HEIC_BRANDS + AVIF_BRANDS:
-        return content
-    kind = _learn_heic() if brand in HEIC_BRANDS else _know_avif()
+class Decoder:
+    """Decodes one picture at a time: 50 million pixels take 200 MB, and forms come together."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+
+    def for_the_api(self, content: bytes) -> bytes:
+        """The bytes themselves, or a JPEG of a HEIC or AVIF file. Raises UploadError."""
+        brand = content[8:12] if content[4:8] == b"ftyp" else b""
+        if brand not in HEIC_BRANDS + AVIF_BRANDS:
+            return content
+        kind = _learn_heic() if brand in HEIC_BRANDS else _know_avif()
+        with self._turn, _broken_is(ConversionError("a HEIC or AVIF file that cannot be read")):
+            return _jpeg(content, (kind,), CONVERTED_SIDE, quality=92)
+
+    def thumbnail(self, content: bytes) -> str | None:
+        """A small picture as a data: URL; None when there is none."""
+        try:
+            with self._turn, _broken_is(ConversionError()):
+                small = _jpeg(content, READABLE, THUMBNAIL_SIDE, quality=80)
+        except UploadError:
+            return None
+        return f"data:image/jpeg;base64,{base64.b64encode(small).decode('ascii')}"
+
+
+@contextmanager
+def _broken_is(error: UploadError) -> Iterator[None]:
+    """Codecs meet hostile bytes with exceptions of every kind; all of them mean the same."""
     try:
-        with Image.open(io.BytesIO(content), formats=[kind]) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise PixelsError(f"more than {MAX_PIXELS:,} pixels")
-            return _jpeg(ImageOps.exif_transpose(image), quality=92)
-    except PILLOW_ERRORS as error:
-        raise ConversionError("a HEIC or AVIF file that cannot be read") from error
+        yield
+    except UploadError:
+        raise
+    except Exception as reason:
+        raise error from reason
 
 
-def thumbnail(content: bytes) -> str | None:
-    """A small picture as a data: URL; None when there is none."""
-    try:
-        with Image.open(io.BytesIO(content), formats=READABLE) as image:
-            if image.width * image.height > MAX_PIXELS:
-                return None
-            image.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-            small = ImageOps.exif_transpose(image)
-            small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-            encoded = base64.b64encode(_jpeg(small, quality=80)).decode("ascii")
-    except PILLOW_ERRORS:
-        return None
-    return f"data:image/jpeg;base64,{encoded}"
-
-
-def _jpeg(image: Image.Image, quality: int) -> bytes:
-    """A JPEG without any metadata; alpha goes over white."""
-    rgba = image.convert("RGBA")
+def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> bytes:
+    """A JPEG of at most `side` pixels, upright, without any metadata; alpha goes over white."""
+    with Image.open(io.BytesIO(content), formats=kinds) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise PixelsError(f"more than {MAX_PIXELS:,} pixels")
+        image.thumbnail((side, side))
+        ImageOps.exif_transpose(image, in_place=True)
+        rgba = image.convert("RGBA")
     flat = Image.new("RGB", rgba.size, "white")
     flat.paste(rgba, mask=rgba.getchannel("A"))
     buffer = io.BytesIO()

@@ -1,6 +1,8 @@
 """The page's routes: read what the browser sent, ask the API, answer in words."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from flask_app.errors import (
     UploadError,
 )
 from flask_app.feedback import NONE_OF_THESE, Feedback
-from flask_app.photos import Photo, for_the_api, thumbnail
+from flask_app.photos import Decoder, Photo
 from flask_app.samples import SAMPLES, sample
 from flask_app.service import Service
 from flask_app.settings import Settings
@@ -28,7 +30,7 @@ from flask_app.uploads import one_upload, uploads
 
 MAX_PHOTOS = 24
 JSON_PATHS = ("/classify", "/status", "/healthz")
-SPARE_THREADS = 2  # never wait for the API, so that the page itself always answers
+SPARE_THREADS = 2  # never wait for the API or decode, so that the page itself always answers
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Views:
         self.api = api
         self.service = service
         self.feedback = feedback
+        self._decoder = Decoder()
         self._slots = threading.BoundedSemaphore(settings.threads - SPARE_THREADS)
 
     def add_to(self, app: Flask) -> None:
@@ -85,11 +88,13 @@ class Views:
             raise TooManyPhotosError(f"more than {MAX_PHOTOS} photos")
         cards = []
         failures: list[PageError] = []
-        for photo in photos:
-            outcome, error = self._try(photo)
-            failures += [error] if error else []
-            said = self.words_of(error) if error else None
-            cards.append(Card(photo.name, thumbnail(photo.content), outcome, said))
+        with self._slot():
+            for photo in photos:
+                outcome, error = self._try(photo)
+                failures += [error] if error else []
+                said = self.words_of(error) if error else None
+                picture = self._decoder.thumbnail(photo.content)
+                cards.append(Card(photo.name, picture, outcome, said))
         response = make_response(self.page(cards))
         if len(failures) == len(cards):
             response.status_code = failures[0].status
@@ -98,7 +103,9 @@ class Views:
 
     def classify(self) -> Response:
         """One photo in (the body itself, or a form), the API's JSON out, with `page` added."""
-        outcome = self._classify(one_upload())
+        photo = one_upload()
+        with self._slot():
+            outcome = self._classify(photo)
         page = {**asdict(outcome.verdict), "feedback_token": outcome.token}
         response = jsonify({**outcome.answer.body, "page": page})
         response.headers.update(outcome.answer.headers)
@@ -107,7 +114,9 @@ class Views:
     def test(self) -> str:
         """Whether page, API and model work together: a sample's class as visible text."""
         soup = sample("soup")
-        return render_template("test.html", sample=soup, outcome=self._classify(soup.read()))
+        with self._slot():
+            outcome = self._classify(soup.read())
+        return render_template("test.html", sample=soup, outcome=outcome)
 
     def status(self) -> Response:
         """What the script watches."""
@@ -174,19 +183,25 @@ class Views:
             return words.ErrorWords(said.title, f"The limit is {limit} MB. {said.advice}")
         return said
 
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        """For whatever waits for the API or decodes pictures. Raises PageBusyError."""
+        if not self._slots.acquire(blocking=False):
+            raise PageBusyError
+        try:
+            yield
+        finally:
+            self._slots.release()
+
     def _classify(self, photo: Photo) -> Outcome:
         if not photo.content:
             raise NoPhotoError("the file is empty")
         if len(photo.content) > self.settings.max_upload_bytes:
             raise TooLargeError
-        if not self._slots.acquire(blocking=False):
-            raise PageBusyError
-        try:
-            call = Call()
-            with call.cancelled_when(request.environ.get("waitress.client_disconnected")):
-                answer = self.api.predict(for_the_api(photo.content), call, g.request_id)
-        finally:
-            self._slots.release()
+        content = self._decoder.for_the_api(photo.content)
+        call = Call()
+        with call.cancelled_when(request.environ.get("waitress.client_disconnected")):
+            answer = self.api.predict(content, call, g.request_id)
         model = self.service.model()
         verdict = words.verdict(answer.top, model.thresholds if model else words.Thresholds())
         title = model.title if model else ""

@@ -12,6 +12,7 @@ from PIL import Image, features
 from flask_app import photos
 from flask_app.errors import ConversionError
 
+IMAGE_WIDTH, MAKE, ORIENTATION = 0x0100, 0x010F, 0x0112  # tags of Exif
 HEIC = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
 
 
@@ -50,7 +51,7 @@ def test_a_long_name_keeps_its_ending() -> None:
 
 
 def test_thumbnail_is_small() -> None:
-    url = photos.thumbnail(picture("PNG", "RGBA", (3000, 1500)))
+    url = photos.Decoder().thumbnail(picture("PNG", "RGBA", (3000, 1500)))
     assert url is not None
     head, coded = url.split(",")
     assert head == "data:image/jpeg;base64"
@@ -60,38 +61,65 @@ def test_thumbnail_is_small() -> None:
 
 @given(st.binary(max_size=200))
 def test_what_is_no_picture_has_no_thumbnail(content: bytes) -> None:
-    assert photos.thumbnail(content) is None
+    assert photos.Decoder().thumbnail(content) is None
 
 
 def test_a_broken_picture_has_no_thumbnail() -> None:
-    assert photos.thumbnail(picture("JPEG")[:700]) is None
+    assert photos.Decoder().thumbnail(picture("JPEG")[:700]) is None
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
 def test_what_the_api_reads_is_left_alone(kind: str) -> None:
     content = picture(kind)
-    assert photos.for_the_api(content) is content
+    assert photos.Decoder().for_the_api(content) is content
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
 def test_avif_becomes_jpeg() -> None:
-    assert photos.for_the_api(picture("AVIF")).startswith(b"\xff\xd8")
+    assert photos.Decoder().for_the_api(picture("AVIF")).startswith(b"\xff\xd8")
 
 
 def test_heic_without_a_decoder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConversionError, match="pillow-heif"):
-        photos.for_the_api(HEIC)
+        photos.Decoder().for_the_api(HEIC)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pillow_heif") is None, reason="no pillow-heif")
 def test_heic_becomes_jpeg() -> None:
     photos._learn_heic()
-    assert photos.for_the_api(picture("HEIF")).startswith(b"\xff\xd8")
+    assert photos.Decoder().for_the_api(picture("HEIF")).startswith(b"\xff\xd8")
     with pytest.raises(ConversionError):
-        photos.for_the_api(HEIC)
+        photos.Decoder().for_the_api(HEIC)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_broken_avif_is_an_error() -> None:
+    """Its decoder raises what no other does."""
+    content = picture("AVIF")
+    for end in range(16, len(content), 7):
+        with pytest.raises(ConversionError):
+            photos.Decoder().for_the_api(content[:end])
+
+
+def test_hostile_metadata_has_no_thumbnail() -> None:
+    """Turning the picture upright, Pillow writes its metadata anew: here, a width that is a text."""
+    exif = Image.Exif()
+    exif[ORIENTATION], exif[MAKE] = 6, "abc"
+    buffer = io.BytesIO()
+    Image.new("RGB", (60, 40), "red").save(buffer, "WEBP", exif=exif)
+    assert photos.Decoder().thumbnail(buffer.getvalue()) is not None
+    hostile = buffer.getvalue().replace(MAKE.to_bytes(2), IMAGE_WIDTH.to_bytes(2))
+    assert photos.Decoder().thumbnail(hostile) is None
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_a_large_picture_is_converted_smaller() -> None:
+    buffer = io.BytesIO(photos.Decoder().for_the_api(picture("AVIF", size=(5000, 100))))
+    with Image.open(buffer) as image:
+        assert image.size == (photos.CONVERTED_SIDE, 82)
 
 
 def test_postscript_is_never_opened() -> None:
     """Pillow would hand it to Ghostscript."""
-    assert photos.thumbnail(picture("EPS")) is None
+    assert photos.Decoder().thumbnail(picture("EPS")) is None
