@@ -3,6 +3,8 @@
 import base64
 import importlib.util
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -118,6 +120,24 @@ def test_a_large_picture_is_converted_smaller() -> None:
     buffer = io.BytesIO(photos.Decoder().for_the_api(picture("AVIF", size=(5000, 100))))
     with Image.open(buffer) as image:
         assert image.size == (photos.CONVERTED_SIDE, 82)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_all_decoding_is_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures that are decoded side by side take the memory of all of them."""
+    threads = []
+
+    def note(*_: object) -> bytes:
+        threads.append(threading.get_ident())
+        return b""
+
+    monkeypatch.setattr(photos, "_jpeg", note)
+    decoder = photos.Decoder()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(decoder.thumbnail, [b""] * 8))
+        list(pool.map(decoder.for_the_api, [b"    ftypavif"] * 8))
+    assert len(threads) == 16
+    assert len(set(threads)) == 1
 
 
 def test_postscript_is_never_opened() -> None:
