@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from waitress import create_server, wasyncore  # type: ignore[import-untyped]
 
 from flask_app.app import FORM_SLACK, create_app
+from flask_app.connections import Waiting
 from flask_app.settings import MEGABYTE, Settings
 
 STOP_WITHIN_S = 8.0
+HELD_BYTES = 128 * MEGABYTE
 
 logger = logging.getLogger("flask_app")
 
@@ -25,13 +27,15 @@ class Server:
     def __init__(self, app: Flask, settings: Settings) -> None:
         self._sockets: dict[int, Any] = {}  # Any: waitress has no types
         largest = 2 * settings.max_upload_bytes + FORM_SLACK  # over the app's own limit: its words
+        connections = max(200, 4 * settings.threads)
+        self._waiting = Waiting(connections, max(HELD_BYTES, 2 * largest))
         self._server = create_server(
             app,
             map=self._sockets,
             host=settings.host,
             port=settings.port,
             threads=settings.threads,
-            connection_limit=max(200, 4 * settings.threads),
+            connection_limit=connections,
             channel_request_lookahead=1,  # makes waitress notice that a waiting client has left
             max_request_body_size=largest,
             inbuf_overflow=largest + MEGABYTE,  # bodies stay in memory
@@ -49,6 +53,8 @@ class Server:
         logger.info("page on http://%s:%d", self._host, self._port)
         while not self._stopping:
             wasyncore.loop(timeout=0.5, map=self._sockets, count=1, use_poll=True)
+            queue = self._server.task_dispatcher.queue
+            self._waiting.close_some(self._channels(), queue.copy(), time.time())
         for listener in self._listeners():
             wasyncore.dispatcher.close(listener)
         deadline = time.monotonic() + STOP_WITHIN_S
@@ -67,9 +73,11 @@ class Server:
     def _listeners(self) -> list[Any]:
         return [entry for entry in self._sockets.values() if getattr(entry, "accepting", False)]
 
+    def _channels(self) -> list[Any]:
+        return [entry for entry in self._sockets.values() if hasattr(entry, "requests")]
+
     def _busy(self) -> bool:
-        channels = [entry for entry in self._sockets.values() if hasattr(entry, "requests")]
-        return any(channel.requests or channel.total_outbufs_len for channel in channels)
+        return any(channel.requests or channel.total_outbufs_len for channel in self._channels())
 
 
 def _proxy(settings: Settings) -> dict[str, str]:

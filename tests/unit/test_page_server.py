@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from flask_app.__main__ import HELD_BYTES
 from flask_app.samples import SAMPLES
 from tests.browser.stub_api import StubApi, stub_api, until
 from tests.servers import ROOT, free_port, running
@@ -72,6 +74,30 @@ def test_large_bodies_leave_no_file(stub: StubApi, page: tuple[int, subprocess.P
     asking.join()
     assert answers[0][0] == 200
     assert not [target for target in targets if "deleted" in target]
+
+
+def test_idle_connections_give_way(page: tuple[int, subprocess.Popen[str]]) -> None:
+    """As many as the server takes, and none of them asks anything."""
+    with ExitStack() as stack:
+        for _ in range(250):
+            stack.enter_context(socket.create_connection(("127.0.0.1", page[0]), timeout=30))
+        assert ask(page[0])[0] == 200
+
+
+def test_halves_of_bodies_give_way(page: tuple[int, subprocess.Popen[str]]) -> None:
+    """More than is held in memory: those that wait longest are closed."""
+    head = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
+    with ExitStack() as stack:
+        first = stack.enter_context(socket.create_connection(("127.0.0.1", page[0]), timeout=30))
+        first.sendall(head + bytes(1_900_000))
+        for _ in range(HELD_BYTES // 1_900_000):
+            more = stack.enter_context(socket.create_connection(("127.0.0.1", page[0]), timeout=30))
+            more.sendall(head + bytes(1_900_000))
+        with suppress(ConnectionResetError):
+            assert first.recv(1) == b""
+        more.sendall(bytes(100_000))
+        assert more.recv(12) == b"HTTP/1.1 413"
+        assert ask(page[0])[0] == 200
 
 
 def test_addresses_come_from_a_trusted_proxy(tmp_path: Path) -> None:

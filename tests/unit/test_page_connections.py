@@ -1,0 +1,82 @@
+"""Which connections the page's server closes, told from their states alone."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from flask_app.connections import RECEIVE_WITHIN_S, SPARE_CONNECTIONS, Waiting
+
+NOW = 1_000_000.0
+
+
+@dataclass(eq=False)
+class Request:
+    """As much of waitress's request as counts here."""
+
+    body_bytes_received: int = 0
+
+
+@dataclass(eq=False)
+class Channel:
+    """As much of waitress's connection as counts here."""
+
+    request: Request | None = None
+    requests: list[Request] = field(default_factory=list)
+    last_activity: float = NOW
+    will_close: bool = False
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    """Three connections, a hundred bytes."""
+    return Waiting(3 + SPARE_CONNECTIONS, 100)
+
+
+def closed(channels: list[Channel]) -> list[bool]:
+    return [channel.will_close for channel in channels]
+
+
+def test_a_request_must_be_complete_in_time(waiting: Waiting) -> None:
+    """However often a byte of it comes; one that is answered may take its time."""
+    channels = [Channel(Request()), Channel(requests=[Request()]), Channel()]
+    waiting.close_some(channels, [], NOW)
+    waiting.close_some(channels, [], NOW + RECEIVE_WITHIN_S)
+    assert closed(channels) == [False, False, False]
+    waiting.close_some(channels, [], NOW + RECEIVE_WITHIN_S + 1)
+    assert closed(channels) == [True, False, False]
+
+
+def test_the_next_request_has_its_own_time(waiting: Waiting) -> None:
+    channel = Channel(Request())
+    waiting.close_some([channel], [], NOW)
+    channel.request = Request()
+    waiting.close_some([channel], [], NOW + RECEIVE_WITHIN_S + 1)
+    assert not channel.will_close
+
+
+def test_of_too_many_the_one_that_waits_longest_goes(waiting: Waiting) -> None:
+    served = Channel(requests=[Request()], last_activity=NOW - 99)
+    channels = [served, Channel(), Channel(last_activity=NOW - 9), Channel()]
+    waiting.close_some(channels, [], NOW)
+    assert closed(channels) == [False, False, True, False]
+    waiting.close_some(channels, [], NOW)
+    assert sum(closed(channels)) == 1
+
+
+def test_of_too_many_bytes_the_oldest_half_goes(waiting: Waiting) -> None:
+    oldest, idle = Channel(Request(40)), Channel(last_activity=NOW - 9)
+    waiting.close_some([oldest, idle], [], NOW)
+    channels = [idle, Channel(Request(61)), oldest]
+    waiting.close_some(channels, [], NOW + 1)
+    assert closed(channels) == [False, False, True]
+
+
+def test_bodies_that_wait_for_a_thread_count(waiting: Waiting) -> None:
+    """Also where their client has gone, and once where it has not."""
+    gone, queued = Channel(requests=[Request(60)]), Channel(requests=[Request(30)])
+    channels = [queued, Channel(Request(10))]
+    waiting.close_some(channels, [queued, gone], NOW)
+    assert closed(channels) == [False, False]
+    channels.append(Channel(Request(1)))
+    waiting.close_some(channels, [queued, gone], NOW + 1)
+    assert closed(channels) == [False, True, False]
