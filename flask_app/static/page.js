@@ -14,6 +14,8 @@ const METADATA_BYTES = 2 ** 21;
 const HISTORY_KEY = "history";
 const HISTORY_LENGTH = 24;
 const THUMB_SIDE = 112;
+const PREVIEW_SIDE = 720; // a larger photo is shown from a copy of this short side
+const MANY_LABELS = 60; // from then on the list scrolls
 
 const $ = (id) => document.getElementById(id);
 const config = $("page").dataset;
@@ -34,7 +36,7 @@ const tooLarge = () => new Problem(
 
 // ---- Photos: made smaller in the browser, upright, without the place -------------------------
 
-/** {blob, note, reduced, thumb}: what is sent for a file. Throws Problem. */
+/** {blob, note, reduced, thumb, preview}: what is sent for a file, and shown. Throws Problem. */
 async function prepare(file, original) {
   if (!file.size) throw new Problem("This file is empty.", "Choose another one.");
   const head = await readable(file);
@@ -43,10 +45,13 @@ async function prepare(file, original) {
   if (bitmap) {
     const short = Math.min(bitmap.width, bitmap.height);
     const scale = (2 * service.side) / short;
-    made.thumb = draw(bitmap, THUMB_SIDE / short).toDataURL("image/jpeg", 0.75);
+    const shown = short > PREVIEW_SIDE ? draw(bitmap, PREVIEW_SIDE / short) : bitmap;
+    if (shown !== bitmap) made.preview = await jpeg(shown, 0.85);
+    made.thumb = draw(shown, THUMB_SIDE / Math.min(shown.width, shown.height))
+      .toDataURL("image/jpeg", 0.75);
     if (!original && (scale < 0.8 || !API_TYPES.has(file.type) || METADATA.test(head))) {
       const canvas = draw(bitmap, scale);
-      made.blob = await new Promise((done) => { canvas.toBlob(done, "image/jpeg", 0.93); }) ?? file;
+      made.blob = await jpeg(canvas, 0.93) ?? file;
       made.reduced = true;
       made.note = `A copy made in your browser: ${sizeOf(canvas, made.blob)}, without place and ` +
         `camera data. The original has ${sizeOf(bitmap, file)}; it can give another score.`;
@@ -72,6 +77,9 @@ async function readable(file) {
     throw new Problem("This file cannot be read.", "Choose it again.");
   }
 }
+
+const jpeg = (canvas, quality) =>
+  new Promise((done) => { canvas.toBlob(done, "image/jpeg", quality); });
 
 /** A canvas with the picture over white, never enlarged. */
 function draw(bitmap, scale) {
@@ -178,6 +186,7 @@ const service = {
     this.side = model.side;
     if (!model.labels.length) return;
     $("labels").replaceChildren(...model.labels.map((label) => element("li", label)));
+    if (model.labels.length > MANY_LABELS) $("labels").tabIndex = 0;
     $("label-count").textContent = model.labels.length;
     document.querySelector(".knows").hidden = false;
     offerLabels($("card-template").content, model.labels);
@@ -219,9 +228,9 @@ function offerLabels(within, labels) {
 const modelText = ({ title, backend, device }) =>
   [title, [backend, device].filter(Boolean).join(" on ")].filter(Boolean).join(", ");
 
-/** Text in which "Rice 37 %" is not broken. */
-const unbroken = (text) => text.split(/(\S+ [<>]?\d+ %)/).map((part, odd) =>
-  (odd % 2 ? element("span", part, "nowrap") : part));
+/** Text in which "Rice 37 %" is not broken where a line has room for it. */
+const unbroken = (text) => text.split(/(\S+ [<>]?\d+ %,?)/).map((part, odd) =>
+  (odd % 2 ? element("span", part, "together") : part));
 
 // ---- Cards -----------------------------------------------------------------------------------
 
@@ -280,7 +289,7 @@ class Card {
     const slow = setTimeout(() => this.spin("Still working …"), SLOW_MS);
     try {
       this.sent = await prepare(this.file, this.original);
-      if (this.sent.reduced) this.preview(this.sent.blob);
+      if (this.sent.preview) this.preview(this.sent.preview);
       this.done(await this.ask());
     } catch (problem) {
       this.failed(problem);
@@ -376,7 +385,7 @@ class Card {
     const provider = service.model?.provider ? ` (${service.model.provider})` : "";
     this.find(".model").textContent = `${known}${provider}. Request ${requestId}.`;
     this.fillCode(".curl", "PHOTO'", `${this.name.replaceAll("'", "'\\''")}'`);
-    this.fillCode(".curl", "IMAGE/TYPE", this.sent.blob.type || "application/octet-stream");
+    this.fillCode(".curl", "IMAGE/TYPE", this.file.type || "application/octet-stream");
     this.fillCode(".python", '"PHOTO"', JSON.stringify(this.name));
     this.find(".json").textContent = JSON.stringify(answer, null, 2)
       .replace(/\{\s+("label": [^\n]+)\s+("probability": [^\n]+)\s+\}/g, "{ $1 $2 }");
@@ -514,6 +523,7 @@ async function dropped(transfer) {
   if (address && new URL(address, location.href).origin === location.origin) {
     return [await fetched(address)];
   }
+  if (!address) throw new Problem("There is no picture in that.", "Drop a photo, or choose one.");
   throw new Problem(
     "Your browser handed over only the address of that picture.",
     "Copy the picture and paste it here, or save it and choose the file.",
@@ -551,6 +561,9 @@ function listenForPhotos() {
       input.value = "";
     });
   }
+  document.querySelector(".samples").addEventListener("click", (event) => {
+    if (event.detail > 1) event.preventDefault(); // a double click is meant once
+  });
   document.querySelector(".samples").addEventListener("submit", tryTo(async (event) => {
     event.preventDefault();
     take([await fetched(event.submitter.querySelector("img").src)]);
@@ -684,6 +697,7 @@ function listenToCards() {
     cards.splice(0).forEach((card) => card.remove());
     $("cards").replaceChildren();
     refresh();
+    showHistory();
     $("photos").focus({ preventScroll: true });
   });
   $("clear-history").addEventListener("click", () => {
@@ -726,7 +740,9 @@ function readHistory() {
 }
 
 function remember(card) {
-  const entry = { name: card.name, sentence: card.result.sentence, thumb: card.sent.thumb };
+  card.entry = `${Date.now()} ${Math.random()}`;
+  const { name, result: { sentence }, sent: { thumb } } = card;
+  const entry = { id: card.entry, name, sentence, thumb };
   try {
     const entries = [entry, ...readHistory()].slice(0, HISTORY_LENGTH);
     sessionStorage.setItem(HISTORY_KEY, JSON.stringify(entries));
@@ -736,8 +752,10 @@ function remember(card) {
   showHistory();
 }
 
+/** What is no longer among the answers above it. */
 function showHistory() {
-  const entries = readHistory();
+  const shown = new Set(cards.map((card) => card.entry));
+  const entries = readHistory().filter(({ id }) => !shown.has(id));
   $("history").hidden = !entries.length;
   $("history-list").replaceChildren(...entries.map(({ name, sentence, thumb }) => {
     const item = element("li", "");

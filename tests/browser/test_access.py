@@ -84,6 +84,33 @@ def test_no_sideways_scrolling(open_page: Opener, stub: StubApi, width: int) -> 
     assert page.evaluate(overflow) <= 0
 
 
+@pytest.mark.parametrize("width", [320, 768, 1200])
+def test_long_labels_stay_on_their_card(open_page: Opener, stub: StubApi, width: int) -> None:
+    stub.usual = ok({"Apfelstrudel" * 5: 0.41, "Noodles/Pasta": 0.37, "of many words " * 6: 0.1})
+    page = open_page(viewport={"width": width, "height": 740})
+    for count, files in ((1, [EGG]), (3, [SOUP, SOUP])):
+        page.locator("#photos").set_input_files(files)
+        expect(page.locator('.card[data-state="done"]')).to_have_count(count)
+        outside = """cards => cards.flatMap(card => [...card.querySelectorAll(".card-text *")].filter(
+          part => part.getBoundingClientRect().right > card.getBoundingClientRect().right
+        ).map(part => part.className))"""
+        assert page.locator(".card").evaluate_all(outside) == []
+
+
+def test_many_labels_scroll(open_page: Opener) -> None:
+    page = open_page()
+    model = {"title": "imagenet 1", "labels": [f"class {i}" for i in range(1000)], "side": 224}
+    answer = {"state": "ready", "reason": None, "model": model}
+    page.route("**/status", lambda route: route.fulfill(json=answer))
+    page.reload()
+    expect(page.locator("#labels li")).to_have_count(1000)
+    box = page.locator("#labels").bounding_box()
+    assert box
+    assert box["height"] < 300
+    tab_to(page, "#labels")
+    assert violations(page) == []
+
+
 def test_camera_on_touch_devices_only(open_page: Opener) -> None:
     phone = open_page(**PHONE)
     expect(phone.get_by_text("Take a photo")).to_be_visible()

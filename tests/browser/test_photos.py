@@ -4,6 +4,7 @@ import base64
 import re
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
@@ -85,6 +86,15 @@ def test_samples(open_page: Opener, stub: StubApi) -> None:
     assert stub.asked[0].photo == SOUP.read_bytes()
 
 
+def test_a_double_click_is_meant_once(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    page.get_by_role("button", name="Soup").dblclick()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    page.get_by_role("button", name="Rice").click()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    assert len(stub.asked) == 2
+
+
 def test_drop_anywhere(open_page: Opener) -> None:
     page = open_page()
     give(page, "dragover", EGG)
@@ -110,6 +120,13 @@ def test_drop_of_an_address(open_page: Opener, stub: StubApi) -> None:
     assert not stub.asked
 
 
+def test_drop_of_words(open_page: Opener, stub: StubApi) -> None:
+    page = open_page()
+    give(page, "drop", ("text/html", "<p>soup"))
+    expect(page.locator(".problem")).to_contain_text("There is no picture in that.")
+    assert not stub.asked
+
+
 def test_paste_anywhere(open_page: Opener) -> None:
     page = open_page()
     give(page, "paste", EGG)
@@ -130,6 +147,8 @@ def test_large_photos_are_reduced(open_page: Opener, stub: StubApi, tmp_path: Pa
     sent = opened(stub.asked[0].photo)
     assert sent.size == (512, 768)  # upright; the short side is twice the model's 256
     assert not sent.getexif()
+    natural = "image => [image.naturalWidth, image.naturalHeight]"
+    assert page.get_by_alt_text(original.name).evaluate(natural) == [720, 1080]  # not what was sent
     page.get_by_text("Details").click()
     expect(page.locator(".sent")).to_contain_text(re.compile("512 . 768 pixels"))
     page.get_by_role("button", name="Send the original").click()
@@ -205,6 +224,9 @@ def test_clear(open_page: Opener) -> None:
 def test_history_lives_in_the_tab(open_page: Opener) -> None:
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(EGG)
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    expect(page.locator("#history")).to_be_hidden()  # what is still above is not earlier
+    page.get_by_role("button", name="Clear", exact=True).click()
     expect(page.locator("#history-list li")).to_have_count(1)
     page.reload()
     expect(page.locator("#history-list li")).to_contain_text("Soup, 92 %")
@@ -236,3 +258,26 @@ def test_details(open_page: Opener, base_url: str, stub: StubApi) -> None:
     compile(python, "shown", "exec")
     assert '"prediction": "Soup"' in page.locator(".json").inner_text()
     assert base_url not in curl
+
+
+def test_the_code_is_about_the_file_itself(open_page: Opener, tmp_path: Path) -> None:
+    """A JPEG made in the browser was sent; whoever copies the command has the PNG."""
+    Image.new("RGB", (1500, 1200), "red").save(path := tmp_path / "soup.png")
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files(path)
+    page.get_by_text("Details").click()
+    expect(page.locator(".sent")).to_contain_text("A copy made in your browser")
+    assert "'Content-Type: image/png'" in page.locator(".curl").inner_text()
+
+
+def test_details_leave_the_other_cards_alone(open_page: Opener) -> None:
+    page = open_page()
+    page.get_by_label("Choose photos").set_input_files([EGG, SOUP])
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    page.get_by_text("Details").first.click()
+    expect(page.locator(".curl").first).to_be_visible()
+    tall, other = (card.bounding_box() for card in page.locator(".card").all())
+    assert tall
+    assert other
+    assert other["y"] == tall["y"]
+    assert other["height"] < tall["height"] / 2
