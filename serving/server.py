@@ -24,6 +24,7 @@ from serving.logs import logger
 from serving.settings import Settings
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than proxies and pools of clients keep a connection, so that they close it
 ACCEPT_AT_ONCE = 64
 ROOM_AT_ONCE = 32
 ACCEPT_PAUSE_S = 0.1  # where there is no descriptor left for a connection
@@ -50,6 +51,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_level="warning",
                 backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
         self._classifier: Classifier = app.state.classifier

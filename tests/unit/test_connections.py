@@ -140,3 +140,8 @@ def test_a_refusal_is_told() -> None:
         answer = ours.makefile("rb").read()  # to the end: it is closed
     assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
     assert (one.connections.open, one.connections.ended) == (16, 1)
+
+
+def test_idle_connections_outlast_those_of_pools_and_proxies() -> None:
+    config = Server(Mock(), Settings()).config
+    assert config.timeout_keep_alive > 60  # a load balancer's minute
