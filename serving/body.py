@@ -142,9 +142,15 @@ def from_json(body: bytes) -> bytes:
 
 
 def from_multipart(
-    body: bytes, boundary: bytes | None, fields: tuple[bytes, ...] = IMAGE_FIELDS
+    body: bytes,
+    boundary: bytes | None,
+    fields: tuple[bytes, ...] = IMAGE_FIELDS,
+    nameless: bool = False,
 ) -> bytes:
-    """The one file in one of these fields of a form (RFC 7578), without a copy of the rest."""
+    """The one file in one of these fields of a form (RFC 7578), without a copy of the rest.
+
+    A `nameless` one has no file name, and is taken for text elsewhere.
+    """
     if not boundary or len(boundary) > MAX_BOUNDARY:
         raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
     parts = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2)
@@ -152,15 +158,16 @@ def from_multipart(
         raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
     if len(parts) < 3 or not parts[-1].startswith(b"--"):
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
-    files = [content for name, content in map(split_part, parts[1:-1]) if name in fields]
+    found = [split_part(part, nameless) for part in parts[1:-1]]
+    files = [content for name, content in found if name in fields]
     if len(files) != 1:
         names = " or ".join(name.decode() for name in fields)
         raise InvalidRequestError(f"send one file in the field {names}; got {len(files)}")
     return files[0]
 
 
-def split_part(part: bytes) -> tuple[bytes, bytes]:
-    """One part of a form -> (field name, content); the name of what is no file is empty."""
+def split_part(part: bytes, nameless: bool) -> tuple[bytes, bytes]:
+    """One part of a form -> (field name, content); the field name of what is no file is empty."""
     head, separator, content = part.partition(b"\r\n\r\n")
     if not separator or len(head) > MAX_PART_HEAD:
         raise InvalidRequestError("the form cannot be read: a part has no head, or too long a one")
@@ -168,6 +175,6 @@ def split_part(part: bytes) -> tuple[bytes, bytes]:
         key, _, value = line.partition(b":")
         if key.strip().lower() == b"content-disposition":
             _, options = parse_options_header(value)
-            if b"filename" in options:
+            if nameless or b"filename" in options:
                 return options.get(b"name", b""), content
     return b"", content

@@ -49,6 +49,7 @@ class Named(msgspec.Struct, forbid_unknown_fields=True):
     """A value with the name of an input, or bytes; an object of other keys is never built."""
 
     INPUT_IMAGE: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     b64: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -111,7 +112,10 @@ def without_name(raw: msgspec.Raw, model: NamedModel) -> msgspec.Raw:
 
 
 def value_of(named: Named, model: NamedModel) -> bytes:
-    """The JSON of one input's value. Raises InvalidRequestError for any other name."""
+    """The JSON of one input's value, which TorchServe's clients of this API call `data`.
+
+    Raises InvalidRequestError for any other name.
+    """
     given = {
         name: raw
         for name in named.__struct_fields__
@@ -119,9 +123,9 @@ def value_of(named: Named, model: NamedModel) -> bytes:
     }
     if list(given) == ["b64"]:
         return b'{"b64":' + bytes(given["b64"]) + b"}"
-    if list(given) != [model.input.name]:
+    if list(given) not in ([model.input.name], ["data"]):
         raise InvalidRequestError(f"the one input is {model.input.name}, not {', '.join(given)[:80]!r}")
-    return bytes(given[model.input.name])
+    return b"".join(map(bytes, given.values()))
 
 
 def column(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArray[np.float32]:

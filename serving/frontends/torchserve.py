@@ -14,12 +14,12 @@ from serving import body
 from serving.classifier import Classifier
 from serving.context import RequestContext
 from serving.engine.memory import Kind
-from serving.errors import InvalidRequestError, RetryableError, ServingError
+from serving.errors import InvalidRequestError, NotSupportedError, RetryableError, ServingError
 from serving.frontends.door import Door, unless_disconnected
 from serving.frontends.models import NamedModel, NamedModels
 from serving.responses import json_response
 
-SEGMENTS = ("predictions", "ping", "models")
+SEGMENTS = ("predictions", "explanations", "ping", "models")
 TOP = 5
 FORM_FIELDS = (b"data", b"body", *body.IMAGE_FIELDS)
 STATUS = {422: 400}
@@ -31,6 +31,7 @@ TYPES = {
     408: "RequestTimeoutException",
     413: "RequestEntityTooLargeException",
     415: "UnsupportedMediaTypeException",
+    501: "NotImplementedException",
     503: "ServiceUnavailableException",
     504: "RequestTimeoutException",
 }
@@ -49,10 +50,15 @@ def picture(content: bytes, content_type: str | None) -> bytes:
     """The photo's bytes; every content type but a form's, and JSON's base64, is the photo itself."""
     media_type, options = parse_options_header(content_type or "")
     if media_type == b"multipart/form-data":
-        return body.from_multipart(content, options.get(b"boundary"), FORM_FIELDS)
+        return body.from_multipart(content, options.get(b"boundary"), FORM_FIELDS, nameless=True)
     if media_type == b"application/json":
         return body.from_json(content)
     return content
+
+
+def find(models: NamedModels, name: str, version: str | None) -> NamedModel:
+    """Version 1 is also 1.0, as TorchServe's archives have it by default. Raises NotFoundError."""
+    return models.find(name, version and version.removesuffix(".0"))
 
 
 class Predict:
@@ -65,7 +71,7 @@ class Predict:
 
     async def __call__(self, name: str, version: str | None, request: Request) -> Response:
         """Raises ServingError, and ClientDisconnect."""
-        model = self.models.find(name, version)
+        model = find(self.models, name, version)
         if model.kind is Kind.TENSOR:
             raise InvalidRequestError(f"{name} takes tensors, which this protocol has no form for")
         terms = self.door.admit(request)
@@ -92,6 +98,12 @@ def create_router(classifier: Classifier, door: Door, models: NamedModels) -> AP
     async def predict_version(model: str, version: str, request: Request) -> Response:
         return await handler(model, version, request)
 
+    @router.post("/explanations/{model}")
+    @router.post("/explanations/{model}/{version}")
+    async def explain(model: str, version: str | None = None) -> Response:
+        find(models, model, version)
+        raise NotSupportedError("predictions are not explained here")
+
     @router.get("/ping")
     async def ping() -> Response:
         try:
@@ -108,7 +120,8 @@ def create_router(classifier: Classifier, door: Door, models: NamedModels) -> AP
     @router.get("/models/{model}")
     @router.get("/models/{model}/{version}")
     async def one_model(model: str, version: str | None = None) -> Response:
-        return json_response([describe(classifier, models.find(model, version))])
+        wanted = None if version == "all" else version
+        return json_response([describe(classifier, find(models, model, wanted))])
 
     return router
 

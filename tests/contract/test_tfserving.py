@@ -48,7 +48,14 @@ def test_status_and_metadata(backend_url: str) -> None:
 @pytest.mark.parametrize("path", [f"{PHOTOS}:predict", f"{PHOTOS}/versions/1:predict", "food11:predict"])
 def test_rows_of_photos(backend_url: str, path: str) -> None:
     native = requests.post(f"{backend_url}/predict", data=PHOTO, timeout=30).json()
-    for one in ({"b64": ENCODED}, {"INPUT_IMAGE": {"b64": ENCODED}}, ENCODED, {"INPUT_IMAGE": ENCODED}):
+    for one in (
+        {"b64": ENCODED},
+        {"INPUT_IMAGE": {"b64": ENCODED}},
+        ENCODED,
+        {"INPUT_IMAGE": ENCODED},
+        {"data": ENCODED},  # as KServe's clients of TorchServe
+        {"data": {"b64": ENCODED}},
+    ):
         body = {"signature_name": "serving_default", "instances": [one, one]}
         answer = post(backend_url, body, path)
         assert answer.status_code == 200, answer.text
@@ -98,6 +105,7 @@ def test_tensors_as_nested_lists(backend_url: str) -> None:
         ({"instances": [{"input": ENCODED}]}, "the one input is INPUT_IMAGE"),
         ({"instances": [{"INPUT_IMAGE": ENCODED, "b64": ENCODED}]}, "the one input is INPUT_IMAGE"),
         ({"instances": [{}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{"data": ENCODED, "INPUT_IMAGE": ENCODED}]}, "the one input is INPUT_IMAGE"),
         ({"instances": [{"b64": ENCODED}, ENCODED]}, "not as documented"),
         ({"instances": ["%%%"]}, "base64"),
         ({"instances": [ENCODED, "AAAA"]}, "element 1"),

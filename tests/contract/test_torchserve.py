@@ -27,11 +27,13 @@ def test_every_way_in_gives_the_five_best(backend_url: str) -> None:
         requests.post(url, data=PHOTO, timeout=30),
         requests.put(url, data=PHOTO, timeout=30),
         requests.post(f"{url}/1", data=PHOTO, timeout=30),
+        requests.post(f"{url}/1.0", data=PHOTO, timeout=30),
         requests.post(url, data=PHOTO, headers={"Content-Type": "image/jpeg"}, timeout=30),
         requests.post(
             url, data=PHOTO, headers={"Content-Type": "application/x-www-form-urlencoded"}, timeout=30
         ),
         requests.post(url, files={"data": ("photo.jpg", PHOTO)}, timeout=30),
+        requests.post(url, files={"data": (None, PHOTO)}, timeout=30),  # as perf_analyzer does
         requests.post(url, json={"image": base64.b64encode(PHOTO).decode()}, timeout=30),
         requests.post(f"{backend_url}/predictions/food11", data=PHOTO, timeout=30),
     ]
@@ -48,6 +50,9 @@ def test_ping_and_models(backend_url: str) -> None:
     (model,) = requests.get(f"{backend_url}/models/food_classifier", timeout=10).json()
     assert model["modelVersion"] == "1"
     assert {worker["status"] for worker in model["workers"]} == {"READY"}
+    for version in ("all", "1", "1.0"):
+        answer = requests.get(f"{backend_url}/models/food_classifier/{version}", timeout=10)
+        assert [each["modelVersion"] for each in answer.json()] == ["1"]
 
 
 @pytest.mark.parametrize("name", pictures.UNREADABLE)
@@ -62,6 +67,9 @@ def test_errors(backend_url: str) -> None:
 
     check_error(ask("/predictions/nothing", data=PHOTO), 404, "ResourceNotFoundException")
     check_error(ask(f"{URL}/2", data=PHOTO), 404, "ResourceNotFoundException")
+    check_error(ask(f"{URL}/2.0", data=PHOTO), 404, "ResourceNotFoundException")
+    check_error(ask("/explanations/food_classifier", data=PHOTO), 501, "NotImplementedException")
+    check_error(ask("/explanations/nothing", data=PHOTO), 404, "ResourceNotFoundException")
     check_error(ask("/predictions/food_classifier_onnx", data=PHOTO), 400, "BadRequestException")
     check_error(ask(URL, files={"other": ("a", PHOTO)}), 400, "BadRequestException")
     check_error(ask(URL, data=bytes(21 * 2**20)), 413, "RequestEntityTooLargeException")
