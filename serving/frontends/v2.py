@@ -11,9 +11,8 @@ from serving.compression import WORTH_IT, accepted, packed
 from serving.context import RequestContext
 from serving.errors import NotSupportedError, ServingError
 from serving.frontends import v2_docs as docs
-from serving.frontends import v2_models, v2_tensors
+from serving.frontends import v2_models, v2_refused, v2_tensors
 from serving.frontends.door import Door, unless_disconnected
-from serving.frontends.guard import KeyCheck
 from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL, NamedModel, NamedModels
 from serving.frontends.v2_inference import Question, infer
 from serving.frontends.v2_repository import Repository, only_ready
@@ -89,7 +88,17 @@ def create_router(classifier: Classifier, door: Door, models: NamedModels, handl
     add_model_routes(router, classifier, models)
     add_infer_routes(router, door, handler)
     add_repository_routes(router, classifier, door, models)
+    for path, words in v2_refused.PATHS.items():
+        add_refusal(router, path, words)
     return router
+
+
+def add_refusal(router: APIRouter, path: str, words: str) -> None:
+    """A path of Triton's that is not served."""
+
+    @router.api_route(path, methods=["GET", "POST"], include_in_schema=False)
+    async def refuse() -> Response:
+        raise NotSupportedError(words)
 
 
 def add_server_routes(router: APIRouter, classifier: Classifier) -> None:
@@ -164,12 +173,6 @@ def add_repository_routes(
 ) -> None:
     """Reading is free; loading needs the admin key, and that one is set."""
     repository = Repository(classifier, models)
-    check_admin = KeyCheck(classifier.settings.admin_key)
-
-    def check_allowed(request: Request) -> None:
-        if classifier.settings.admin_key is None:
-            raise NotSupportedError("models are loaded only where SERVING_ADMIN_KEY is set")
-        check_admin(request)
 
     @router.post("/v2/repository/index", include_in_schema=False)
     async def index(request: Request) -> Response:
@@ -178,13 +181,13 @@ def add_repository_routes(
 
     @router.post("/v2/repository/models/{model}/load", include_in_schema=False)
     async def load(model: str, request: Request) -> Response:
-        check_allowed(request)
+        repository.check_allowed(request.headers.get("authorization", ""))
         async with door.body(request) as content:
             await repository.load(model, content)
         return json_response({})
 
     @router.post("/v2/repository/models/{model}/unload", include_in_schema=False)
     async def unload(model: str, request: Request) -> Response:
-        check_allowed(request)
+        repository.check_allowed(request.headers.get("authorization", ""))
         repository.unload(model)
         return json_response({})

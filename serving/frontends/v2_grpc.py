@@ -11,42 +11,32 @@ from functools import partial
 from typing import Any
 
 import grpc
+import msgspec
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 
 from serving.classifier import Classifier
-from serving.context import RequestContext, choose_id
+from serving.context import RequestContext
 from serving.engine.memory import Kind
 from serving.errors import (
     ConfigurationError,
-    InvalidRequestError,
+    NotFoundError,
+    NotSupportedError,
     RetryableError,
-    ServingError,
 )
 from serving.frontends import v2_grpc_messages as messages
-from serving.frontends import v2_models
+from serving.frontends import v2_models, v2_refused
 from serving.frontends.door import Door, Terms
 from serving.frontends.grpc_generated import open_inference_pb2 as pb
 from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL, NamedModel, NamedModels
+from serving.frontends.v2_grpc_calls import SERVICE, Calls, abort, authorization, parsed
 from serving.frontends.v2_grpc_limits import CALLS, Arrivals, options
+from serving.frontends.v2_grpc_streams import Streams
 from serving.frontends.v2_inference import infer
 from serving.frontends.v2_repository import Repository
 from serving.logs import logger
-from serving.report import CLIENT_GONE, record, told
 
-SERVICE = "inference.GRPCInferenceService"
+STREAM = "ModelStreamInfer"
 STOP_S = 1.0
-CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    413: grpc.StatusCode.INVALID_ARGUMENT,
-    422: grpc.StatusCode.INVALID_ARGUMENT,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
 Message = Any  # protobuf's classes are made at run time
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
@@ -61,6 +51,8 @@ class Service:
         self.models = models
         self.repository = Repository(classifier, models)
         self.arrivals = Arrivals(classifier.settings)
+        self.calls = Calls(classifier.metrics)
+        self.streams = Streams(classifier.settings)
 
     def handler(self) -> Any:
         """What a grpc.aio.Server is given."""
@@ -74,6 +66,8 @@ class Service:
             "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
             "ModelInfer": (self.model_infer, pb.ModelInferRequest),
             "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
+            "RepositoryModelLoad": (self.model_load, pb.RepositoryModelLoadRequest),
+            "RepositoryModelUnload": (self.model_unload, pb.RepositoryModelUnloadRequest),
         }
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(  # so that we decide when a message is read
@@ -82,46 +76,60 @@ class Service:
             )
             for name, (answer, request) in methods.items()
         }
+        handlers |= {
+            name: grpc.stream_unary_rpc_method_handler(self._refused(name, words))
+            for name, words in v2_refused.CALLS.items()
+        }
+        handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
+            self._stream, response_serializer=lambda response: response.SerializeToString()
+        )
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _observed(
         self, name: str, answer: Answer, kind: Message
     ) -> Callable[[object, Context], Awaitable[Message]]:
-        """Translates errors; counts and logs, as `middleware.Observer` does."""
+        """A call of one message and one answer."""
 
         async def call(_: object, context: Context) -> Message:
-            metadata = dict(context.invocation_metadata() or ())
-            own = RequestContext(choose_id(str(metadata.get("x-request-id", "")).encode()))
-            status, error = CLIENT_GONE, None
-            try:
+            response = None
+            with self.calls.recording(name, context) as outcome:
                 if kind is pb.ModelInferRequest:
                     self.door.check_key.check(authorization(context))
                 data = await self.arrivals.read(context.read)
-                response = await answer(parsed(kind, data), context, own)
-                status = 200
-            except Exception as caught:
-                error = told(caught, own)
-                status = error.status
-            finally:
-                self._record(name, status, context.peer(), own)
-            if error is not None:
-                await abort(context, error)
+                response = await answer(parsed(kind, data), context, outcome.own)
+            if outcome.error is not None:
+                await abort(context, outcome.error)
             return response
 
         return call
 
-    def _record(self, name: str, status: int, client: str, own: RequestContext) -> None:
-        path = f"/{SERVICE}/{name}"
-        record(
-            self.classifier.metrics,
-            own,
-            status,
-            method="gRPC",
-            path=path,
-            series=path,
-            client=client,
-            timed=bool(own.stages),
-        )
+    def _refused(self, name: str, words: str) -> Callable[[object, Context], Awaitable[None]]:
+        """A call of Triton's that is not served."""
+
+        async def call(_: object, context: Context) -> None:
+            await self.calls.fail(name, context, NotSupportedError(words))
+
+        return call
+
+    async def _stream(self, _: object, context: Context) -> None:
+        """Each of a stream's requests is counted by itself; the stream only where it fails."""
+        try:
+            self.door.check_key.check(authorization(context))
+            await self.streams.serve(context, partial(self._answer_of_stream, context))
+        except Exception as error:
+            await self.calls.fail(STREAM, context, error)
+
+    async def _answer_of_stream(self, context: Context, data: bytes) -> Message:
+        """Errors are answers here, and the stream goes on."""
+        request = response = None
+        with self.calls.recording(STREAM, context) as outcome:
+            request = parsed(pb.ModelInferRequest, data)
+            response = await self.model_infer(request, context, outcome.own)
+            response.parameters["triton_final_response"].bool_param = True
+        if outcome.error is None:
+            return pb.ModelStreamInferResponse(infer_response=response)
+        response = pb.ModelInferResponse(id=request.id if request is not None else "")
+        return pb.ModelStreamInferResponse(error_message=outcome.error.detail, infer_response=response)
 
     def _is_ready(self) -> bool:
         try:
@@ -146,8 +154,11 @@ class Service:
         return pb.ServerMetadataResponse(**v2_models.server_metadata())
 
     async def model_ready(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Raises NotFoundError."""
-        self._model(request)
+        """What is not served is not ready, as Triton has it."""
+        try:
+            self._model(request)
+        except NotFoundError:
+            return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._is_ready())
 
     async def model_metadata(self, request: Message, _: Context, __: RequestContext) -> Message:
@@ -187,6 +198,19 @@ class Service:
         """As `POST /v2/repository/index`."""
         return ParseDict({"models": self.repository.index(request.ready)}, pb.RepositoryIndexResponse())
 
+    async def model_load(self, request: Message, context: Context, _: RequestContext) -> Message:
+        """As `POST /v2/repository/models/NAME/load`."""
+        self.repository.check_allowed(authorization(context))
+        texts = {name: value.string_param for name, value in request.parameters.items()}
+        await self.repository.load(request.model_name, msgspec.json.encode({"parameters": texts}))
+        return pb.RepositoryModelLoadResponse()
+
+    async def model_unload(self, request: Message, context: Context, _: RequestContext) -> Message:
+        """Raises NotSupportedError always."""
+        self.repository.check_allowed(authorization(context))
+        self.repository.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
     def _admit(self, context: Context, kind: Kind) -> Terms:
         """As `Door.admit`, with the client's own deadline."""
         metadata = dict(context.invocation_metadata() or ())
@@ -198,28 +222,6 @@ class Service:
         )
         remaining = context.time_remaining()
         return terms if remaining is None else terms.within(max(1000, int(remaining * 1e6)))
-
-
-def authorization(context: Context) -> str:
-    """As HTTP's header; bytes, which gRPC has for other names, are none."""
-    value = dict(context.invocation_metadata() or ()).get("authorization", "")
-    return value if isinstance(value, str) else ""
-
-
-def parsed(kind: Message, data: bytes) -> Message:
-    """A message of this kind. Raises InvalidRequestError."""
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequestError("the message cannot be read") from error
-
-
-async def abort(context: Context, error: ServingError) -> None:
-    """Ends the call."""
-    code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    retry_after = error.headers.get("Retry-After")
-    trailing = (("retry-after", retry_after),) if retry_after else ()
-    await context.abort(code, error.detail, trailing)
 
 
 @asynccontextmanager

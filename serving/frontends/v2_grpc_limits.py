@@ -41,6 +41,11 @@ def options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
+def messages_at_once(settings: Settings) -> int:
+    """How many may be arriving, so that together they fit into what all bodies may hold."""
+    return max(FEWEST_ARRIVING, settings.max_buffered_bytes // settings.max_body_bytes)
+
+
 class Arrivals:
     """Reads the one message of each call, few at a time, so that they hold a bounded number of bytes.
 
@@ -51,7 +56,7 @@ class Arrivals:
     def __init__(self, settings: Settings) -> None:
         self.timeout_s = settings.body_timeout_ms / 1000
         self.patience_s = min(PATIENCE_S, self.timeout_s / 4)
-        self._free = max(FEWEST_ARRIVING, settings.max_buffered_bytes // settings.max_body_bytes)
+        self._free = messages_at_once(settings)
         self._waiting: list[asyncio.Future[None]] = []
         self._arriving: dict[asyncio.Timeout, float] = {}
         """When each began; without those that must hurry already."""

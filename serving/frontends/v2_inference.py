@@ -17,6 +17,7 @@ from serving.engine.statistics import Stages
 from serving.errors import InvalidRequestError
 from serving.frontends.door import Terms
 from serving.frontends.models import NamedModel, TensorSpec
+from serving.frontends.v2_refused import SHARED_MEMORY
 from serving.scores import Score
 
 RESERVED = "triton_"
@@ -114,7 +115,7 @@ def check_parameters(parameters: Parameters) -> None:
         if name.startswith(RESERVED):
             raise InvalidRequestError(f"parameters that begin with {RESERVED} are reserved: {name[:80]}")
         if name.startswith("shared_memory"):
-            raise InvalidRequestError("shared memory is not supported: send the data")
+            raise InvalidRequestError(SHARED_MEMORY)
 
 
 def whole_number(parameters: Parameters, name: str, largest: int) -> int:

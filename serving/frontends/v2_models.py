@@ -8,6 +8,7 @@ from typing import Any
 
 from serving import __version__
 from serving.classifier import Classifier
+from serving.engine.memory import Kind
 from serving.engine.statistics import BatchTotals, Totals
 from serving.frontends.models import NamedModel, TensorSpec
 
@@ -60,6 +61,7 @@ def config(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
             "dims": list(spec.dims),
         }
 
+    layout = "FORMAT_NCHW" if model.kind is Kind.TENSOR else "FORMAT_NONE"
     settings, offer = classifier.settings, classifier.served.offer
     on_gpu = offer.profile["info"]["device"] != "cpu"
     return {
@@ -68,7 +70,7 @@ def config(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
         "backend": platform(classifier),
         "version_policy": {"specific": {"versions": [int(model.version)]}},
         "max_batch_size": classifier.largest_request,
-        "input": [tensor(model.input)],
+        "input": [{**tensor(model.input), "format": layout}],
         "output": [tensor(spec) for spec in model.outputs],
         "instance_group": [
             {

@@ -9,6 +9,7 @@ import msgspec
 
 from serving.classifier import Classifier
 from serving.errors import ConfigurationError, InvalidRequestError, NotSupportedError
+from serving.frontends.guard import KeyCheck
 from serving.frontends.models import NamedModels
 from serving.frontends.v2_tensors import decoded
 from serving.logs import logger
@@ -42,8 +43,8 @@ class LoadConfig(msgspec.Struct):
     version_policy: VersionPolicy | None = None
 
 
-class LoadParameters(msgspec.Struct):
-    """`version` is ours; `config` is what Triton's clients send."""
+class LoadParameters(msgspec.Struct, forbid_unknown_fields=True):
+    """`version` is ours; `config` is what Triton's clients send. The files of a model are not taken."""
 
     version: Annotated[str, msgspec.Meta(pattern="^[1-9][0-9]{0,9}$")] | None = None
     config: str | None = None
@@ -66,6 +67,13 @@ class Repository:
     def __init__(self, classifier: Classifier, models: NamedModels) -> None:
         self._classifier = classifier
         self._models = models
+        self._check_admin = KeyCheck(classifier.settings.admin_key)
+
+    def check_allowed(self, authorization: str) -> None:
+        """Before loading and unloading. Raises NotSupportedError or UnauthorizedError."""
+        if self._classifier.settings.admin_key is None:
+            raise NotSupportedError("models are loaded only where SERVING_ADMIN_KEY is set")
+        self._check_admin.check(authorization)
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """Every name with its versions, the one in service READY."""

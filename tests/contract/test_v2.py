@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import zlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,14 @@ def test_health_and_metadata(backend_url: str, client: Any) -> None:
     assert model["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 11]}]
     config = client.get_model_config(PHOTOS, "1")
     assert config["max_batch_size"] == 128
-    assert config["input"] == [{"name": "INPUT_IMAGE", "data_type": "TYPE_STRING", "dims": [1]}]
+    (described,) = config["input"]
+    assert described == {
+        "name": "INPUT_IMAGE",
+        "data_type": "TYPE_STRING",
+        "dims": [1],
+        "format": "FORMAT_NONE",
+    }
+    assert client.get_model_config(TENSORS)["input"][0]["format"] == "FORMAT_NCHW"
     assert "dynamic_batching" in config
     index = client.get_model_repository_index()
     assert {(each["name"], each["state"]) for each in index} == {
@@ -295,6 +303,28 @@ def test_errors_reach_the_client(client: Any) -> None:
         client.infer(TENSORS, [tensor_input(broken)], outputs=as_json)
     logits = client.infer(TENSORS, [tensor_input(broken)]).as_numpy("output")
     assert not np.isfinite(logits).all()
+
+
+def test_what_is_refused_says_so(backend_url: str, client: Any) -> None:
+    refused = {
+        "shared memory is not supported": [
+            client.get_system_shared_memory_status,
+            client.get_cuda_shared_memory_status,
+            client.unregister_system_shared_memory,
+            partial(client.unregister_cuda_shared_memory, "x"),
+            partial(client.register_system_shared_memory, "x", "/x", 16),
+            partial(client.register_cuda_shared_memory, "x", b"YQ==", 0, 16),
+        ],
+        "not traced": [client.get_trace_settings, partial(client.update_trace_settings, PHOTOS)],
+        "how the service logs": [client.get_log_settings, partial(client.update_log_settings, {})],
+    }
+    for words, calls in refused.items():
+        for call in calls:
+            with pytest.raises(InferenceServerException, match=words) as caught:
+                call()
+            assert caught.value.status() == "501"
+    generate = requests.post(f"{backend_url}/v2/models/{PHOTOS}/generate", json={}, timeout=10)
+    check_error(generate, 501, "use infer")
 
 
 def test_errors_of_the_paths(backend_url: str) -> None:

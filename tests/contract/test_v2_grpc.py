@@ -1,8 +1,10 @@
 """The Open Inference Protocol in gRPC, on both backends, with Triton's own client and by hand."""
 
 import json
+import queue
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -47,6 +49,8 @@ def test_health_and_metadata(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("food11", "1")
+    assert not client.is_model_ready("food11", "2")
+    assert not client.is_model_ready("nothing")
     server = client.get_server_metadata(as_json=True)
     assert {"statistics", "classification"} <= set(server["extensions"])
     model = client.get_model_metadata(TENSORS)
@@ -58,6 +62,9 @@ def test_health_and_metadata(client: Any) -> None:
     assert config.max_batch_size == 128
     assert config.HasField("dynamic_batching")
     assert config.input[0].data_type == 13
+    assert (
+        client.get_model_config(TENSORS, as_json=True)["config"]["input"][0]["format"] == "FORMAT_NCHW"
+    )
     assert list(config.version_policy.specific.versions) == [1]
     assert json.loads(config.parameters["model.json"].string_value)["name"] == "food11"
     index = client.get_model_repository_index().models
@@ -168,8 +175,67 @@ def test_errors_reach_the_client(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="element 1: not a JPEG") as caught:
         client.infer(PHOTOS, [photo_input([PHOTO, b"\0"], [2, 1])])
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-    with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
+    with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*SERVING_ADMIN_KEY"):
         client.load_model(PHOTOS)
+    with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*SERVING_ADMIN_KEY"):
+        client.unload_model(PHOTOS)
+
+
+def test_what_is_refused_says_so(client: Any) -> None:
+    refused = {
+        "shared memory is not supported": [
+            client.get_system_shared_memory_status,
+            client.get_cuda_shared_memory_status,
+            client.unregister_system_shared_memory,
+            client.unregister_cuda_shared_memory,
+            partial(client.register_system_shared_memory, "x", "/x", 16),
+            partial(client.register_cuda_shared_memory, "x", b"YQ==", 0, 16),
+        ],
+        "not traced": [client.get_trace_settings, client.update_trace_settings],
+        "how the service logs": [client.get_log_settings, partial(client.update_log_settings, {})],
+    }
+    for words, calls in refused.items():
+        for call in calls:
+            with pytest.raises(InferenceServerException, match=rf"UNIMPLEMENTED.*{words}"):
+                call()
+
+
+def test_a_stream_answers_in_order(client: Any) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error or result))
+    wanted = {str(number): noise(1 + number % 3) for number in range(20)}
+    for name, values in wanted.items():
+        client.async_stream_infer(
+            TENSORS, [tensor_input(values)], request_id=name, enable_empty_final_response=True
+        )
+    for name, values in wanted.items():
+        result = answers.get(timeout=30)
+        assert result.get_response().id == name
+        assert result.get_response().parameters["triton_final_response"].bool_param
+        assert result.as_numpy("output").shape == (len(values), 11)
+    client.stop_stream()
+
+
+def test_an_error_does_not_end_a_stream(client: Any) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error or result))
+    client.async_stream_infer("nothing", [photo_input([PHOTO], [1])])
+    client.async_stream_infer(PHOTOS, [photo_input([b"\0"], [1])])
+    client.async_stream_infer(PHOTOS, [photo_input([PHOTO], [1])])
+    client.stop_stream()  # waits for what is under way
+    unknown, unreadable, right = (answers.get(timeout=30) for _ in range(3))
+    assert "no model is named 'nothing'" in str(unknown)
+    assert "not a JPEG" in str(unreadable)
+    assert right.as_numpy("FOOD_LABEL").shape == (1,)
+
+
+def test_a_stream_of_what_is_no_message(grpc_target: str) -> None:
+    with grpc.insecure_channel(grpc_target) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        answers = [
+            pb.ModelStreamInferResponse.FromString(each) for each in call(iter([b"\xff" * 9, b""]))
+        ]
+    assert [bool(answer.error_message) for answer in answers] == [True, True]
 
 
 def tensor(**more: Any) -> Any:
