@@ -20,7 +20,7 @@ from serving.frontends.door import Door
 from serving.frontends.models import NamedModels
 from serving.frontends.tcp import TcpServer
 from serving.metrics import Metrics
-from serving.middleware import Direct, Observer, ShortWay
+from serving.middleware import Direct, Heads, Observer, ShortWay
 from serving.model import Model
 from serving.report import told
 from serving.responses import ErrorShapes
@@ -82,6 +82,7 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
             ],
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
+    app.add_middleware(Heads)
     app.add_middleware(Observer, metrics=metrics, errors=errors)
     return app
 

@@ -107,3 +107,21 @@ class ShortWay:
         except ServingError as error:
             response = self.on_error(request, error)
         await response(scope, receive, send)
+
+
+class Heads:
+    """Answers HEAD as GET, for those who look whether the service is there; uvicorn drops the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes everything on; uvicorn's own scope still says HEAD."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self.app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")

@@ -82,6 +82,19 @@ def test_top_k_out_of_range(backend_url: str, top_k: str) -> None:
     check_error(requests.post(url, data=PHOTO, timeout=30), 422, "invalid_request")
 
 
+def test_head_is_get_without_a_body(backend_url: str) -> None:
+    with requests.Session() as session:  # one connection: a body would be taken for the next answer
+        for path in ("/health/ready", "/health/live", "/docs", "/v2", "/v1/models/food11", "/ping"):
+            full = session.get(backend_url + path, timeout=10)
+            head = session.head(backend_url + path, timeout=10)
+            assert (head.status_code, head.content) == (200, b"")
+            for name in ("Content-Type", "Content-Length"):
+                assert head.headers[name] == full.headers[name]
+        assert session.head(f"{backend_url}/predict", timeout=10).status_code == 405
+        assert session.head(f"{backend_url}/nothing", timeout=10).status_code == 404
+        assert session.get(f"{backend_url}/health/ready", timeout=10).json() == {"status": "ready"}
+
+
 def test_headers_of_an_answer(backend_url: str) -> None:
     response = post_json(backend_url, {"image": ENCODED}, headers={"X-Request-ID": "my-id-1"})
     assert response.headers["X-Request-ID"] == "my-id-1"

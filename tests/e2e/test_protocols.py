@@ -195,12 +195,43 @@ def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tm
         }
         with pytest.raises(InferenceServerException, match="only model"):
             client.unload_model("food_classifier", headers=chief)
-        for body in ({"parameters": {"version": "../1"}}, {"parameters": {"config": "{"}}, [1]):
+        for body in (
+            {"parameters": {"version": "../1"}},
+            {"parameters": {"config": "{"}},
+            {"parameters": {"config": "{}", "file:1/model.onnx": "AAAA"}},
+            [1],
+        ):
             answer = requests.post(
                 f"{url}/v2/repository/models/fake/load", json=body, headers=chief, timeout=30
             )
             assert answer.status_code == 400
         client.close()
+
+
+def test_versions_are_loaded_by_grpc(fake_settings: dict[str, str], tmp_path: Path) -> None:
+    folder, port = tmp_path / "fake", servers.free_port()
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    with (
+        fake_service(settings, admin_key="chief", grpc_port=str(port)),
+        triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
+    ):
+        chief = {"authorization": "Bearer chief"}
+        with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
+            client.load_model("food_classifier")
+        policy = json.dumps({"version_policy": {"specific": {"versions": [2]}}})
+        client.load_model("food_classifier", headers=chief, config=policy)
+        assert client.is_model_ready("fake", "2")
+        assert not client.is_model_ready("fake", "1")
+        client.load_model("food_classifier", headers=chief)
+        assert client.is_model_ready("fake", "1")
+        with pytest.raises(InferenceServerException, match="only model"):
+            client.unload_model("food_classifier", headers=chief)
+        files = {"file:1/model.onnx": b"model"}
+        for options in ({"config": "{"}, {"config": "{}", "files": files}):
+            with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
+                client.load_model("food_classifier", headers=chief, **options)
 
 
 def test_protocols_can_be_switched_off(fake_settings: dict[str, str]) -> None:
