@@ -123,7 +123,7 @@ def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) ->
     async def main() -> None:
         own, client = streams(timeout_ms=50), Client(reads)
         client.sent.put_nowait(b"message")
-        with pytest.raises(SlowBodyError, match="idle too long"):
+        with pytest.raises(SlowBodyError, match="idle for too long"):
             await own.serve(client, same)
         assert client.received == ([b"message"] if reads else [])
         assert (own._open, own._idle) == (0, {})
