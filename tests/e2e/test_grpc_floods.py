@@ -17,6 +17,7 @@ from tests.http2 import Http2
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 MB = 2**20
 SETTINGS = {
     "SERVING_INSTANCES": "1",
@@ -124,7 +125,8 @@ def test_a_byte_at_a_time_is_no_way_to_stay(service: Service) -> None:
         assert sent < 100_000
 
 
-def test_messages_that_never_end_hold_little_memory(patient: Service) -> None:
+@pytest.mark.parametrize("path", [INFER, STREAM])
+def test_messages_that_never_end_hold_little_memory(patient: Service, path: str) -> None:
     """Two hundred of just under four megabytes: 800 in all, of which the service takes few."""
     with servers.process_of(patient.url) as process, contextlib.ExitStack() as stack:
         assert patient.answers()
@@ -133,7 +135,7 @@ def test_messages_that_never_end_hold_little_memory(patient: Service) -> None:
         taken = []
         for peer in peers(patient, 10, stack):
             for stream in range(1, 41, 2):
-                peer.call(stream, INFER)
+                peer.call(stream, path)
                 taken.append(peer.send(stream, data))
         assert max(taken) <= len(data)
         assert process.memory_info().rss - before < 100 * MB
@@ -196,10 +198,11 @@ def test_frames_that_make_no_sense(service: Service) -> None:
     assert service.answers()
 
 
-def test_a_stranger_s_message_is_not_read() -> None:
+@pytest.mark.parametrize("path", [INFER, STREAM])
+def test_a_stranger_s_message_is_not_read(path: str) -> None:
     with serving(SERVING_API_KEY="sesame", **PATIENT) as service, Http2(service.port) as peer:
-        peer.call(1, INFER)
+        peer.call(1, path)
         peer.send(1, prefix(1000))
         wait_for(lambda: not peer.look(0.05) and 1 in peer.ended)
         text = requests.get(f"{service.url}/metrics", timeout=20).text
-        assert 'code="unauthorized",path="/inference.GRPCInferenceService/ModelInfer"' in text
+        assert f'code="unauthorized",path="{path}"' in text
