@@ -7,6 +7,8 @@ import argparse
 import importlib
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 from serving.engine import layout
 from serving.errors import ConfigurationError
@@ -15,28 +17,46 @@ from serving.settings import Settings
 
 def main() -> int:
     """Serves with one web process, or with several under `cluster.Cluster`."""
+    fill_standard_streams()
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
     parser.add_argument("package", help="fastapi_onnx or fastapi_pt")
     parser.add_argument("--host", help="overrides SERVING_HOST")
     parser.add_argument("--port", type=int, help="overrides SERVING_PORT")
     arguments = parser.parse_args()
     given = {k: v for k in ("host", "port") if (v := getattr(arguments, k)) is not None}
-    settings = Settings(**given)
+    try:
+        return serve(arguments.package, given)
+    except ConfigurationError as error:
+        print(f"the service cannot start: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def fill_standard_streams() -> None:
+    """Those that are closed become /dev/null: a pipe of ours in their place would get others' words."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # in this order: each takes the lowest free number, its own
+            stream = Path(os.devnull).open(mode)  # noqa: SIM115 until this process ends
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
+def serve(package: str, given: dict[str, Any]) -> int:
+    """With these settings over those of the environment. Raises ConfigurationError."""
+    settings = Settings.read(**given)
     given["web_processes"] = web_processes = layout.web_processes(settings)
     settings = settings.model_copy(update={"web_processes": web_processes})
     os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in given.items()}
     try:
-        if web_processes > 1:
-            from serving.cluster import Cluster
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"there is no package {package}: {error}") from error
+    if web_processes > 1:
+        from serving.cluster import Cluster
 
-            return Cluster(arguments.package, settings).run()
-        from serving.server import Server
+        return Cluster(package, settings).run()
+    from serving.server import Server
 
-        server = Server(importlib.import_module(f"{arguments.package}.app").app, settings)
-    except ConfigurationError as error:
-        print(f"the service cannot start: {error}", file=sys.stderr)  # noqa: T201
-        return 1
-    server.run()
+    Server(importlib.import_module(f"{package}.app").app, settings).run()
     return 0
 
 

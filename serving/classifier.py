@@ -21,6 +21,7 @@ from serving.engine.client import Inputs
 from serving.engine.memory import Health, Kind
 from serving.engine.source import EngineSource, Offer
 from serving.errors import (
+    ConfigurationError,
     DeadlineExceededError,
     DrainingError,
     InvalidRequestError,
@@ -93,10 +94,19 @@ class Classifier:
             await old.offer.release()
 
     async def switch(self, version: str) -> None:
-        """Serves another version from now on; no request fails. Raises ConfigurationError."""
+        """Serves another version from now on; no request fails.
+
+        Raises ConfigurationError, or DrainingError where the service is to end.
+        """
         async with self._switching:
-            if self.served.offer.model.description.version != version:
+            self._check_not_draining()
+            if self.served.offer.model.description.version == version:
+                return
+            try:
                 await self.source.switch(version, self.adopt)
+            except ConfigurationError:
+                self._check_not_draining()
+                raise
 
     @property
     def served(self) -> Served:
@@ -126,8 +136,9 @@ class Classifier:
         self._leaving = True
 
     def start_draining(self) -> None:
-        """New requests are refused from now on; what was accepted goes on."""
+        """New requests are refused from now on; what was accepted goes on, but for a version's load."""
         self._draining = True
+        self.source.abandon()
 
     async def drained(self) -> None:
         """Returns when everything that was accepted has been answered."""
@@ -142,9 +153,12 @@ class Classifier:
         if self.served.client.health is not Health.READY:
             raise UnavailableError("no worker is ready")
 
-    def _check_open(self) -> None:
+    def _check_not_draining(self) -> None:
         if self._draining:
             raise DrainingError("the service is shutting down")
+
+    def _check_open(self) -> None:
+        self._check_not_draining()
         if self.served.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
 

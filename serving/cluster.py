@@ -10,12 +10,10 @@ import importlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -24,17 +22,18 @@ from types import FrameType
 from typing import Any
 
 from serving import control, logs
-from serving.engine import layout
+from serving.engine import layout, scratch
 from serving.engine.memory import Tally
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
-from serving.frontends.tcp import bind
+from serving.frontends import tcp
 from serving.logs import logger
 from serving.model import Model
-from serving.server import ACCEPT_PAUSE_S, listen
+from serving.server import ACCEPT_PAUSE_S, bind, listen
 from serving.settings import Settings
 
 RESTART_S = 0.5
+METRICS = "serving-metrics-"
 
 
 @dataclass
@@ -61,61 +60,72 @@ class Cluster:
         self._webs: dict[int, Web] = {}
         self._engines: dict[int, Supervisor] = {}
         self._users: dict[int, set[int]] = {}
-        self._current = 0
+        self._current = -1
+        self._loaders: list[threading.Thread] = []
+        self._loading: list[Supervisor] = []
         self._stopping = False
         self._opened = False
         """Whether all web processes have been ready once: none gets all the first connections."""
 
         self._any_ready = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe()
-        self._news: list[tuple[Web, Supervisor | str]] = []
+        self._news: list[tuple[Web | None, Supervisor | str]] = []
 
     def run(self) -> int:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
         logs.configure(self._settings)
-        model = Model.read(self._settings.model_dir)
-        count = self._count
-        self._tally = Tally.create(count)
-        self._folder = tempfile.mkdtemp(prefix="serving-metrics-", dir=metrics_parent())
+        Model.read(self._settings.model_dir)  # what is wrong there is said before anything is started
+        self._tally = Tally.create(self._count)
+        self._folder = scratch.create(METRICS, metrics_parent())
+        if self._folder is None:
+            raise ConfigurationError("there is no folder that can be written, not even for a short time")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         os.set_blocking(self._wake_writer, False)
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         try:
-            self._listener = listen(self._settings)
+            self._listener = bind(self._settings)
+            listen(self._listener, self._settings)
             if self._settings.tcp_port is not None:
-                self._tcp_port = bind(self._settings)  # held, not listened on: that is for the others
-            for index in range(count):
+                self._tcp_port = tcp.bind(
+                    self._settings
+                )  # held, not listened on: that is for the others
+            for index in range(self._count):
                 self._start_web(index)
-            supervisor = Supervisor(self._backend, model, self._settings, count)
-            supervisor.start()
-            self._engines[0] = supervisor
-            for web in list(self._webs.values()):
-                self._offer(web)
-            threading.Thread(target=self._accept, daemon=True).start()
-            host, port = self._listener.getsockname()[:2]
-            logger().info("listening", host=host, port=port, web_processes=count)
+            self._load(None, None)
             return self._loop()
         finally:
-            for web in self._webs.values():
-                web.popen.kill()
-                web.popen.wait()
-            for engine in self._engines.values():
-                engine.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._end()
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._stopping:
-            for web in self._webs.values():
-                web.popen.kill()
-            os._exit(128 + number)
+    def _end(self) -> None:
+        """Nothing that was started stays."""
         self._stopping = True
         for web in self._webs.values():
-            web.popen.send_signal(signal.SIGTERM)
+            web.popen.kill()
+            web.popen.wait()
+        self._give_up_loading()
+        for thread in self._loaders:
+            thread.join()
+        loaded = [result for _, result in self._news if isinstance(result, Supervisor)]
+        for engine in (*self._engines.values(), *loaded):
+            engine.close()
+        scratch.remove(self._folder)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """`_loop` hears of the first one; the second one ends all at once."""
+        if self._stopping:
+            os._exit(128 + number)  # web processes and workers die with this one
+        self._stopping = True
 
     def _loop(self) -> int:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        told_to_stop = False
         while self._webs or not self._stopping:
+            if self._stopping and not told_to_stop:
+                told_to_stop = True
+                self._give_up_loading()
+                for web in self._webs.values():
+                    web.popen.send_signal(signal.SIGTERM)
             for key, _ in self._selector.select(RESTART_S if self._missing() else None):
                 if key.fd == self._wake_reader:
                     os.read(self._wake_reader, 4096)
@@ -124,7 +134,8 @@ class Cluster:
                     self._on_message(key.data)
             for index in self._missing():
                 self._start_web(index)
-                self._offer(self._webs[index])
+                if self._engines:
+                    self._offer(self._webs[index])
         return 0
 
     def _missing(self) -> list[int]:
@@ -139,7 +150,7 @@ class Cluster:
         popen = subprocess.Popen(  # noqa: S603 our own module
             [sys.executable, "-m", "serving.web", self._package, *map(str, numbers)],
             pass_fds=(theirs.fileno(), self._tally.fd),
-            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._folder},
+            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._folder)},
         )
         theirs.close()
         web = Web(index, popen, ours)
@@ -165,8 +176,7 @@ class Cluster:
             return
         message: dict[str, Any] = json.loads(data)
         if message["type"] == "switch":
-            version = str(message["version"])
-            threading.Thread(target=self._load, args=(web, version), daemon=True).start()
+            self._load(web, str(message["version"]))
         elif message["type"] == "ready":
             web.ready = True
             if self._opened or all(other.ready for other in self._webs.values()):
@@ -185,35 +195,68 @@ class Cluster:
             self._any_ready.clear()
         if not self._stopping:
             logger().error("a web process died", web=web.index, exit_code=code)
+            if code > 0 and not self._opened:
+                raise ConfigurationError(f"a web process ended with exit code {code}")
             time.sleep(RESTART_S if code > 0 else 0)
         for key, engine in list(self._engines.items()):
             engine.abandon(web.index)
             self._released(key, web.index)
 
-    def _load(self, web: Web, version: str) -> None:
+    def _load(self, asker: Web | None, version: str | None) -> None:
+        """Begins; `_on_news` goes on. Nobody asks for the engine to begin with."""
+        loader = threading.Thread(target=self._load_on_thread, args=(asker, version))
+        self._loaders = [*filter(threading.Thread.is_alive, self._loaders), loader]
+        loader.start()
+
+    def _load_on_thread(self, asker: Web | None, version: str | None) -> None:
         """On a thread of its own, which the workers outlive: the supervisor's starts them."""
         result: Supervisor | str
         try:
-            model = Model.read(self._settings.model_dir, version)
-            result = Supervisor(self._backend, model, self._settings, self._count)
-            result.start()
+            result = self._started(Model.read(self._settings.model_dir, version))
         except ConfigurationError as error:
             result = str(error)
-        self._news.append((web, result))
+        self._news.append((asker, result))
         os.write(self._wake_writer, b"n")
+
+    def _started(self, model: Model) -> Supervisor:
+        """An engine whose workers are ready. Raises ConfigurationError."""
+        supervisor = Supervisor(self._backend, model, self._settings, self._count)
+        self._loading.append(supervisor)
+        try:
+            if self._stopping:
+                supervisor.give_up()
+            supervisor.start()
+        finally:
+            self._loading.remove(supervisor)
+        return supervisor
+
+    def _give_up_loading(self) -> None:
+        for supervisor in list(self._loading):
+            supervisor.give_up()
 
     def _on_news(self) -> None:
         """A version has been loaded, or could not be."""
-        while self._news:
-            asker, result = self._news.pop()
+        while self._news and not self._stopping:
+            asker, result = self._news.pop(0)
             if isinstance(result, Supervisor):
-                self._current = max(self._engines) + 1
+                self._current = self._current + 1
                 self._engines[self._current] = result
                 for web in self._webs.values():
                     self._offer(web)
             error = result if isinstance(result, str) else None
+            if asker is None:
+                self._open(error)
+                continue
             with contextlib.suppress(OSError):
                 control.send(asker.sock, type="switched", error=error)
+
+    def _open(self, error: str | None) -> None:
+        """The engine to begin with is there, or cannot be. Raises ConfigurationError."""
+        if error is not None:
+            raise ConfigurationError(error)
+        threading.Thread(target=self._accept, daemon=True).start()
+        host, port = self._listener.getsockname()[:2]
+        logger().info("listening", host=host, port=port, web_processes=self._count)
 
     def _released(self, key: int, web: int) -> None:
         """The last web process that leaves an old engine ends it."""
@@ -245,6 +288,7 @@ class Cluster:
         return web.given - self._tally.ended[web.index]
 
 
-def metrics_parent() -> str | None:
-    """A folder in memory where there is one: also a read-only container has it."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 mkdtemp makes it safe
+def metrics_parent() -> Path | None:
+    """A folder in memory where one can be written: also a read-only container has it."""
+    shm = Path("/dev/shm")  # noqa: S108 mkdtemp makes it safe
+    return shm if os.access(shm, os.W_OK) else None

@@ -62,6 +62,7 @@ class GivenEngine:
         self._sock = sock
         self._settings = settings
         self._adopt: Adopt | None = None
+        self._first: asyncio.Future[Offer] | None = None
         self._answer: asyncio.Future[str | None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._connect: Callable[[socket.socket], None] | None = None
@@ -72,9 +73,11 @@ class GivenEngine:
         loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
         offer: asyncio.Future[Offer] = loop.create_future()
+        self._first = offer
 
         async def take(engine: Offer) -> None:
-            offer.set_result(engine)
+            if not offer.done():
+                offer.set_result(engine)
 
         self._adopt = take
         loop.add_reader(self._sock.fileno(), self._on_message)
@@ -97,6 +100,14 @@ class GivenEngine:
         send(self._sock, type="switch", version=version)
         if (error := await self._answer) is not None:
             raise ConfigurationError(error)
+
+    def abandon(self) -> None:
+        """See `EngineSource`; what the cluster loads, it gives up itself."""
+        reason = "the service is shutting down"
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(ConfigurationError(reason))
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(reason)
 
     def _on_message(self) -> None:
         try:

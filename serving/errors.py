@@ -27,11 +27,26 @@ ServingError
 ConfigurationError is none of these: it is raised at start, and the service does not start.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from pydantic import ValidationError
 
 
 class ConfigurationError(Exception):
     """The service cannot start like this; the message says what is missing or wrong."""
+
+
+def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
+    """What pydantic found, on one line: each place, its first part by `name`, and what is wrong there.
+
+    The values themselves are left out: one of them may be a key.
+    """
+    found: dict[str, list[str]] = {}
+    for problem in error.errors(include_url=False, include_input=False):
+        first, *rest = (str(part) for part in problem["loc"] or ("the content",))
+        rest = [part for part in rest if not set("-[") & set(part)]  # which of several types was tried
+        found.setdefault(".".join([name(first), *rest]), []).append(problem["msg"])
+    return "; ".join(f"{place}: {', or: '.join(messages)}" for place, messages in found.items())
 
 
 class ServingError(Exception):

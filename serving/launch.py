@@ -4,6 +4,7 @@ Environment: BACKEND (fastapi_onnx or fastapi_pt), HOST and PORT of the API, UI_
 the page; everything else goes to the two as it is.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,10 +13,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from types import FrameType
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
+PR_SET_PDEATHSIG = 1
 
 
 class Launcher:
@@ -47,13 +50,19 @@ class Launcher:
 
     def run(self) -> int:
         """Runs until a signal or until one process ends; returns the exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup
+                signal.signal(number, self._on_signal)
+        if "MAKELEVEL" in self.environment:  # make must not be killed and this go on
+            end_with_parent(os.getppid())
         for command in self.commands:
             # a session of their own: Ctrl-C reaches this process, which ends them in order
             self.processes.append(
                 subprocess.Popen(  # noqa: S603 our own modules
-                    [sys.executable, "-m", *command], env=self.environment, start_new_session=True
+                    [sys.executable, "-m", *command],
+                    env=self.environment,
+                    start_new_session=True,
+                    preexec_fn=partial(end_with_parent, os.getpid()),
                 )
             )
         try:
@@ -67,6 +76,10 @@ class Launcher:
             self._stop()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """The first one ends both in order, the second one at once."""
+        if self.stopping.is_set():
+            for process in self.processes:
+                process.kill()
         self.stopping.set()
 
     def _ended(self) -> bool:
@@ -95,6 +108,14 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def end_with_parent(parent: int) -> None:
+    """This process gets SIGTERM when its parent has gone, however that went; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def reachable(host: str) -> str:

@@ -1,7 +1,12 @@
-"""Structured logs on standard error: one line a request, each with its id."""
+"""Structured logs on standard error: one line a request, each with its id.
 
+Where standard error is a full disk, or a pipe that nobody reads, lines are lost and the service goes on.
+"""
+
+import contextlib
 import logging
-import sys
+import os
+import select
 from typing import Any
 
 import orjson
@@ -10,6 +15,39 @@ import structlog
 from serving.settings import Settings
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+STDERR = 2
+PATIENCE_MS = 20  # for a reader that has fallen behind, once
+PIPE_BUF = 4096  # bytes for which a pipe that can be written has room
+LOST = b'{"lines":%d,"event":"log lines were lost: nobody read them","level":"warning"}\n'
+
+
+class Sink:
+    """A descriptor to which is written what it takes at once; the rest is counted."""
+
+    def __init__(self, fd: int = STDERR) -> None:
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        self._lost = 0
+
+    def write(self, line: bytes) -> None:
+        """A line with its end; never blocks for long, never raises."""
+        if self._lost and self._put(LOST % self._lost):
+            self._lost = 0
+        if not self._put(line):
+            self._lost += 1
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def _put(self, data: bytes) -> bool:
+        with contextlib.suppress(OSError):
+            for first in range(0, len(data), PIPE_BUF):
+                if not self._poll.poll(0 if self._lost else PATIENCE_MS):
+                    return False
+                os.write(self._fd, data[first : first + PIPE_BUF])
+            return True
+        return False
 
 
 def logger() -> structlog.typing.FilteringBoundLogger:
@@ -24,20 +62,23 @@ def configure(settings: Settings) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    factory: Any  # two factories without a common type
     if settings.log_format == "json":
         processors += [
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(serializer=orjson.dumps),
         ]
-        factory = structlog.BytesLoggerFactory(sys.stderr.buffer)
     else:
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
-        factory = structlog.PrintLoggerFactory(sys.stderr)
+        processors += [structlog.dev.ConsoleRenderer(colors=os.isatty(STDERR)), encoded]
+    sink: Any = Sink()  # which is a file as far as the logger needs one
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.log_level]),
-        logger_factory=factory,
+        logger_factory=structlog.BytesLoggerFactory(sink),
         cache_logger_on_first_use=False,
     )
     logging.getLogger("uvicorn.access").disabled = True
+
+
+def encoded(_logger: object, _method: str, line: Any) -> bytes:  # Any: as structlog has it
+    """The last step of those that make text."""
+    return str(line).encode("utf-8", "backslashreplace")

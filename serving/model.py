@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.errors import ConfigurationError
+from serving.errors import ConfigurationError, in_words
 
 Size = tuple[PositiveInt, PositiveInt]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -121,7 +121,7 @@ class Model:
         except OSError as error:
             raise ConfigurationError(f"no model in {folder}: {error}") from error
         except ValidationError as error:
-            raise ConfigurationError(f"{path} is not as documented: {error}") from error
+            raise ConfigurationError(f"{path} is not as documented: {in_words(error)}") from error
         return cls(folder, description.model_copy(update={"version": version or description.version}))
 
     @cached_property

@@ -13,13 +13,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import uvicorn
 from fastapi import FastAPI
 
 from serving.classifier import Classifier
 from serving.connections import Connection, Connections, most_connections
+from serving.errors import ConfigurationError
 from serving.logs import logger
 from serving.settings import Settings
 
@@ -48,12 +49,15 @@ class Server(uvicorn.Server):
                 port=settings.port,
                 http=Connection,
                 ws="none",
+                lifespan="off",  # ours: see `startup`
                 access_log=False,
                 log_level="warning",
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
+        self._app = app
+        self._running = contextlib.AsyncExitStack()
         self._classifier: Classifier = app.state.classifier
         self._settings = settings
         self.connections = Connections(settings)
@@ -81,19 +85,35 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(number, self.on_signal, number)
         yield
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """From start to end; the engine ends last."""
+        async with self._running:
+            await super().serve(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Listens when the engine is ready."""
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            raise SystemExit(1)
+        """Listens when the engine is ready. Raises ConfigurationError, unless it is to end anyway."""
+        self.claim_door()
+        try:
+            await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
+        except ConfigurationError:
+            if self._draining is None:
+                raise
+        if self._draining is not None:
+            self.should_exit = True
+            return
         self.servers = []
         self.connections.most = most_connections(self._settings)
         self.started = True
         self.open_door()
 
+    def claim_door(self) -> None:
+        """The port is this process's; nobody can connect yet. Raises ConfigurationError."""
+        self._listener = bind(self._settings)
+
     def open_door(self) -> None:
-        """Connections come from now on."""
-        self._listener = listen(self._settings)
+        """Connections come from now on. Raises ConfigurationError."""
+        assert self._listener is not None  # noqa: S101 it has been claimed
+        listen(self._listener, self._settings)
         self._listener.setblocking(False)
         self._accept_again()
         host, port = self._listener.getsockname()[:2]
@@ -175,6 +195,9 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         self._classifier.announce_end()
+        if not self.started:
+            self._classifier.source.abandon()
+            return
         await asyncio.sleep(self._settings.shutdown_delay_s)
         end = time.monotonic() + self._settings.shutdown_timeout_s
         self._classifier.start_draining()
@@ -191,13 +214,29 @@ class Server(uvicorn.Server):
         await self._ended.wait()
 
 
-def listen(settings: Settings) -> socket.socket:
-    """The listening socket."""
+def bind(settings: Settings) -> socket.socket:
+    """A socket on `port` that does not listen yet. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits that
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-    listener.bind((settings.host, settings.port))
-    listener.listen(BACKLOG)
+    with cannot_listen(settings):
+        listener.bind((settings.host, settings.port))
     return listener
+
+
+def listen(listener: socket.socket, settings: Settings) -> None:
+    """Connections wait in its queue from now on. Raises ConfigurationError."""
+    with cannot_listen(settings):
+        listener.listen(BACKLOG)
+
+
+@contextlib.contextmanager
+def cannot_listen(settings: Settings) -> Iterator[None]:
+    """Says where; another program may have the port."""
+    try:
+        yield
+    except OSError as error:
+        place = f"SERVING_HOST={settings.host} SERVING_PORT={settings.port}"
+        raise ConfigurationError(f"{place} cannot be listened on: {error.strerror}") from error

@@ -11,6 +11,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    ValidationError,
     field_validator,
 )
 from pydantic_settings import (
@@ -19,7 +20,10 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SecretsSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
+
+from serving.errors import ConfigurationError, in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 Protocol = Literal["v2", "tfserving", "torchserve"]
@@ -149,6 +153,16 @@ class Settings(BaseSettings):
 
     log_format: Literal["json", "console"] = "json"
     """`json`: one object a line, for machines; `console`: for people."""
+
+    @classmethod
+    def read(cls, **given: str | int) -> "Settings":
+        """`given` first, then the environment. Raises ConfigurationError, which names the variables."""
+        try:
+            return cls(**given)  # type: ignore[arg-type]  # checked there
+        except ValidationError as error:
+            raise ConfigurationError(in_words(error, lambda name: f"SERVING_{name.upper()}")) from error
+        except (SettingsError, OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"SERVING_SECRETS_DIR cannot be read: {error}") from error
 
     @classmethod
     def settings_customise_sources(

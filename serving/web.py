@@ -10,6 +10,7 @@ from serving.control import GivenEngine
 from serving.engine import layout
 from serving.engine.memory import Tally
 from serving.engine.program import die_with_parent
+from serving.errors import ConfigurationError
 from serving.server import Server
 from serving.settings import Settings
 
@@ -18,6 +19,9 @@ class FedServer(Server):
     """Listens nowhere: its connections are accepted elsewhere."""
 
     source: GivenEngine
+
+    def claim_door(self) -> None:
+        """Nothing to claim."""
 
     def open_door(self) -> None:
         """Ready for what is handed over."""
@@ -39,7 +43,11 @@ def main() -> None:
     server = FedServer(app, settings)
     server.connections.on_ended = on_ended
     server.source = source
-    server.run()
+    try:
+        server.run()
+    except ConfigurationError as error:
+        print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201
+        os._exit(1)
     os._exit(0)  # nothing is left to do, and the decoding threads may hold a picture
 
 

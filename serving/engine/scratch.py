@@ -1,4 +1,4 @@
-"""A folder on disk for what the workers of one engine share; it is gone when the engine ends.
+"""A folder for what processes of one service share; it is gone when what made it ends.
 
 The folder's name holds the process that made it, so that the next start clears away what a killed one
 left behind. Without a place to write there is none, and every worker keeps its own copy.
@@ -13,11 +13,12 @@ from pathlib import Path
 PREFIX = "serving-scratch-"
 
 
-def create() -> Path | None:
-    """A new private folder; None where nothing can be written."""
+def create(prefix: str = PREFIX, parent: Path | None = None) -> Path | None:
+    """A new private folder, by default among the temporary ones; None where nothing can be written."""
     try:
-        sweep(Path(tempfile.gettempdir()))
-        return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        parent = parent or Path(tempfile.gettempdir())
+        sweep(parent, prefix)
+        return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
     except OSError:
         return None
 
@@ -28,10 +29,10 @@ def remove(folder: Path | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(parent: Path) -> None:
+def sweep(parent: Path, prefix: str = PREFIX) -> None:
     """Removes this user's folders whose process no longer runs."""
-    for folder in parent.glob(f"{PREFIX}*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+    for folder in parent.glob(f"{prefix}*"):
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
         with contextlib.suppress(OSError):
             if pid.isdecimal() and folder.lstat().st_uid == os.getuid() and not is_alive(int(pid)):
                 remove(folder)

@@ -36,6 +36,9 @@ class EngineSource(Protocol):
     async def switch(self, version: str, adopt: Adopt) -> None:
         """Loads another version; `adopt` is awaited with it. Raises ConfigurationError."""
 
+    def abandon(self) -> None:
+        """Nobody wants what is being loaded: `first` or `switch` raises ConfigurationError soon."""
+
 
 class OwnEngine:
     """The web process is the supervisor's process, too."""
@@ -43,6 +46,7 @@ class OwnEngine:
     def __init__(self, backend: str, settings: Settings) -> None:
         self._backend = backend
         self._settings = settings
+        self._loading: Supervisor | None = None
 
     async def first(self) -> Offer:
         """See `EngineSource`."""
@@ -52,10 +56,18 @@ class OwnEngine:
         """See `EngineSource`."""
         await adopt(await self._load(version))
 
+    def abandon(self) -> None:
+        """See `EngineSource`."""
+        if self._loading:
+            self._loading.give_up()
+
     async def _load(self, version: str | None) -> Offer:
         model = Model.read(self._settings.model_dir, version)
-        supervisor = Supervisor(self._backend, model, self._settings)
-        await asyncio.to_thread(supervisor.start)
+        self._loading = supervisor = Supervisor(self._backend, model, self._settings)
+        try:
+            await asyncio.to_thread(supervisor.start)
+        finally:
+            self._loading = None
 
         async def release() -> None:
             await asyncio.to_thread(supervisor.close)

@@ -4,6 +4,7 @@ One thread, because a worker dies with the thread that started it. It sleeps unt
 something or ends, or until a web process, which has requests under way, asks it to look around.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -66,6 +67,7 @@ class Supervisor:
         if settings.instances == "auto" and settings.device != "cpu" and layout.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
                 process.start_at = None
+        self._kick = (-1, -1)
         self._first_round_over = threading.Event()
         self._closing = threading.Event()
 
@@ -88,6 +90,14 @@ class Supervisor:
         if self._error is not None:
             self.close()
             raise ConfigurationError(self._error)
+
+    def give_up(self) -> None:
+        """From any thread; `start`, where it has not returned yet, raises ConfigurationError soon."""
+        if self._first_round_over.is_set():
+            return
+        self._refuse("the service is shutting down")
+        with contextlib.suppress(OSError):  # `start` has yet to begin
+            os.write(self._kick[1], b"k")
 
     def attachment(self, web: int) -> Attachment:
         """What the web process needs; the descriptors are this process's."""
@@ -173,6 +183,9 @@ class Supervisor:
                 try:
                     process.start(self._arguments(process))
                 except OSError as error:  # no memory, or too many processes, for now
+                    if not self._first_round_over.is_set():
+                        self._refuse(f"an inference worker cannot be started: {error}")
+                        return
                     logger().error("an inference worker cannot be started", reason=str(error))
                     process.start_at = now + process.backoff(now)
 

@@ -48,4 +48,5 @@ def fake_settings(fake_model: Path, tmp_path: Path) -> dict[str, str]:
         "SERVING_WORKER_TIMEOUT_MS": "60000",
         "FAKE_GATE": str(tmp_path / "gate"),
         "FAKE_BROKEN": str(tmp_path / "broken"),
+        "FAKE_LOADING": str(tmp_path / "loading"),
     }

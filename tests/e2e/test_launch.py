@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -12,13 +14,15 @@ import requests
 from tests import pictures, servers
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_both_start_and_both_stop(number: signal.Signals) -> None:
+@contextmanager
+def launched(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The launcher when both answer, and the ports of API and page."""
     port, ui_port = str(servers.free_port()), str(servers.free_port())
+    more = {"PORT": port, "UI_PORT": ui_port, "SERVING_LOG_LEVEL": "warning", **environment}
     with subprocess.Popen(
         [sys.executable, "-m", "serving.launch"],
         cwd=servers.ROOT,
-        env={**os.environ, "PORT": port, "UI_PORT": ui_port, "SERVING_LOG_LEVEL": "warning"},
+        env={**os.environ, **more},
         stdout=subprocess.PIPE,
         text=True,
     ) as launcher:
@@ -27,17 +31,31 @@ def test_both_start_and_both_stop(number: signal.Signals) -> None:
             lines = [launcher.stdout.readline() for _ in range(4)]
             assert f"http://127.0.0.1:{ui_port}" in "".join(lines)
             assert f"http://127.0.0.1:{port}/docs" in "".join(lines)
-            answer = requests.post(f"http://127.0.0.1:{port}/predict", data=pictures.jpeg(), timeout=30)
-            assert answer.status_code == 200
-            assert requests.get(f"http://127.0.0.1:{ui_port}/test", timeout=30).status_code == 200
-            children = psutil.Process(launcher.pid).children(recursive=True)
-            assert len(children) >= 2
-            launcher.send_signal(number)
-            assert launcher.wait(30) == 0
-            _, alive = psutil.wait_procs(children, timeout=10)
-            assert not alive
+            yield launcher, port, ui_port
         finally:
             launcher.terminate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_both_start_and_both_stop(number: signal.Signals) -> None:
+    with launched() as (launcher, port, ui_port):
+        answer = requests.post(f"http://127.0.0.1:{port}/predict", data=pictures.jpeg(), timeout=30)
+        assert answer.status_code == 200
+        assert requests.get(f"http://127.0.0.1:{ui_port}/test", timeout=30).status_code == 200
+        children = psutil.Process(launcher.pid).children(recursive=True)
+        assert len(children) >= 2
+        launcher.send_signal(number)
+        assert launcher.wait(30) == 0
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_behind() -> None:
+    with launched() as (launcher, _, _):
+        children = psutil.Process(launcher.pid).children(recursive=True)
+        launcher.kill()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
 
 
 def test_one_that_cannot_start_ends_both() -> None:

@@ -2,7 +2,8 @@
 
 Red, bit 0: the computation makes the file FAKE_GATE.held and lasts until FAKE_GATE exists. Red, the
 other bits: a failure, see `Failure`. Green and blue are the class that is answered. A computation takes
-FAKE_MS milliseconds, and as long as the file FAKE_BROKEN exists nothing can be loaded. FAKE_DEVICE is
+FAKE_MS milliseconds, and as long as the file FAKE_BROKEN exists nothing can be loaded; as long as
+FAKE_LOADING exists, loading lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is
 where it claims to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every
 batch. With FAKE_READER=1 it reads the slots itself.
 """
@@ -58,6 +59,10 @@ class FakeBackend:
         broken = os.environ.get("FAKE_BROKEN")
         if broken and Path(broken).exists():
             raise ConfigurationError("commanded not to load")
+        if loading := os.environ.get("FAKE_LOADING"):
+            while Path(loading).exists():
+                Path(loading).with_suffix(".held").touch()
+                time.sleep(0.005)
         self.classes = len(model.labels)
         return BackendInfo("fake 1", os.environ.get("FAKE_DEVICE", "cpu"), "fake", "fp32")
 

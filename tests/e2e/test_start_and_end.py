@@ -1,0 +1,205 @@
+"""A service that cannot start says why in a sentence; one that is told to end while it starts, ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from serving.cluster import metrics_parent
+from tests import servers
+from tests.e2e.conftest import write_model
+from tests.e2e.test_engine import fake_service
+from tests.e2e.test_service import predict, wait_for
+from tests.fake.backend import command
+
+
+def ended(settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A service that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "serving", *(arguments or ("tests.fake",))],
+        cwd=servers.ROOT,
+        env={**os.environ, "SERVING_PORT": "0", **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def check_one_sentence(process: subprocess.CompletedProcess[str], *words: str) -> None:
+    """The last line is the reason; nothing is a defect of ours."""
+    assert process.returncode == 1
+    assert "Traceback" not in process.stderr
+    last = process.stderr.splitlines()[-1]
+    assert last.startswith("the service cannot start: ")
+    for word in words:
+        assert word in last
+
+
+def test_wrong_settings_are_named() -> None:
+    process = ended({"SERVING_QUEUE_SIZE": "0", "SERVING_INSTANCES": "x", "SERVING_API_KEY": ""})
+    check_one_sentence(process, "SERVING_QUEUE_SIZE: ", "SERVING_INSTANCES: ", "SERVING_API_KEY: ")
+    assert "-int" not in process.stderr
+
+
+def test_an_unknown_package_is_named() -> None:
+    check_one_sentence(ended({}, "fastapi_nothing"), "no package fastapi_nothing")
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+@pytest.mark.parametrize("variable", ["SERVING_PORT", "SERVING_TCP_PORT", "SERVING_GRPC_PORT"])
+def test_a_port_that_is_taken_is_named(
+    fake_settings: dict[str, str], variable: str, web_processes: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        more = {variable: port, "SERVING_WEB_PROCESSES": web_processes}
+        process = ended({**fake_settings, **more})
+    if variable == "SERVING_GRPC_PORT" and web_processes == "2":
+        assert f"gRPC cannot listen on 127.0.0.1:{port}" in process.stderr
+        check_one_sentence(process, "a web process ended with exit code 1")
+    else:
+        check_one_sentence(process, "cannot listen" if "GRPC" in variable else f"{variable}={port}")
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_a_model_that_cannot_be_served_is_named(
+    fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+) -> None:
+    folder = tmp_path / "a model é"
+    write_model(folder, "1")
+    settings = {
+        **fake_settings,
+        "SERVING_MODEL_DIR": str(folder),
+        "SERVING_WEB_PROCESSES": web_processes,
+    }
+    (tmp_path / "broken").touch()
+    check_one_sentence(ended(settings), "commanded not to load")
+    description = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**description, "labels": [], "image": {}}))
+    check_one_sentence(ended(settings), str(folder), "labels: ", "image.resize: ")
+    (folder / "model.json").write_text("{")
+    check_one_sentence(ended(settings), str(folder), "Invalid JSON")
+
+
+@contextmanager
+def starting(settings: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A service whose workers load until it ends."""
+    (tmp_path / "loading").touch()
+    scratch = tmp_path / "temporary"
+    scratch.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "serving", "tests.fake"],
+        cwd=servers.ROOT,
+        env={**os.environ, **settings, "SERVING_PORT": "0", "TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_for(lambda: (tmp_path / "loading.held").exists())
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_loads_ends_it(
+    fake_settings: dict[str, str], tmp_path: Path, web_processes: str, number: signal.Signals
+) -> None:
+    settings = {**fake_settings, "SERVING_WEB_PROCESSES": web_processes}
+    with starting(settings, tmp_path) as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        assert process.communicate(timeout=30)[1] == ""
+        assert process.returncode == 0
+        assert not psutil.wait_procs(children, timeout=10)[1]
+        assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_a_signal_while_a_version_loads_ends_it(
+    fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+) -> None:
+    with (
+        fake_service(fake_settings, admin_key="chief", web_processes=web_processes) as (url, server),
+        ThreadPoolExecutor(1) as executor,
+    ):
+        (tmp_path / "loading").touch()
+        switching = executor.submit(
+            requests.post,
+            f"{url}/admin/version",
+            json={"version": "2"},
+            headers={"Authorization": "Bearer chief"},
+            timeout=60,
+        )
+        wait_for(lambda: (tmp_path / "loading.held").exists())
+        assert predict(url, command(class_index=3)).json()["prediction"] == "3"
+        children = server.children(recursive=True)
+        server.terminate()
+        answer = switching.result()
+        assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+        assert not psutil.wait_procs([server, *children], timeout=20)[1]
+
+
+def test_the_next_start_clears_what_a_killed_one_left(fake_settings: dict[str, str]) -> None:
+    folder = metrics_parent()
+    assert folder
+    with fake_service(fake_settings, web_processes="2") as (_, server):
+        left = f"serving-metrics-{server.pid}-*"
+        assert list(folder.glob(left))
+        server.kill()
+        server.wait()
+    assert list(folder.glob(left))
+    with fake_service(fake_settings, web_processes="2"):
+        assert not list(folder.glob(left))
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_nobody_reads_the_log(fake_settings: dict[str, str], log_format: str) -> None:
+    port = servers.free_port()
+    reader, writer = os.pipe()
+    os.close(reader)
+    settings = {**fake_settings, "SERVING_LOG_LEVEL": "info", "SERVING_LOG_FORMAT": log_format}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "serving", "tests.fake", "--port", str(port)],
+        cwd=servers.ROOT,
+        env={**os.environ, **settings},
+        stderr=writer,
+        text=True,
+    )
+    os.close(writer)
+    with process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            servers.wait_until_answers(f"{url}/health/ready", process)
+            assert predict(url, command(class_index=9)).json()["prediction"] == "9"
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def test_closed_standard_streams_are_no_obstacle(fake_settings: dict[str, str]) -> None:
+    port = servers.free_port()
+    line = f"exec {sys.executable} -m serving tests.fake --port {port} <&- >&- 2>&-"
+    settings = {**fake_settings, "SERVING_LOG_LEVEL": "info"}
+    with subprocess.Popen(
+        ["sh", "-c", line], cwd=servers.ROOT, env={**os.environ, **settings}, text=True
+    ) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            servers.wait_until_answers(f"{url}/health/ready", process)
+            assert predict(url, command(class_index=9)).json()["prediction"] == "9"
+        finally:
+            process.terminate()
+    assert process.returncode == 0
