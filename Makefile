@@ -9,6 +9,8 @@ IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 TESTS ?= tests/docker
 BIN := .venv/bin
 export BACKEND
+# packages go into .venv, whatever a pip.conf says
+export PIP_USER := 0
 
 .DELETE_ON_ERROR:
 .PHONY: run test test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint format accuracy

@@ -63,6 +63,7 @@ class GivenEngine:
         self._settings = settings
         self._adopt: Adopt | None = None
         self._first: asyncio.Future[Offer] | None = None
+        self._early: list[Offer] = []
         self._answer: asyncio.Future[str | None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._connect: Callable[[socket.socket], None] | None = None
@@ -76,7 +77,9 @@ class GivenEngine:
         self._first = offer
 
         async def take(engine: Offer) -> None:
-            if not offer.done():
+            if offer.done():  # the version has been switched while this process was starting
+                self._early.append(engine)
+            else:
                 offer.set_result(engine)
 
         self._adopt = take
@@ -92,6 +95,8 @@ class GivenEngine:
         """
         self._adopt = adopt
         self._connect, self._lose = connect, lose
+        for offer in self._early:
+            self._spawn(adopt(offer))
         send(self._sock, type="ready")
 
     async def switch(self, version: str, adopt: Adopt) -> None:  # noqa: ARG002 it comes by message

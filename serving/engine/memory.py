@@ -101,13 +101,17 @@ def send(fd: int, *values: int) -> None:
 
 
 def anonymous_file(size: int) -> int:
-    """A descriptor of `size` zero bytes without a name in any file system."""
+    """A descriptor of `size` zero bytes without a name in any file system. Raises OSError."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("serving", 0)
     else:  # not on macOS
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -178,8 +182,13 @@ class Memory:
 
     @classmethod
     def create(cls, geometry: Geometry) -> "Memory":
-        """A new mapping, all zeros."""
-        return cls(anonymous_file(cls.size(geometry)), geometry)
+        """A new mapping, all zeros. Raises OSError."""
+        fd = anonymous_file(cls.size(geometry))
+        try:
+            return cls(fd, geometry)
+        except OSError:
+            os.close(fd)
+            raise
 
     def _place(self, size: int) -> memoryview:
         part = self._whole[self._next : self._next + size]

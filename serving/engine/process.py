@@ -98,3 +98,11 @@ def pipe(records: int) -> tuple[int, int]:
         if fcntl.fcntl(writer, F_GETPIPE_SZ) < needed:
             fcntl.fcntl(writer, F_SETPIPE_SZ, needed)
     return reader, writer
+
+
+def held_pipe(held: contextlib.ExitStack, records: int) -> tuple[int, int]:
+    """The same, until `held` closes both. Raises OSError."""
+    ends = pipe(records)
+    for fd in ends:
+        held.callback(os.close, fd)
+    return ends

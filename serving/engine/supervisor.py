@@ -20,7 +20,7 @@ from serving.engine.attachment import Attachment
 from serving.engine.client import NOTICE
 from serving.engine.gpus import GpuMonitor
 from serving.engine.memory import Geometry, Health, Memory, send
-from serving.engine.process import Process, pipe
+from serving.engine.process import Process, held_pipe
 from serving.engine.program import Arguments
 from serving.engine.rescue import rescue
 from serving.engine.worker import SERVE
@@ -73,23 +73,33 @@ class Supervisor:
 
     def start(self) -> None:
         """Returns when every worker is ready. Raises ConfigurationError when one cannot be."""
-        self.memory = Memory.create(self.geometry)
-        self._scratch = scratch.create()
-        self._gpus = GpuMonitor(self.memory)
-        webs = self.geometry.webs
-        self._work = [pipe(self.geometry.slots), pipe(self.geometry.slots)]
-        self._done = [pipe(self.geometry.share) for _ in range(webs)]
-        self._kick = pipe(0)
-        for reader, _ in self._work:
-            os.set_blocking(reader, False)
-        for fd in self._kick:
-            os.set_blocking(fd, False)
-        self._thread = threading.Thread(target=self._main, name="supervisor", daemon=True)
-        self._thread.start()
+        try:
+            self._make()
+        except (OSError, RuntimeError) as error:  # a limit on memory, descriptors or threads
+            raise ConfigurationError(f"the engine cannot be made: {error}") from error
         self._first_round_over.wait()
         if self._error is not None:
             self.close()
             raise ConfigurationError(self._error)
+
+    def _make(self) -> None:
+        """Memory, pipes, and the thread. Raises OSError or RuntimeError, and then leaves nothing."""
+        share = self.geometry.share
+        with contextlib.ExitStack() as held:
+            self.memory = Memory.create(self.geometry)
+            held.callback(self.memory.close)
+            self._scratch = scratch.create()
+            held.callback(scratch.remove, self._scratch)
+            self._gpus = GpuMonitor(self.memory)
+            held.callback(self._gpus.close)
+            self._work = [held_pipe(held, self.geometry.slots) for _ in range(2)]
+            self._done = [held_pipe(held, share) for _ in range(self.geometry.webs)]
+            self._kick = held_pipe(held, 0)
+            for fd in (*self._kick, *(reader for reader, _ in self._work)):
+                os.set_blocking(fd, False)
+            self._thread = threading.Thread(target=self._main, name="supervisor", daemon=True)
+            self._thread.start()
+            self._held = held.pop_all()
 
     def give_up(self) -> None:
         """From any thread; `start`, where it has not returned yet, raises ConfigurationError soon."""
@@ -122,12 +132,7 @@ class Supervisor:
         self._closing.set()
         os.write(self._kick[1], b"k")
         self._thread.join()
-        self._gpus.close()
-        for reader, writer in (*self._work, *self._done, self._kick):
-            os.close(reader)
-            os.close(writer)
-        scratch.remove(self._scratch)
-        self.memory.close()
+        self._held.close()
 
     # -- the thread --
 

@@ -100,8 +100,8 @@ class Worker:
                 self.queue.turn()
                 continue
             self.queue.clear()
+            memory.seen[index] = time.monotonic()  # before it counts as idle, and as asked long ago
             memory.busy_since[index] = 0
-            memory.seen[index] = time.monotonic()
         computing.close()
 
     def _run(self, taken: list[int], under_way: Begun | None) -> Begun | None:

@@ -73,6 +73,24 @@ def test_a_port_that_is_taken_is_named(
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
+@pytest.mark.parametrize("descriptors", [20, 24, 30])
+def test_too_few_descriptors_are_named(
+    fake_settings: dict[str, str], descriptors: int, web_processes: str
+) -> None:
+    settings = {**os.environ, **fake_settings, "SERVING_PORT": "0", "SERVING_INSTANCES": "8"}
+    process = subprocess.run(
+        ["sh", "-c", f"ulimit -n {descriptors}; exec {sys.executable} -m serving tests.fake"],
+        cwd=servers.ROOT,
+        env={**settings, "SERVING_WEB_PROCESSES": web_processes},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    check_one_sentence(process, "Too many open files")
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_a_model_that_cannot_be_served_is_named(
     fake_settings: dict[str, str], tmp_path: Path, web_processes: str
 ) -> None:

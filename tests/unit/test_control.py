@@ -1,0 +1,50 @@
+"""`serving.control.GivenEngine`: what a web process makes of the cluster's messages."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+from unittest.mock import Mock
+
+from serving import control
+from serving.engine.attachment import Attachment
+from serving.engine.memory import Geometry
+from serving.engine.source import Offer
+from serving.settings import Settings
+from tests.e2e.conftest import write_model
+
+GEOMETRY = Geometry(slots=2, webs=1, workers=1, max_batch=1, height=8, width=8, classes=4096)
+
+
+def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: Path) -> None:
+    write_model(tmp_path, "1")
+    fd = os.open(os.devnull, os.O_RDWR)
+    attachment = Attachment(0, GEOMETRY, fd, (fd, fd), fd, fd)
+    cluster, web = control.pair()
+    adopted: list[str] = []
+
+    async def adopt(offer: Offer) -> None:
+        adopted.append(offer.model.description.version)
+        await offer.release()
+
+    async def main() -> None:
+        source = control.GivenEngine(web, Settings(model_dir=tmp_path))
+        for key, version in enumerate(("1", "2", "3")):
+            control.send_engine(cluster, key, version, attachment, {})
+        first = await source.first()
+        assert first.model.description.version == "1"
+        with contextlib.suppress(BlockingIOError):
+            while web.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):  # noqa: ASYNC110 the loop reads
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)  # what came last has been looked at
+        source.start(adopt, Mock(), Mock())
+        said = [await asyncio.to_thread(cluster.recv, control.MAX_MESSAGE) for _ in range(3)]
+        assert [json.loads(message).get("key") for message in said] == [None, 1, 2]
+
+    cluster.settimeout(20)
+    with cluster, web:
+        asyncio.run(main())
+    os.close(fd)
+    assert adopted == ["2", "3"]
