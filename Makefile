@@ -9,8 +9,9 @@ IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 TESTS ?= tests/docker
 BIN := .venv/bin
 export BACKEND
-# packages go into .venv, whatever a pip.conf says
+# packages go into .venv and are found there, whatever a pip.conf or the environment says
 export PIP_USER := 0
+unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 
 .DELETE_ON_ERROR:
 .PHONY: run test test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint format accuracy
