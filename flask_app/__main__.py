@@ -96,15 +96,28 @@ def main() -> int:
     try:
         settings = Settings()
         app = create_app(settings)
-        server = Server(app, settings)
     except (ValidationError, OSError) as error:
-        logger.error("the page cannot start: %s", error)
+        logger.error("the page cannot start: %s", in_words(error))
+        return 2
+    try:
+        server = Server(app, settings)
+    except OSError as error:
+        place = f"UI_HOST={settings.host} UI_PORT={settings.port}"
+        logger.error("the page cannot start: %s cannot be listened on: %s", place, error.strerror)
         return 2
     try:
         server.serve()
     finally:
         app.extensions["api"].close()
     return 0
+
+
+def in_words(error: ValidationError | OSError) -> str:
+    """On one line; settings by the names of their variables, without their values."""
+    if isinstance(error, OSError):
+        return str(error)
+    problems = error.errors(include_url=False, include_input=False)
+    return "; ".join(f"UI_{str(problem['loc'][0]).upper()}: {problem['msg']}" for problem in problems)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from serving.engine.program import Arguments
 MAX_BACKOFF_S = 10.0
 FIRST_BACKOFF_S = 0.1
 HEALTHY_AFTER_S = 10.0
+SECOND_LOOK_S = 0.5
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # Linux
 
 
@@ -33,6 +34,9 @@ class Process:
     ready_at: float = 0.0
     asked_at: float = 0.0
     """When it was last asked whether it is there."""
+
+    stuck_since: float | None = None
+    """When it was first found silent for too long; None while it is not."""
 
     deaths: int = 0
     """In a row, after it had been ready; a long life resets it."""
@@ -63,7 +67,7 @@ class Process:
             os.close(status[1])
         os.set_blocking(control[1], False)
         self.status_fd, self.control_fd = status[0], control[1]
-        self.heard, self.ready, self.start_at = b"", False, None
+        self.heard, self.ready, self.start_at, self.stuck_since = b"", False, None, None
         self.begun_at = time.monotonic()
 
     def tell(self, word: bytes) -> None:
@@ -78,6 +82,14 @@ class Process:
             return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self.failed_starts)
         self.deaths = 0 if now - self.ready_at > HEALTHY_AFTER_S else self.deaths + 1
         return 0.0 if self.deaths < 2 else min(1.0, FIRST_BACKOFF_S * 2.0**self.deaths)
+
+    def is_stuck(self, silent: bool, now: float) -> bool:
+        """Whether it is `silent` at two looks: after a pause of all processes, all are at the first."""
+        if not silent:
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = now
+        return self.stuck_since is not None and now - self.stuck_since >= SECOND_LOOK_S
 
     def silent_for(self, memory: Memory, now: float) -> float:
         """Seconds for which it computes one batch, or, idle, leaves a question unanswered."""

@@ -295,7 +295,8 @@ class Supervisor:
             if process.popen is None:
                 continue
             if process.ready:
-                stuck = process.silent_for(self.memory, now) > self.hang_limit()
+                silent = process.silent_for(self.memory, now) > self.hang_limit()
+                stuck = process.is_stuck(silent, now)
             else:
                 stuck = now - process.begun_at > LOAD_TIMEOUT_S
             if stuck:

@@ -24,6 +24,7 @@ from serving.engine.memory import (
     record,
     slot_of,
 )
+from serving.engine.process import Process
 from serving.engine.queue import WorkQueue, waiting_records
 from serving.settings import Settings
 
@@ -260,3 +261,12 @@ def test_without_a_place_to_write_there_is_no_scratch(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert scratch.create() is None
     scratch.remove(None)
+
+
+def test_a_worker_counts_as_hung_at_a_second_look_only() -> None:
+    place = Process(index=0, gpu=0)
+    assert not place.is_stuck(True, 100.0)  # all processes may just have been paused
+    assert not place.is_stuck(True, 100.2)
+    assert not place.is_stuck(False, 100.4)
+    assert not place.is_stuck(True, 100.6)
+    assert place.is_stuck(True, 101.2)

@@ -173,8 +173,16 @@ def test_one_line_and_a_clean_end(host: str) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("env", [{"UI_PORT": "web"}, {"UI_FEEDBACK_DIR": "/dev/null/x"}])
-def test_wrong_settings_end_it_at_once(env: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"UI_PORT": "web", "UI_THREADS": "1"}, "UI_THREADS: "),
+        ({"UI_PORT": "web"}, "UI_PORT: "),
+        ({"UI_FEEDBACK_DIR": "/dev/null/x"}, "/dev/null/x"),
+        ({"UI_HOST": "192.0.2.1", "UI_PORT": "5000"}, "UI_HOST=192.0.2.1 UI_PORT=5000 cannot be"),
+    ],
+)
+def test_wrong_settings_end_it_at_once(env: dict[str, str], said: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "flask_app"],
         cwd=ROOT,
@@ -185,5 +193,7 @@ def test_wrong_settings_end_it_at_once(env: dict[str, str]) -> None:
         check=False,
     )
     assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
     assert "the page cannot start" in ended.stderr
+    assert said in ended.stderr
     assert "Traceback" not in ended.stderr
