@@ -92,7 +92,8 @@ def _proxy(settings: Settings) -> dict[str, str]:
 def main() -> int:
     """Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    logging.getLogger("waitress").setLevel(logging.WARNING)
+    for name in ("waitress", "httpx"):  # a line a request would hold up the page where nobody reads it
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         settings = Settings()
         app = create_app(settings)

@@ -1,12 +1,14 @@
 """`python -m flask_app` as a real process: cancel all the way down, and a clean end."""
 
 import http.client
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -157,17 +159,21 @@ def refused(port: int) -> bool:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_one_line_and_a_clean_end(host: str) -> None:
+def test_one_line_and_a_clean_end(host: str, onnx_url: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "flask_app"],
         cwd=ROOT,
-        env={**os.environ, "UI_HOST": host, "UI_PORT": "0"},
+        env={**os.environ, "UI_HOST": host, "UI_PORT": "0", "UI_API_URL": onnx_url},
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stderr is not None
     with process:
-        assert f"page on http://{host}:" in process.stderr.readline()
+        said = process.stderr.readline()
+        assert f"page on http://{host}:" in said
+        port = int(said.rpartition(":")[2])
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=30) as answer:
+            assert json.load(answer)["state"] == "ready"
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == ""
     assert process.returncode == 0
