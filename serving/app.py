@@ -61,7 +61,7 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     app.state.classifier = classifier
     app.include_router(native.create_router(classifier, predict))
     if settings.admin_key:
-        app.include_router(admin.create_router(classifier, settings.admin_key))
+        app.include_router(admin.create_router(classifier, door, settings.admin_key))
     errors = ErrorShapes()
     ways = {"/predict": Direct("/predict", predict)}
     ways |= add_protocols(app, classifier, door, models, errors)

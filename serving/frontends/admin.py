@@ -1,23 +1,36 @@
 """`/admin`: which version of the model is served. Exists only where an admin key is set."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, SecretStr
 
 from serving.classifier import Classifier
 from serving.context import RequestContext
 from serving.errors import ConfigurationError, InvalidRequestError
 from serving.frontends import native_docs as docs
+from serving.frontends.door import Door
 from serving.frontends.guard import KeyCheck
+from serving.frontends.v2_tensors import decoded
 from serving.logs import logger
 from serving.responses import json_response
 
+VERSION = "^[1-9][0-9]{0,9}$"
+BODY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"version": {"type": "string", "pattern": VERSION}},
+    "required": ["version"],
+}
 
-class VersionRequest(BaseModel):
-    """The version to serve from now on."""
 
-    version: Annotated[str, Field(pattern="^[1-9][0-9]{0,9}$")]
+class VersionRequest(msgspec.Struct):
+    """The version to serve from now on; BODY says so to OpenAPI."""
+
+    version: Annotated[str, msgspec.Meta(pattern=VERSION)]
+
+
+REQUEST = msgspec.json.Decoder(VersionRequest)
 
 
 class VersionResponse(BaseModel):
@@ -26,22 +39,29 @@ class VersionResponse(BaseModel):
     version: str
 
 
-def create_router(classifier: Classifier, key: SecretStr) -> APIRouter:
+def create_router(classifier: Classifier, door: Door, key: SecretStr) -> APIRouter:
     """The admin path, bound to one classifier."""
     router = APIRouter()
+    check_key = KeyCheck(key)
 
     @router.post(
         "/admin/version",
         summary="Serve another version of the model",
         response_model=VersionResponse,
-        responses=docs.errors(401, 422, 500, 503),
-        dependencies=KeyCheck(key).enforced(),
+        responses=docs.errors(400, 401, 408, 413, 415, 422, 500, 503),
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": BODY}}}
+        },
+        dependencies=check_key.documented(),
     )
-    async def switch(request: Request, wanted: VersionRequest) -> Response:
+    async def switch(request: Request) -> Response:
         """Loads it beside the one in service and switches when its workers are warm.
 
         Answers when the version before has answered all it had accepted, and is gone.
         """
+        check_key(request)  # before the body is read
+        async with door.body(request) as content:
+            wanted: VersionRequest = decoded(REQUEST, content)
         try:
             await classifier.switch(wanted.version)
         except ConfigurationError as error:

@@ -244,6 +244,26 @@ def test_an_api_key_is_asked_for() -> None:
         assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
 
 
+def test_an_admin_body_is_bounded_and_not_read_without_the_key() -> None:
+    settings = {**SETTINGS, "SERVING_ADMIN_KEY": "chief", "SERVING_MAX_BODY_BYTES": "100"}
+    with servers.api("tests.fake", settings) as url:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=20) as stranger:
+            head = "POST /admin/version HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n"
+            stranger.sendall(head.encode())  # and nothing of the body
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 401 ")
+        headers = {"Authorization": "Bearer chief"}
+        for body, status in ((b" " * 101, 413), (b"{", 400), (b'{"version": "../1"}', 422)):
+            answer = requests.post(f"{url}/admin/version", data=body, headers=headers, timeout=10)
+            assert answer.status_code == status, answer.text
+        answer = requests.post(
+            f"{url}/admin/version", json={"version": "1"}, headers=headers, timeout=10
+        )
+        assert answer.json() == {"version": "1"}
+        schema = requests.get(f"{url}/openapi.json", timeout=10).json()
+        assert schema["paths"]["/admin/version"]["post"]["security"] == [{"bearer": []}]
+
+
 def test_cross_origin_requests_only_where_allowed() -> None:
     origin = {"Origin": "http://page.example"}
     with servers.api("tests.fake", SETTINGS) as url:
