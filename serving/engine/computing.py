@@ -123,7 +123,8 @@ class Computing:
             os._exit(DEVICE_LOST)  # what CUDA would do on the way out may hang
         except OutOfDeviceMemoryError as error:
             parts = self._smaller(slots, str(error))
-            error.__traceback__ = error.__cause__ = None  # they hold the tensors of the attempt
+            # they hold the tensors of the attempt, and the future that was asked holds the error
+            error.__traceback__ = error.__cause__ = error.__context__ = None
         except Exception:
             if len(slots) > 1:
                 logs.logger().warning("a batch failed, its items are tried alone", size=len(slots))

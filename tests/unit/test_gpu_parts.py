@@ -1,10 +1,14 @@
 """What is there for GPUs and needs none: buckets, errors, figures, the number of processes."""
 
 import ctypes
+import gc
+import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +18,10 @@ from numpy.typing import NDArray
 from serving import buckets, cpus, cuda_driver
 from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError, translated
 from serving.engine import gpus, layout, warmup
-from serving.engine.memory import Geometry, Memory
+from serving.engine.computing import Computing
+from serving.engine.memory import Geometry, Memory, State
 from serving.engine.program import gathered
+from serving.engine.queue import WorkQueue
 from serving.errors import ConfigurationError
 from serving.metrics import Metrics
 from serving.settings import Settings
@@ -73,6 +79,47 @@ def test_sizes_that_do_not_fit_are_left_out_at_warm_up() -> None:
     assert warmup.choose_cap(Settings(max_batch_size=8), profile) == 4
     with pytest.raises(ConfigurationError, match="too small for one picture: full"):
         warmup.warm_up(Small(0), (2, 2, 3), 3, [2, 1])  # type: ignore[arg-type]
+
+
+class Forgetful:
+    """A device that is full for batches of two; `held` is what the last attempt had in its hands."""
+
+    def __init__(self) -> None:
+        self.held: weakref.ref[NDArray[np.float32]] | None = None
+
+    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Zeros [1, 3]; by then the attempt with two has let go of everything."""
+        if len(batch) == 1:
+            assert self.held is not None
+            assert self.held() is None
+            return np.zeros((1, 3), np.float32)
+        activations = np.zeros(1, np.float32)
+        self.held = weakref.ref(activations)
+        with translated():
+            raise RuntimeError("CUDA out of memory")
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -> None:
+    work, control, done = os.pipe(), os.pipe(), os.pipe()
+    queue = WorkQueue(memory, 0, (work[0], work[0]), control[0], Settings())
+    computing = Computing(memory, 0, queue, (done[1],))
+    computing.narrow = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
+    computing.buckets = [1, 2]
+    computing.device = ThreadPoolExecutor(1)
+    computing.open(2)
+    gc.disable()  # what a cycle held would be free by chance only
+    try:
+        computing.finish(computing.begin([0, 1]))
+    finally:
+        gc.enable()
+        computing.close()
+    assert [memory.state[slot] for slot in (0, 1)] == [State.DONE, State.DONE]
+    assert memory.cap[0] == 1
+    for fd in (*work, *control, *done):
+        os.close(fd)
 
 
 @pytest.mark.parametrize(
