@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import importlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class Network:
 class Lane:
     """Everything for one batch size."""
 
-    def __init__(self, device: Device, network: "Network", size: int) -> None:
+    def __init__(self, device: Device, network: Network, size: int) -> None:
         pipeline, share = network.pipeline, device.share(size)
         height, width = pipeline.output_size
         graph = fixed.of_size(network.graph, size, pipeline)
@@ -212,18 +212,20 @@ class CudaNetwork:
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]. Raises what `device_errors.py` has."""
-        with translated():
-            return self._lane(len(batch)).infer(batch)
+        with translated(), self._lane(len(batch)) as lane:
+            return lane.infer(batch)
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised photos [N, 3, H, W] -> logits [N, classes]. Raises what `device_errors.py` has."""
-        with translated():
-            return self._lane(len(batch)).infer_tensor(batch)
+        with translated(), self._lane(len(batch)) as lane:
+            return lane.infer_tensor(batch)
 
-    def _lane(self, size: int) -> Lane:
-        if size not in self._lanes:
-            self._lanes[size] = Lane(self._device, self._network, size)
-        return self._lanes[size]
+    @contextlib.contextmanager
+    def _lane(self, size: int) -> Iterator[Lane]:
+        """Is kept once it has answered: one whose first batch does not fit gives its memory back."""
+        lane = self._lanes.get(size) or Lane(self._device, self._network, size)
+        yield lane
+        self._lanes[size] = lane
 
 
 def load_libraries(provider: str) -> str:

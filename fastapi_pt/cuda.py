@@ -103,15 +103,16 @@ class CudaNetwork:
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Pins the slots' memory, so that the device fetches them itself; whether that worked."""
         memory = torch.from_numpy(slots)
-        error = cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, NO_FLAGS)
-        if int(error) == 0:
-            self._slots = memory
-            if memory.is_pinned():
-                return True
-            self._release_slots()
-        logger().warning("the slots cannot be pinned, they are copied", error=str(error))
-        with contextlib.suppress(RuntimeError):  # or another call would raise what is handled here
-            torch.ones(1, device=self._like.device).add(1)
+        with torch.cuda.device(self._like.device):  # the first GPU would get a context, too
+            error = cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, NO_FLAGS)
+            if int(error) == 0:
+                self._slots = memory
+                if memory.is_pinned():
+                    return True
+                self._release_slots()
+            logger().warning("the slots cannot be pinned, they are copied", cuda_error=int(error))
+            with contextlib.suppress(RuntimeError):  # or another call would raise what is handled here
+                torch.ones(1, device=self._like.device).add(1)
         return False
 
     def close(self) -> None:
@@ -122,7 +123,8 @@ class CudaNetwork:
     def _release_slots(self) -> None:
         """Before their memory goes."""
         if self._slots is not None:
-            cudart().cudaHostUnregister(self._slots.data_ptr())
+            with torch.cuda.device(self._like.device):
+                cudart().cudaHostUnregister(self._slots.data_ptr())
             self._slots = None
 
     @contextlib.contextmanager
@@ -146,12 +148,13 @@ class CudaNetwork:
     def _recorded(self, size: int) -> Lane:
         """A lane that is ready."""
         lane = Lane(size, self._photo, self._classes, self._like)
+        photos, logits = lane.photos, lane.logits  # a lane that held itself would outlive a failure
 
         def normalise(pixels: Tensor) -> None:
-            lane.photos.copy_(self._normalise(pixels))
+            photos.copy_(self._normalise(pixels))
 
         def network() -> None:
-            lane.logits.copy_(self._network(lane.photos))
+            logits.copy_(self._network(photos))
 
         torch.cuda.synchronize(self._like.device)
         lane.normalise = [self._record(partial(normalise, pixels)) for pixels in lane.pixels]

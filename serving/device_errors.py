@@ -37,7 +37,10 @@ def translated() -> Iterator[None]:
         found = meaning(str(error))
         if found is None:
             raise
-        raise found from error
+        try:
+            raise found from error
+        finally:
+            del found  # it and this frame would hold each other, and with them what did not fit
 
 
 def meaning(text: str) -> OutOfDeviceMemoryError | DeviceLostError | None:

@@ -1,6 +1,8 @@
 """`fastapi_onnx.cuda`, as far as a CPU goes: the same sessions, buffers and bindings, in its memory."""
 
+import contextlib
 import ctypes
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,30 @@ def test_errors_are_translated(
     monkeypatch.setattr(cuda.Bound, "run", fail)
     with pytest.raises(kind):
         network.infer(pixels[:1])
+
+
+def test_a_size_that_does_not_fit_is_let_go(
+    model: Model, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[cuda.Lane]] = []
+
+    class Watched(cuda.Lane):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(weakref.ref(self))
+
+        def infer(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+            if len(pixels) > 1:
+                raise RuntimeError("CUDA failure 2: out of memory")
+            return super().infer(pixels)
+
+    monkeypatch.setattr(cuda, "Lane", Watched)
+    network = cuda.CudaNetwork(model, Processor(), "fp32")  # type: ignore[arg-type]
+    with contextlib.suppress(OutOfDeviceMemoryError):
+        network.infer(pixels[:4])
+    network.infer(pixels[:1])
+    network.infer(pixels[:1])
+    assert [lane() is None for lane in made] == [True, False]
 
 
 def claim_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

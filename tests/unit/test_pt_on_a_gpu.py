@@ -1,6 +1,8 @@
 """`fastapi_pt.cuda`, as far as a CPU goes: buckets, slots and hand-over, without a recording."""
 
 import contextlib
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,18 @@ class Queue:
         assert isinstance(event, Queue)
 
 
+class Device(contextlib.nullcontext[None]):
+    """Makes the network's GPU the current one, as long as it is entered."""
+
+    entered = 0
+
+    def __enter__(self) -> None:
+        Device.entered += 1
+
+    def __exit__(self, *_: object) -> None:
+        Device.entered -= 1
+
+
 class Runtime:
     """CUDA's runtime library, which pins memory or does not."""
 
@@ -46,11 +60,13 @@ class Runtime:
         """As commanded."""
         assert size > 0
         assert flags == 0
+        assert Device.entered
         self.registered.append(address)
         return self.code
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
         """What was registered."""
+        assert Device.entered
         self.registered.remove(address)
         return 0
 
@@ -61,7 +77,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Queue)
     monkeypatch.setattr(torch.cuda, "Event", Queue)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(cuda, "pinned", lambda shape: torch.zeros(shape))
 
@@ -102,6 +118,32 @@ def test_every_size_answers_as_on_the_cpu(
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
             found = network.infer_tensor(photos[part])
             np.testing.assert_allclose(found, expected[part], atol=tolerance)
+
+
+@pytest.mark.usefixtures("processor")
+def test_a_size_that_does_not_fit_is_let_go(
+    model: Model, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[cuda.Lane]] = []
+
+    class Watched(cuda.Lane):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(weakref.ref(self))
+
+    def full(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(cuda, "Lane", Watched)
+    network = network_of(model)
+    network._network.register_forward_pre_hook(lambda module, _: full(module))
+    gc.disable()  # what a cycle held would be free by chance only
+    try:
+        with contextlib.suppress(OutOfDeviceMemoryError):
+            network.infer(pixels[:4])
+        assert [lane() for lane in made] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
