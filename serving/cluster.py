@@ -133,7 +133,11 @@ class Cluster:
                 else:
                     self._on_message(key.data)
             for index in self._missing():
-                self._start_web(index)
+                try:
+                    self._start_web(index)
+                except OSError as error:  # no memory, or too many processes, for now
+                    logger().error("a web process cannot be started", reason=str(error))
+                    break
                 if self._engines:
                     self._offer(self._webs[index])
         return 0
@@ -147,12 +151,16 @@ class Cluster:
         ours, theirs = control.pair()
         self._tally.ended[index] = 0
         numbers = (os.getpid(), theirs.fileno(), self._tally.fd, index)
-        popen = subprocess.Popen(  # noqa: S603 our own module
-            [sys.executable, "-m", "serving.web", self._package, *map(str, numbers)],
-            pass_fds=(theirs.fileno(), self._tally.fd),
-            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._folder)},
-        )
-        theirs.close()
+        with theirs:
+            try:
+                popen = subprocess.Popen(  # noqa: S603 our own module
+                    [sys.executable, "-m", "serving.web", self._package, *map(str, numbers)],
+                    pass_fds=(theirs.fileno(), self._tally.fd),
+                    env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._folder)},
+                )
+            except OSError:
+                ours.close()
+                raise
         web = Web(index, popen, ours)
         self._webs[index] = web
         self._selector.register(ours, selectors.EVENT_READ, web)
@@ -215,6 +223,9 @@ class Cluster:
             result = self._started(Model.read(self._settings.model_dir, version))
         except ConfigurationError as error:
             result = str(error)
+        except OSError as error:  # no memory, or no descriptor; whoever asked still waits
+            logger().exception("an engine cannot be started")
+            result = f"its engine cannot be started: {error}"
         self._news.append((asker, result))
         os.write(self._wake_writer, b"n")
 
@@ -275,7 +286,7 @@ class Cluster:
                 time.sleep(ACCEPT_PAUSE_S)
                 continue
             with connection:
-                ready = [web for web in self._webs.values() if web.ready]
+                ready = [web for web in list(self._webs.values()) if web.ready]  # another thread's
                 for web in sorted(ready, key=self._open_connections):
                     try:
                         socket.send_fds(web.sock, [control.CONNECTION], [connection.fileno()])

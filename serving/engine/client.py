@@ -261,8 +261,9 @@ class EngineClient:
         await self._idle.wait()
 
     def close(self) -> None:
-        """No more answers are read."""
+        """No more answers are read, and the descriptors are not used any more."""
         self._loop.remove_reader(self._attachment.done_fd)
         for future in self._futures.values():
             if future is not None and not future.done():
                 future.set_exception(UnavailableError("the service has shut down"))
+        self._futures.clear()  # there is nothing to watch

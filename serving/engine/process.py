@@ -49,7 +49,13 @@ class Process:
 
     def start(self, arguments: Arguments) -> None:
         """Starts a worker with these arguments, its own pipes filled in. Raises OSError."""
-        status, control = pipe(0), pipe(0)
+        status = pipe(0)
+        try:
+            control = pipe(0)
+        except OSError:  # there was a descriptor for one, but not for both
+            os.close(status[0])
+            os.close(status[1])
+            raise
         arguments = replace(arguments, control_fd=control[0], status_fd=status[1])
         try:
             self.popen = subprocess.Popen(  # noqa: S603 our own module

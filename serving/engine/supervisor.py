@@ -304,11 +304,12 @@ class Supervisor:
                 process.popen.kill()
 
     def hang_limit(self) -> float:
-        """Seconds after which a worker that computes one batch counts as hung."""
+        """Seconds after which a worker that gathers and computes one batch counts as hung."""
+        delay = self._settings.max_queue_delay_us / 1e6
         if self._settings.worker_timeout_ms != "auto":
-            return self._settings.worker_timeout_ms / 1000
+            return self._settings.worker_timeout_ms / 1000 + delay
         slowest: float = max(self.profile.get("batch_ms", {"1": 0.0}).values()) / 1000
-        return max(LEAST_HANG_S, HANG_BATCHES * slowest) + self._settings.max_queue_delay_us / 1e6
+        return max(LEAST_HANG_S, HANG_BATCHES * slowest) + delay
 
     def _end_all(self) -> None:
         """A worker that computes may finish its batch; none outlives `hang_limit`."""

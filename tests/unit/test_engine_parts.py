@@ -1,5 +1,6 @@
 """The engine's parts that need no processes: records, layout, the work queue, the choice of a cap."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from serving import buckets
-from serving.engine import scratch, warmup
+from serving.engine import process, scratch, supervisor, warmup
 from serving.engine.idle import TIMES, TRY_OTHER, IdleCores
 from serving.engine.memory import (
     RECORD_BYTES,
@@ -25,7 +26,9 @@ from serving.engine.memory import (
     slot_of,
 )
 from serving.engine.process import Process
+from serving.engine.program import Arguments
 from serving.engine.queue import WorkQueue, waiting_records
+from serving.model import Model
 from serving.settings import Settings
 
 GEOMETRY = Geometry(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
@@ -270,3 +273,46 @@ def test_a_worker_counts_as_hung_at_a_second_look_only() -> None:
     assert not place.is_stuck(False, 100.4)
     assert not place.is_stuck(True, 100.6)
     assert place.is_stuck(True, 101.2)
+
+
+@pytest.mark.parametrize("delay_us", [0, 500_000])
+def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> None:
+    model = Model.read(Settings().model_dir)
+    for timeout_ms, least in ((100, 0.1), ("auto", supervisor.LEAST_HANG_S)):
+        values = {"worker_timeout_ms": timeout_ms, "max_queue_delay_us": delay_us}
+        settings = Settings.model_validate(values)
+        limit = supervisor.Supervisor("no:Backend", model, settings).hang_limit()
+        assert limit == pytest.approx(least + delay_us / 1e6)
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[int, int]] = []
+
+    def pipe(_: int) -> tuple[int, int]:
+        if opened:
+            raise OSError(errno.EMFILE, "too many open files")
+        opened.append(os.pipe())
+        return opened[0]
+
+    monkeypatch.setattr(process, "pipe", pipe)
+    arguments = Arguments(
+        index=0,
+        parent=os.getpid(),
+        backend="no:Backend",
+        model_dir="",
+        version="1",
+        scratch=None,
+        gpu=0,
+        device="cpu",
+        geometry={},
+        memory_fd=memory.fd,
+        work_fds=(0, 0),
+        done_fds=(),
+    )
+    with pytest.raises(OSError, match="too many"):
+        process.Process(0, 0).start(arguments)
+    for fd in opened[0]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
