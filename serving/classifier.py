@@ -239,7 +239,7 @@ class Classifier:
 
         passage = await self._pass(Kind.TENSOR, len(tensors), prepare, deadline, bulk)
         rows = np.stack([outcome.logits for outcome in passage.outcomes])
-        return Logits(rows, passage.over())
+        return Logits(rows, passage.served.labels, passage.over())
 
     async def on_thread(self, work: Callable[[], T], bulk: bool) -> T:
         """Runs what would hold up the event loop, on a decoding thread: there are as many as cores."""

@@ -4,11 +4,13 @@ Called by `body.py` for requests and by `frontends/v2.py` for answers.
 """
 
 import asyncio
+import re
 import zlib
 
 from serving.errors import InvalidBodyError, PayloadTooLargeError, UnsupportedMediaTypeError
 
 WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}  # RFC 1952, RFC 1950
+FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of nought, RFC 9110
 LARGE = 64 * 1024  # bytes; more is a thread's work
 FAST = 1
 WORTH_IT = 512  # bytes; what is smaller travels in one packet anyway
@@ -49,7 +51,7 @@ def accepted(header: str | None) -> str | None:
     """The first encoding of an Accept-Encoding header that we know and it does not forbid."""
     for part in (header or "").lower().split(","):
         name, _, weight = part.partition(";")
-        if name.strip() in WINDOW_BITS and weight.replace(" ", "") not in ("q=0", "q=0.0"):
+        if name.strip() in WINDOW_BITS and not FORBIDDEN.fullmatch(weight.strip()):
             return name.strip()
     return None
 

@@ -67,6 +67,10 @@ class Logits:
 
     rows: NDArray[np.float32]
     """[tensors, classes]."""
+
+    labels: list[str]
+    """Of the version that computed them, in the order of a row."""
+
     stages: Stages
 
     def check_finite(self) -> None:

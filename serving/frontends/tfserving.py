@@ -21,7 +21,7 @@ from serving.engine.statistics import Stages
 from serving.errors import InvalidRequestError, NotFoundError, ServingError
 from serving.frontends.door import Door, Terms, unless_disconnected
 from serving.frontends.models import NamedModel, NamedModels, TensorSpec
-from serving.frontends.v2_tensors import commas, decoded
+from serving.frontends.v2_tensors import check_size, commas, decoded
 from serving.responses import json_response
 
 SEGMENT = "v1"
@@ -88,10 +88,12 @@ def parse(content: bytes, model: NamedModel, most: int) -> Asked:
         )
     if (request.instances is msgspec.UNSET) == (request.inputs is msgspec.UNSET):
         raise InvalidRequestError("send either instances or inputs")
-    if isinstance(request.instances, msgspec.Raw):
-        return Asked(model, rows(request.instances, model, most), by_rows=True)
-    assert isinstance(request.inputs, msgspec.Raw)  # noqa: S101 one of the two is there
-    return Asked(model, column(without_name(request.inputs, model), model, most), by_rows=False)
+    given = request.inputs if request.instances is msgspec.UNSET else request.instances
+    assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
+    check_size(given, model, most)
+    if given is request.instances:
+        return Asked(model, rows(given, model, most), by_rows=True)
+    return Asked(model, column(without_name(given, model), model, most), by_rows=False)
 
 
 def rows(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArray[np.float32]:

@@ -22,7 +22,13 @@ from serving.frontends.v2_inference import (
     check_parameters,
     whole_number,
 )
-from serving.frontends.v2_tensors import MAX_TENSORS, binary_data, binary_elements, float_tensor
+from serving.frontends.v2_tensors import (
+    MAX_DIMS,
+    MAX_TENSORS,
+    binary_data,
+    binary_elements,
+    float_tensor,
+)
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 16 * 1024  # numbers
@@ -40,7 +46,7 @@ def parse(request: Message, model: NamedModel, most: int) -> Question:
         raise InvalidRequestError(f"more than {MAX_TENSORS} outputs are asked for")
     given = request.inputs[0]
     check_parameters(scalars(given.parameters))
-    shape = list(given.shape[: MAX_TENSORS + 1])
+    shape = list(given.shape[: MAX_DIMS + 1])
     count = check_input(model, given.name, given.datatype, shape, most)
     return Question(
         model=model,

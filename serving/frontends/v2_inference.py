@@ -1,4 +1,4 @@
-"""Inference of the Open Inference Protocol, whatever it travels in: `v2.py` in HTTP, `grpc.py` in gRPC.
+"""Inference of the Open Inference Protocol, in HTTP (`v2.py`) and in gRPC (`v2_grpc.py`) alike.
 
 Both translate their requests into a `Question` and its `Answer` back.
 """
@@ -19,6 +19,7 @@ from serving.frontends.door import Terms
 from serving.frontends.models import NamedModel, TensorSpec
 from serving.frontends.v2_refused import SHARED_MEMORY
 from serving.scores import Score
+from serving.served import Logits
 
 RESERVED = "triton_"
 MAX_TIMEOUT_US = 2**53
@@ -152,13 +153,9 @@ async def infer(classifier: Classifier, question: Question, terms: Terms) -> Ans
     logits = await classifier.infer(question.data, deadline, terms.bulk)
     if any(output.classes or not output.binary for output in question.outputs):
         logits.check_finite()
-    labels = classifier.served.labels
     leading = question.shape[:1] if batched else []
     return Answer(
-        [
-            logits_output(specs[each.name], each, logits.rows, leading, labels)
-            for each in question.outputs
-        ],
+        [logits_output(specs[each.name], each, logits, leading) for each in question.outputs],
         logits.stages,
     )
 
@@ -192,17 +189,17 @@ def photo_output(
 def logits_output(
     spec: TensorSpec,
     wanted: WantedOutput,
-    logits: NDArray[np.float32],
+    found: Logits,
     leading: list[int],
-    labels: list[str],
 ) -> OutputTensor:
     """The logits [tensors, classes], or the best classes by them."""
+    logits = found.rows
     if not wanted.classes:
         shape = [*leading, logits.shape[1]]
         return OutputTensor(spec.name, spec.datatype, shape, logits.ravel(), wanted.binary)
     order = np.argsort(-logits, axis=1, kind="stable")[:, : wanted.classes]
     texts = [
-        class_text(row[index], index, labels[index])
+        class_text(row[index], index, found.labels[index])
         for row, best in zip(logits.tolist(), order.tolist(), strict=True)
         for index in best
     ]

@@ -35,6 +35,7 @@ MAX_DIMS, MAX_TENSORS = 8, 8
 LENGTH = struct.Struct("<I")
 FLOAT32 = np.dtype("<f4")
 
+OTHER_COMMAS = 16 * 1024  # of a request, which are not between its elements
 MAX_PARAMETERS_BYTES = 8192  # of JSON: objects of many keys would take many times their bytes
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -94,7 +95,9 @@ def parse(body: bytes, length: int | None, model: NamedModel, most: int) -> Ques
     """
     if length == 0:
         return raw_question(body, model)
-    request = decoded(REQUEST, body if length is None else memoryview(body)[:length])
+    text = body if length is None else memoryview(body)[:length]
+    check_size(text, model, most, OTHER_COMMAS)
+    request = decoded(REQUEST, text)
     parameters = scalars(request.parameters)
     if len(request.inputs) != 1:
         raise InvalidRequestError(f"{model.name} has one input, not {len(request.inputs)}")
@@ -231,9 +234,21 @@ def json_floats(
     return array.reshape(count, *model.input.dims)
 
 
-def commas(raw: msgspec.Raw) -> int:
-    """What bounds the elements of an array before they are built, each many times its bytes."""
-    return bytes(raw).count(b",")
+def check_size(
+    text: bytes | memoryview | msgspec.Raw, model: NamedModel, most: int, others: int = 0
+) -> None:
+    """Before anything is built of JSON for up to `most` inputs. Raises InvalidRequestError.
+
+    A picture has a comma behind it, and one in its data URL; `others` are those that no input has.
+    """
+    of_one = 2 if model.kind is Kind.PIXELS else int(np.prod(model.input.dims))
+    if commas(text) > of_one * most + others:
+        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
+
+
+def commas(text: bytes | memoryview | msgspec.Raw) -> int:
+    """What bounds the elements of JSON before they are built, each many times its bytes."""
+    return bytes(text).count(b",")
 
 
 def depth_of(raw: msgspec.Raw) -> int:

@@ -96,6 +96,8 @@ def test_tensors_as_nested_lists(backend_url: str) -> None:
         ({"instances": {}}, "not as documented"),
         ({"instances": []}, "1 to 128"),
         ({"instances": [ENCODED] * 129}, "1 to 128"),
+        (b'{"instances": [' + b"{}," * 300 + b"{}]}", "not so many"),
+        (b'{"inputs": [' + b'"",' * 300 + b'""]}', "not so many"),
         ({"inputs": ["AAAA"] * 129}, "1 to 128"),
         ({"instances": [1]}, "not as documented"),
         ({"instances": [None]}, "not as documented"),

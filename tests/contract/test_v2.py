@@ -238,7 +238,12 @@ def test_compression_both_ways(client: Any, encoding: str) -> None:
 def test_compressed_answers_say_so(backend_url: str) -> None:
     asked = [{"name": "PROBABILITY", "parameters": {"classification": 11}}]
     body = question([ENCODED] * 4, [4, 1], outputs=asked)
-    for offered, encoding in (("deflate, gzip", "deflate"), ("gzip;q=0", None), ("br", None)):
+    for offered, encoding in (
+        ("deflate, gzip", "deflate"),
+        ("gzip;q=0", None),
+        ("gzip; q=0.000", None),
+        ("br", None),
+    ):
         response = post(backend_url, body, Accept_Encoding=offered)
         assert response.headers.get("Content-Encoding") == encoding
         assert response.json()["outputs"][0]["shape"] == [4, 11]

@@ -1,6 +1,8 @@
 """The parser of the Open Inference Protocol: whatever comes, it is a question or a ServingError."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,13 @@ from hypothesis import strategies as st
 from serving.compression import pack, unpack
 from serving.encoded import picture
 from serving.engine.memory import Kind
-from serving.errors import ServingError
+from serving.engine.statistics import Stages
+from serving.errors import InvalidRequestError, ServingError
+from serving.frontends.door import Terms
 from serving.frontends.models import NamedModel, TensorSpec
-from serving.frontends.v2_inference import Question
+from serving.frontends.v2_inference import Question, WantedOutput, infer
 from serving.frontends.v2_tensors import header_length, parse
+from serving.served import Logits
 
 PHOTO = NamedModel(
     "photo", "1", Kind.PIXELS, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
@@ -143,3 +148,30 @@ def test_compressed_bodies_unpack_within_the_limit(data: bytes, encoding: str, c
             assert error.status in (400, 413)  # noqa: PT017 what the test is about
         else:
             assert broken is data
+
+
+@pytest.mark.parametrize("model", [PHOTO, TENSOR])
+@pytest.mark.parametrize("text", ['{"inputs": [%s]}', '{"outputs": [%s]}', '{"id": [%s]}'])
+def test_a_flood_of_small_things_is_refused_before_they_are_built(model: NamedModel, text: str) -> None:
+    body = (text % ("{}," * 20_000 + "{}")).encode()
+    with pytest.raises(InvalidRequestError, match="1 to 4 inputs, not so many"):
+        parse(body, None, model, MOST)
+    with pytest.raises(InvalidRequestError, match="1 to 4 inputs, not so many"):
+        parse(body + b"binary", len(body), model, MOST)
+
+
+class Switched:
+    """A classifier whose version changed while it computed: the one in service has other labels."""
+
+    served = SimpleNamespace(labels=["new"])
+
+    async def infer(self, *_: object) -> Logits:
+        """By the one before."""
+        return Logits(np.array([[0, 1]], np.float32), ["old a", "old b"], Stages(0, 0, 0))
+
+
+def test_classes_are_named_by_the_version_that_computed_them() -> None:
+    data = np.zeros((1, 3, 2, 2), np.float32)
+    question = Question(TENSOR, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
+    answer = asyncio.run(infer(Switched(), question, Terms(1000, False)))  # type: ignore[arg-type]
+    assert answer.outputs[0].data == [b"1.000000:1:old b", b"0.000000:0:old a"]
