@@ -70,6 +70,8 @@ class Cluster:
         self._any_ready = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe()
         self._news: list[tuple[Web | None, Supervisor | str]] = []
+        self._askers: dict[int, Web] = {}
+        """By the engine that is still to end: who asked for its successor."""
 
     def run(self) -> int:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
@@ -249,22 +251,22 @@ class Cluster:
         """A version has been loaded, or could not be."""
         while self._news and not self._stopping:
             asker, result = self._news.pop(0)
-            if isinstance(result, Supervisor):
-                self._current = self._current + 1
-                self._engines[self._current] = result
-                for web in self._webs.values():
-                    self._offer(web)
-            error = result if isinstance(result, str) else None
-            if asker is None:
-                self._open(error)
+            if isinstance(result, str):
+                if asker is None:
+                    raise ConfigurationError(result)
+                tell(asker, result)
                 continue
-            with contextlib.suppress(OSError):
-                control.send(asker.sock, type="switched", error=error)
+            if asker is None:
+                self._open()
+            else:
+                self._askers[self._current] = asker
+            self._current = self._current + 1
+            self._engines[self._current] = result
+            for web in self._webs.values():
+                self._offer(web)
 
-    def _open(self, error: str | None) -> None:
-        """The engine to begin with is there, or cannot be. Raises ConfigurationError."""
-        if error is not None:
-            raise ConfigurationError(error)
+    def _open(self) -> None:
+        """The engine to begin with is there."""
         threading.Thread(target=self._accept, daemon=True).start()
         host, port = self._listener.getsockname()[:2]
         logger().info("listening", host=host, port=port, web_processes=self._count)
@@ -275,6 +277,8 @@ class Cluster:
         users.discard(web)
         if not users and key != self._current and key in self._engines:
             self._engines.pop(key).close()
+            if asker := self._askers.pop(key, None):
+                tell(asker, None)
 
     def _accept(self) -> None:
         """Hands every connection to the web process that has the fewest."""
@@ -297,6 +301,12 @@ class Cluster:
 
     def _open_connections(self, web: Web) -> int:
         return web.given - self._tally.ended[web.index]
+
+
+def tell(asker: Web, error: str | None) -> None:
+    """What became of the version it asked for."""
+    with contextlib.suppress(OSError):  # it has died
+        control.send(asker.sock, type="switched", error=error)
 
 
 def metrics_parent() -> Path | None:

@@ -470,6 +470,7 @@ def test_versions_are_switched_without_a_failed_request(
             try:
                 for version in ("2", "1", "2"):
                     assert switch(version, chief).json() == {"version": version}
+                    assert len(programs(server, WORKER)) == 2  # the one before is gone
                     assert requests.get(f"{url}/model", timeout=10).json()["version"] == version
             finally:
                 stop.set()
