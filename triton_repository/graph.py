@@ -6,6 +6,7 @@ Called by `build.py`. Triton's ONNX backend takes the names in a configuration f
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
+from fastapi_onnx.graph import model_input
 from serving.errors import ConfigurationError
 
 INPUT, OUTPUT = "input", "output"
@@ -17,11 +18,10 @@ def with_known_names(model: onnx.ModelProto, size: tuple[int, int], classes: int
     Raises ConfigurationError where its first input and output are not of these types and shapes, or
     where N is fixed.
     """
-    stored = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in stored]
-    if len(inputs) != 1 or not model.graph.output:
-        raise ConfigurationError("model.onnx must have exactly one input, and an output")
-    given, logits = inputs[0], model.graph.output[0]
+    given = model_input(model)
+    if not model.graph.output:
+        raise ConfigurationError("model.onnx must have an output")
+    logits = model.graph.output[0]
     check(given, (3, *size))
     check(logits, (classes,))
     if (given.name, logits.name) == (INPUT, OUTPUT):

@@ -205,7 +205,7 @@ def test_the_known_names_stay() -> None:
         (lambda: graph(shape=(1, 3, 4, 4)), "batch's size is fixed"),
         (lambda: graph(shape=("N", 4, 4, 3)), "'data' in model.onnx is not float"),
         (lambda: graph(shape=("N", 3, 4)), "'data' in model.onnx is not float"),
-        (lambda: graph(kind=TensorProto.FLOAT16), "'data' in model.onnx is not float"),
+        (lambda: graph(kind=TensorProto.FLOAT16), "exactly one input, float"),
         (lambda: graph(classes=7), "'scores' in model.onnx is not float"),
         (lambda: graph(inner="output"), "named 'output' already"),
         (onnx.ModelProto, "exactly one input"),
