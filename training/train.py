@@ -91,6 +91,42 @@ def enlarged(photos: Tensor, size: int) -> Tensor:
     return functional.interpolate(large, size=size, mode="bilinear")
 
 
+def distorted(
+    photos: Tensor, targets: Tensor, side: int, growth: float, variety: float
+) -> tuple[Tensor, Tensor]:
+    """uint8 photos [N, 3, H, W] -> augmented ones in [0, 1], [N, 3, side, side], and their targets.
+
+    `targets` [N, classes] are mixed as the photos are; `growth` and `variety` as in the module.
+    """
+    batch = photos.float() / 255
+    batch = augment.random_resized_crop(
+        batch, side, 0.6 - 0.3 * growth, 1 + 0.3 * variety, 0.3 * variety
+    )
+    batch = augment.colour_jitter(batch, 0.2 + 0.2 * growth)
+    if variety:
+        batch = augment.camera(batch, variety)
+    batch = augment.random_erasing(batch, 0.3 * growth)
+    mix = torch.rand(())
+    if mix < 0.5 * growth:
+        return augment.mixup(batch, targets, 0.3)
+    if mix > 1 - 0.35 * variety:
+        return augment.cutmix(batch, targets)
+    return batch, targets
+
+
+def learn(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, targets: Tensor, smoothing: float
+) -> float:
+    """One step on photos in [0, 1]; returns the loss before it."""
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16):
+        loss = functional.cross_entropy(model(normalise(batch)), targets, label_smoothing=smoothing)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+    optimizer.step()
+    return float(loss.item())
+
+
 def save_checkpoint(
     path: Path, epoch: int, model: nn.Module, ema: AveragedModel, optimizer: torch.optim.Optimizer
 ) -> None:
@@ -180,29 +216,10 @@ def main(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             chosen = order[step * batch_size : (step + 1) * batch_size]
-            batch = photos[chosen].float() / 255
-            batch = augment.random_resized_crop(
-                batch, side, 0.6 - 0.3 * growth, 1 + 0.3 * variety, 0.3 * variety
-            )
-            batch = augment.colour_jitter(batch, 0.2 + 0.2 * growth)
-            if variety:
-                batch = augment.camera(batch, variety)
-            batch = augment.random_erasing(batch, 0.3 * growth)
             targets = functional.one_hot(labels[chosen], classes).float()
-            mix = torch.rand(())
-            if mix < 0.5 * growth:
-                batch, targets = augment.mixup(batch, targets, 0.3)
-            elif mix > 1 - 0.35 * variety:
-                batch, targets = augment.cutmix(batch, targets)
-            with torch.autocast(device, dtype=torch.bfloat16):
-                logits = model(normalise(batch.to(device)))
-                loss = functional.cross_entropy(logits, targets.to(device), label_smoothing=smoothing)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            optimizer.step()
+            batch, targets = distorted(photos[chosen], targets, side, growth, variety)
+            total += learn(model, optimizer, batch.to(device), targets.to(device), smoothing)
             ema.update_parameters(model)
-            total += loss.item()
         line = {
             "epoch": epoch + 1,
             "size": side,
