@@ -19,7 +19,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[cluster.Cluster]:
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
     made = cluster.Cluster("tests.fake", Settings(web_processes=2))
     made._tally = Tally.create(2)
-    made._folder = ""
+    made._folder = None
     yield made
     made._selector.close()
 
