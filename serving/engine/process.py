@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -106,6 +107,15 @@ class Process:
         self.asked_at = now
         self.tell(b"?")
         return 0.0
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words; where memory is short, the kernel kills what has most of it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    if -code == signal.SIGKILL:
+        return "was killed by SIGKILL, most likely for want of memory"
+    return f"was ended by signal {-code}"
 
 
 def pipe(records: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from serving.engine.attachment import Attachment
 from serving.engine.client import NOTICE
 from serving.engine.gpus import GpuMonitor
 from serving.engine.memory import Geometry, Health, Memory, send
-from serving.engine.process import Process, held_pipe
+from serving.engine.process import Process, ending, held_pipe
 from serving.engine.program import Arguments
 from serving.engine.rescue import rescue
 from serving.engine.worker import SERVE
@@ -249,7 +249,7 @@ class Supervisor:
         os.close(process.status_fd)
         os.close(process.control_fd)
         if not self._first_round_over.is_set():
-            self._refuse(self._error or f"an inference worker ended with exit code {code}")
+            self._refuse(self._error or f"an inference worker {ending(code)}")
             return
         self.memory.restarts[0] += 1
         logger().error(

@@ -1,4 +1,4 @@
-"""Images, built once; `IMAGES` names those to build, by default all."""
+"""Images, built once; `IMAGES` names those to build, by default all that need no GPU."""
 
 import os
 

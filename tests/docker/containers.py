@@ -43,15 +43,25 @@ def inspect(name: str) -> dict[str, Any]:
     return found[0]
 
 
+def logs(identity: str) -> str:
+    """All that a container has said."""
+    return run("sh", "-c", 'docker logs "$0" 2>&1', identity)
+
+
 def image(name: str) -> str:
     """The full name of one of our images, as these tests build it."""
     return f"food-classifier/{name}:{TAG}"
 
 
 def build(name: str, revision: str = "tested") -> None:
-    """Builds an image from its Dockerfile as it is; the host's network reaches the packages."""
-    folder = "notebooks" if name == "jupyter" else name
+    """Builds an image from its Dockerfile as it is; the host's network reaches the packages.
+
+    `-gpu` behind a service's name: as docker-compose-gpu.yaml builds it.
+    """
+    folder = "notebooks" if name == "jupyter" else name.removesuffix("-gpu")
     command = ["docker", "build", "--quiet", "--network", "host", "--file", f"{folder}/Dockerfile"]
+    if name.endswith("-gpu"):
+        command += ["--build-arg", "REQUIREMENTS=requirements-gpu.txt"]
     run(*command, "--build-arg", f"REVISION={revision}", "--tag", image(name), ".", seconds=BUILD_S)
 
 
@@ -73,7 +83,13 @@ def container(
     identity = run("docker", "run", "--detach", *HARDENED, "--publish", published, *options, image(name))
     try:
         url = f"http://{run('docker', 'port', identity, str(port)).splitlines()[0]}"
-        wait_until(lambda: launch.answers(url + path), f"{name}\n{run('docker', 'logs', identity)}")
+
+        def ready() -> bool:
+            if not inspect(identity)["State"]["Running"]:
+                raise RuntimeError(f"{name} has ended:\n{logs(identity)}")
+            return launch.answers(url + path)
+
+        wait_until(ready, f"{name} ready")
         yield identity, url
     finally:
         run("docker", "rm", "--force", "--volumes", identity)

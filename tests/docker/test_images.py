@@ -4,20 +4,27 @@ import pytest
 import requests
 
 from tests.docker import traffic
-from tests.docker.containers import container, image, inspect, run, wait_until
+from tests.docker.containers import HARDENED, container, image, inspect, run, wait_until
 from tests.pictures import jpeg
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 MEGABYTE = 1_000_000
-LARGEST_MB = {"fastapi_onnx": 450, "flask_app": 250, "jupyter": 900}
-NARROW = ("--shm-size", "64m", "--user", "10001:10001", "--memory", "1g", "--pids-limit", "256")
+LARGEST_MB = {
+    "fastapi_onnx": 450,
+    "fastapi_onnx-gpu": 2700,
+    "fastapi_pt": 4500,
+    "flask_app": 250,
+    "jupyter": 900,
+}
+NARROW = ("--shm-size", "64m", "--user", "10001:10001", "--pids-limit", "256")
+MEMORY = {"fastapi_pt": "2g"}  # of which each instance takes 700 MB
 TOOLS = "import shutil; print([n for n in ('pip', 'gcc', 'cc', 'make') if shutil.which(n)])"
 
 
 def test_images_are_small_and_say_what_they_are(images: list[str]) -> None:
     for name in images:
         found = inspect(image(name))
-        assert found["Size"] < LARGEST_MB.get(name, float("inf")) * MEGABYTE, name
+        assert found["Size"] < LARGEST_MB[name] * MEGABYTE, name
         labels, config = found["Config"]["Labels"], found["Config"]
         assert labels["org.opencontainers.image.revision"] == "tested"
         assert labels["org.opencontainers.image.licenses"] == "MIT"
@@ -37,8 +44,9 @@ def test_no_compiler_no_pip_and_nothing_to_write_to(images: list[str]) -> None:
 
 def test_a_narrow_container_is_enough(backend: str) -> None:
     """64 MB of /dev/shm, nothing to write to, no rights, and no temporary folder."""
+    limits = (*NARROW, "--memory", MEMORY.get(backend, "1g"))
     settings = ("--env", "SERVING_INSTANCES=2", "--env", "SERVING_WEB_PROCESSES=2")
-    with container(backend, 8000, *NARROW, *settings) as (_, url):
+    with container(backend, 8000, *limits, *settings) as (_, url):
         answers = [requests.post(f"{url}/predict", jpeg(), timeout=30) for _ in range(20)]
         assert {answer.status_code for answer in answers} == {200}
         form = {"image": ("photo.png", traffic.slow_photo())}  # which others would spool to a file
@@ -71,3 +79,9 @@ def test_stop_answers_what_was_taken_on(backend: str) -> None:
             statuses = [answer.result() for answer in answers]
         assert statuses.count(200) >= 8
         assert inspect(identity)["State"]["ExitCode"] == 0
+
+
+def test_without_a_gpu_cuda_is_refused_in_words(backend: str) -> None:
+    command = ("docker", "run", "--rm", *HARDENED, "--env", "SERVING_DEVICE=cuda", image(backend))
+    with pytest.raises(RuntimeError, match=r"(?s)exit code 1\n.*(CUDA cannot be used|no NVIDIA driver)"):
+        run(*command)

@@ -25,7 +25,7 @@ from serving.engine.memory import (
     record,
     slot_of,
 )
-from serving.engine.process import Process
+from serving.engine.process import Process, ending
 from serving.engine.program import Arguments
 from serving.engine.queue import WorkQueue, waiting_records
 from serving.model import Model
@@ -316,3 +316,12 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
     for fd in opened[0]:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("raise SystemExit(3)", "exit code 3"), ("import os; os.kill(os.getpid(), 9)", "want of memory")],
+)
+def test_how_a_worker_ended_is_said_in_words(program: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program])
+    assert said in ending(done.returncode)
