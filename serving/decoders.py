@@ -6,6 +6,7 @@ back takes more steps.
 
 import asyncio
 import contextlib
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
+M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
+LARGE_BYTES = 8 << 20
 
 
 class Job(Generic[T]):
@@ -62,6 +65,7 @@ class DecoderThreads:
 
     def start(self) -> None:
         """Starts the threads."""
+        keep_no_large_memory()
         for thread in self._threads:
             thread.start()
 
@@ -91,3 +95,13 @@ class DecoderThreads:
             self._tokens.put(False)
         for thread in self._threads:
             thread.join()
+
+
+def keep_no_large_memory() -> None:
+    """What a large picture takes goes back to the system when it is freed.
+
+    By itself glibc raises the size from which on it asks the system for each block, up to 32 MB, and
+    every thread's heap would keep the pixels of its largest picture for ever.
+    """
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)

@@ -1,0 +1,43 @@
+"""The decoding threads of a web process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.servers import ROOT
+
+MEGABYTES_KEPT = """
+import asyncio, re
+from pathlib import Path
+from PIL import Image
+from serving.decoders import DecoderThreads
+from serving.images import ImageDecoder
+from serving.model import ImagePipeline
+from tests.pictures import encode
+
+def own() -> int:
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+
+async def main() -> None:
+    photo = encode(Image.new("RGBA", (4000, 4000), (200, 30, 30, 128)), "PNG")
+    pipeline = ImagePipeline(resize=64, center_crop=64, mean=(0, 0, 0), std=(1, 1, 1))
+    decoder, threads = ImageDecoder(pipeline, 50_000_000), DecoderThreads(2)
+    threads.start()
+    before = own()
+    for _ in range(2):
+        await asyncio.gather(*(threads.run(lambda: decoder.decode(photo), False) for _ in range(2)))
+    print(own() - before)
+    threads.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_pictures_leave_no_memory_behind() -> None:
+    """Each takes 64 MB, and as much again while transparency is laid over white."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEGABYTES_KEPT], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 50
