@@ -40,12 +40,14 @@ build() {
     docker build --quiet --network host --tag "${IMAGES[$1]}" "$context" > /dev/null
 }
 
+# As the published one, it has pip twice: the second is for new environments.
 make_python() {
     python3 -m pip download --quiet --no-deps --dest "$context" $PIP
     build python <<- 'END'
 	COPY *.whl /tmp/
-	RUN ln -s python3 /usr/bin/python && set -- /tmp/pip-*.whl \
-	    && python3 "$1/pip" install --quiet --no-index --root-user-action=ignore "$1" && rm "$1"
+	RUN ln -s python3 /usr/bin/python && set -- /tmp/pip-*.whl /usr/local/lib/python3.13/ensurepip/_bundled \
+	    && python3 "$1/pip" install --quiet --no-index --root-user-action=ignore "$1" \
+	    && mkdir -p "$2" && mv "$1" "$2"
 	ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
 	CMD ["python3"]
 	END
@@ -55,7 +57,7 @@ make_haproxy() {
     build haproxy <<- 'END'
 	RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends haproxy && rm -rf /var/lib/apt/lists/*
 	USER haproxy
-	CMD ["haproxy", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]
+	CMD ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]
 	END
 }
 
