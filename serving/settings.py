@@ -64,7 +64,7 @@ class Settings(BaseSettings):
     """Threads that one instance uses for one batch on a CPU."""
 
     idle_threads: PositiveInt | Literal["auto"] = "auto"
-    """Threads for a picture that is alone, where they pay; `auto`: all usable cores."""
+    """Threads for a picture that is alone, where they pay; `auto`: all usable cores, up to 16."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
     """Most pictures computed together; `auto`: measured at start, see `/model`."""

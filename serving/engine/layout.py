@@ -6,6 +6,7 @@ from serving import cpus
 from serving.settings import Settings
 
 MOST_WEB_PROCESSES = 64
+MOST_IDLE_THREADS = 16  # more hardly help one picture, and every instance has them
 
 
 def instances(settings: Settings) -> int:
@@ -15,6 +16,13 @@ def instances(settings: Settings) -> int:
     if settings.device == "cuda":
         return 1
     return max(1, cpus.usable() // settings.intra_op_threads)
+
+
+def idle_threads(settings: Settings) -> int:
+    """Threads that each worker keeps for a picture that is alone; `auto`: the cores, within reason."""
+    if settings.idle_threads != "auto":
+        return settings.idle_threads
+    return min(MOST_IDLE_THREADS, cpus.usable())
 
 
 def gpus(settings: Settings) -> list[int]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from serving import buckets, cpus, logs
 from serving.backend import SlotReader
-from serving.engine import warmup
+from serving.engine import layout, warmup
 from serving.engine.computing import Begun, Computing
 from serving.engine.memory import Geometry, Kind, Memory, State, generation_of, slot_of
 from serving.engine.program import Arguments, die_with_parent, give_memory_back, gpu_uuid
@@ -72,7 +72,7 @@ class Worker:
             computing.buckets = list(profile)
             if isinstance(narrow, SlotReader) and narrow.attach(self.memory.inputs):
                 computing.reader = narrow
-        threads = cpus.usable() if settings.idle_threads == "auto" else settings.idle_threads
+        threads = layout.idle_threads(settings)
         if not on_gpu and threads > settings.intra_op_threads:
             computing.wide = wide = make()
             changes = {"intra_op_threads": threads, "device": "cpu"}

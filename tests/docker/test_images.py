@@ -65,8 +65,14 @@ def test_instances_and_threads_follow_the_cpu_quota(backend: str, cpus: str) -> 
         assert run("docker", "top", identity).count("serving.engine.worker") == 1
 
 
+def test_numpy_starts_no_threads(backend: str) -> None:
+    count = "import os, numpy; print(len(os.listdir('/proc/self/task')))"
+    assert run("docker", "run", "--rm", *HARDENED, image(backend), "python", "-c", count) == "1"
+
+
 def test_health_is_docker_s_own_view(backend: str) -> None:
-    with container(backend, 8000, *NARROW, "--health-interval", "1s") as (identity, _):
+    options = ("--env", "SERVING_INSTANCES=1", "--health-interval", "1s")
+    with container(backend, 8000, *NARROW, *options) as (identity, _):
         wait_until(
             lambda: inspect(identity)["State"]["Health"]["Status"] == "healthy", "a healthy container"
         )

@@ -11,6 +11,8 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema.validators import validator_for
 
 from flask_app.settings import Settings as PageSettings
+from serving import cpus
+from serving.engine import layout
 from serving.metrics import Metrics
 from serving.settings import ROOT, Settings
 
@@ -144,3 +146,13 @@ def test_the_service_may_take_its_time_to_end() -> None:
     delay = scale["environment"]["SERVING_SHUTDOWN_DELAY_S"]
     longest = float(delay.rpartition("-")[2].rstrip("}")) + Settings().shutdown_timeout_s
     assert int(service["stop_grace_period"].rstrip("s")) > longest
+
+
+def test_the_threads_of_a_large_machine_fit_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "usable", lambda: 192)
+    settings = Settings(device="auto")
+    threads = layout.instances(settings) * (1 + layout.idle_threads(settings))
+    threads += layout.decoding_threads(settings)
+    service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
+    assert threads + 256 < service["pids_limit"]
+    assert layout.idle_threads(Settings(idle_threads=20)) == 20
