@@ -70,6 +70,7 @@ def test_every_container_is_hardened(path: Path, name: str, service: dict[str, A
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["pids_limit"] > 0
+    assert {"max-size", "max-file"} <= set(service["logging"]["options"])  # logs fill no disk
     assert "privileged" not in service
 
 
