@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from serving.classifier import Classifier
 from serving.compression import WORTH_IT, accepted, packed
@@ -22,6 +22,8 @@ from serving.responses import json_response
 PREFIX = "/v2"
 INFER = "/v2/models/{model}/infer"
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
+ModelName = Annotated[str, Path(openapi_examples={"photos": {"value": PHOTO_MODEL}})]
+Version = Annotated[str, Path(openapi_examples={"first": {"value": "1"}})]  # Swagger fills it in
 STATUS = {422: 400}  # the protocol has no other number for what is wrong with a request
 
 
@@ -123,7 +125,7 @@ def add_model_routes(router: APIRouter, classifier: Classifier, models: NamedMod
 
     def about(suffix: str, summary: str, describe: Callable[[NamedModel], dict[str, Any]]) -> None:
         @router.get("/v2/models/{model}" + suffix, summary=summary, responses=docs.errors(404, 503))
-        async def any_version(model: str) -> Response:
+        async def any_version(model: ModelName) -> Response:
             return json_response(describe(models.find(model)))
 
         @router.get(
@@ -131,7 +133,7 @@ def add_model_routes(router: APIRouter, classifier: Classifier, models: NamedMod
             summary=f"{summary}, of one version",
             responses=docs.errors(404, 503),
         )
-        async def one_version(model: str, version: str) -> Response:
+        async def one_version(model: ModelName, version: Version) -> Response:
             return json_response(describe(models.find(model, version)))
 
     def ready(model: NamedModel) -> dict[str, Any]:
@@ -160,11 +162,11 @@ def add_infer_routes(router: APIRouter, door: Door, handler: Infer) -> None:
     }
 
     @router.post(INFER, summary="Ask a model", **options)
-    async def any_version(model: str, request: Request) -> Response:
+    async def any_version(model: ModelName, request: Request) -> Response:
         return await handler(model, None, request)
 
     @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **options)
-    async def one_version(model: str, version: str, request: Request) -> Response:
+    async def one_version(model: ModelName, version: Version, request: Request) -> Response:
         return await handler(model, version, request)
 
 

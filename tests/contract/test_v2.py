@@ -495,3 +495,14 @@ def test_unclaimed_bytes_are_refused(backend_url: str) -> None:
     for wrong in (b"", bytes(100)):
         model = TENSORS if wrong else PHOTOS
         check_error(post(backend_url, wrong, model, **{JSON_LENGTH.replace("-", "_"): "0"}), 400, "")
+
+
+def test_the_documented_example_works(backend_url: str) -> None:
+    """Swagger sends it as it stands there, to the model that it fills in."""
+    paths = requests.get(f"{backend_url}/openapi.json", timeout=10).json()["paths"]
+    operation = paths["/v2/models/{model}/infer"]["post"]
+    model = operation["parameters"][0]["examples"]["photos"]["value"]
+    body = operation["requestBody"]["content"]["application/json"]["example"]
+    answer = requests.post(f"{backend_url}/v2/models/{model}/infer", json=body, timeout=10)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model_name"] == model
