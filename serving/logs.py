@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one line a request, each with its id.
+"""Structured logs on standard error: one line a request, each with its id; libraries speak like us.
 
 Where standard error is a full disk, or a pipe that nobody reads, lines are lost and the service goes on.
 """
@@ -50,6 +50,14 @@ class Sink:
         return False
 
 
+class Forwarded(logging.Handler):
+    """What libraries say through `logging`, in our form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
 def logger() -> structlog.typing.FilteringBoundLogger:
     """The project's logger, as `configure` set it up."""
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -68,7 +76,11 @@ def configure(settings: Settings) -> None:
             structlog.processors.JSONRenderer(serializer=orjson.dumps),
         ]
     else:
-        processors += [structlog.dev.ConsoleRenderer(colors=os.isatty(STDERR)), encoded]
+        plain = structlog.dev.plain_traceback  # no variables: one of them may be a key
+        processors += [
+            structlog.dev.ConsoleRenderer(colors=os.isatty(STDERR), exception_formatter=plain),
+            encoded,
+        ]
     sink: Any = Sink()  # which is a file as far as the logger needs one
     structlog.configure(
         processors=processors,
@@ -77,6 +89,8 @@ def configure(settings: Settings) -> None:
         cache_logger_on_first_use=False,
     )
     logging.getLogger("uvicorn.access").disabled = True
+    if not any(isinstance(handler, Forwarded) for handler in logging.getLogger().handlers):
+        logging.getLogger().addHandler(Forwarded())
 
 
 def encoded(_logger: object, _method: str, line: Any) -> bytes:  # Any: as structlog has it

@@ -52,6 +52,7 @@ class Server(uvicorn.Server):
                 lifespan="off",  # ours: see `startup`
                 access_log=False,
                 log_level="warning",
+                log_config=None,  # see `logs.configure`
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
             )

@@ -8,14 +8,13 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import threading
 import time
 from dataclasses import asdict
 from typing import Any
 
 from serving import buckets
-from serving.engine import layout, scratch
+from serving.engine import layout, scratch, watchdog
 from serving.engine.attachment import Attachment
 from serving.engine.client import NOTICE
 from serving.engine.gpus import GpuMonitor
@@ -28,10 +27,6 @@ from serving.errors import ConfigurationError
 from serving.logs import logger
 from serving.model import Model
 from serving.settings import Settings
-
-LOAD_TIMEOUT_S = 600
-LEAST_HANG_S = 3.0
-HANG_BATCHES = 20  # of the slowest measured batch
 
 
 class Supervisor:
@@ -142,14 +137,18 @@ class Supervisor:
                 self._start_due()
                 self._set_health()
                 self._wait()
-                self._watch()
+                watchdog.kill_silent(self._processes, self.memory, self._hang_limit)
         except Exception:  # a defect here must not pass for a healthy service
             logger().exception("the supervisor failed")
             self._error = "the supervisor failed"
             self._first_round_over.set()
             self._publish(Health.DOWN)
         finally:
-            self._end_all()
+            watchdog.end_all(self._processes, self._hang_limit)
+
+    @property
+    def _hang_limit(self) -> float:
+        return watchdog.hang_limit(self._settings, self.profile)
 
     def _wait(self) -> None:
         """Until a worker speaks or ends, a web process asks, or something is due."""
@@ -159,7 +158,7 @@ class Supervisor:
         for fd in running:
             poll.register(fd, select.POLLIN)
         due = [p.start_at for p in self._processes if p.start_at is not None]
-        due += [p.begun_at + LOAD_TIMEOUT_S for p in running.values() if not p.ready]
+        due += [p.begun_at + watchdog.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
         for fd, _ in poll.poll(timeout):
             if fd == self._kick[0]:
@@ -287,43 +286,3 @@ class Supervisor:
             self.memory.health[0] = health
             for _, writer in self._done:
                 send(writer, NOTICE)
-
-    def _watch(self) -> None:
-        """Kills workers that have stopped answering or never get ready; `_hear` does the rest."""
-        now = time.monotonic()
-        for process in self._processes:
-            if process.popen is None:
-                continue
-            if process.ready:
-                silent = process.silent_for(self.memory, now) > self.hang_limit()
-                stuck = process.is_stuck(silent, now)
-            else:
-                stuck = now - process.begun_at > LOAD_TIMEOUT_S
-            if stuck:
-                logger().error("an inference worker does not answer", worker=process.index)
-                process.popen.kill()
-
-    def hang_limit(self) -> float:
-        """Seconds after which a worker that gathers and computes one batch counts as hung."""
-        delay = self._settings.max_queue_delay_us / 1e6
-        if self._settings.worker_timeout_ms != "auto":
-            return self._settings.worker_timeout_ms / 1000 + delay
-        slowest: float = max(self.profile.get("batch_ms", {"1": 0.0}).values()) / 1000
-        return max(LEAST_HANG_S, HANG_BATCHES * slowest) + delay
-
-    def _end_all(self) -> None:
-        """A worker that computes may finish its batch; none outlives `hang_limit`."""
-        running = [p for p in self._processes if p.popen]
-        for process in running:
-            os.close(process.control_fd)
-        end = time.monotonic() + self.hang_limit()
-        for process in running:
-            assert process.popen is not None  # noqa: S101 the list holds such only
-            if not process.ready:
-                process.popen.kill()
-            try:
-                process.popen.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.popen.kill()
-                process.popen.wait()
-            os.close(process.status_fd)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from serving import buckets
-from serving.engine import process, scratch, supervisor, warmup
+from serving.engine import process, scratch, warmup, watchdog
 from serving.engine.idle import TIMES, TRY_OTHER, IdleCores
 from serving.engine.memory import (
     RECORD_BYTES,
@@ -28,7 +28,6 @@ from serving.engine.memory import (
 from serving.engine.process import Process, ending
 from serving.engine.program import Arguments
 from serving.engine.queue import WorkQueue, waiting_records
-from serving.model import Model
 from serving.settings import Settings
 
 GEOMETRY = Geometry(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
@@ -277,12 +276,10 @@ def test_a_worker_counts_as_hung_at_a_second_look_only() -> None:
 
 @pytest.mark.parametrize("delay_us", [0, 500_000])
 def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> None:
-    model = Model.read(Settings().model_dir)
-    for timeout_ms, least in ((100, 0.1), ("auto", supervisor.LEAST_HANG_S)):
+    for timeout_ms, least in ((100, 0.1), ("auto", watchdog.LEAST_HANG_S)):
         values = {"worker_timeout_ms": timeout_ms, "max_queue_delay_us": delay_us}
         settings = Settings.model_validate(values)
-        limit = supervisor.Supervisor("no:Backend", model, settings).hang_limit()
-        assert limit == pytest.approx(least + delay_us / 1e6)
+        assert watchdog.hang_limit(settings, {}) == pytest.approx(least + delay_us / 1e6)
 
 
 def test_a_worker_that_cannot_be_started_leaves_no_descriptor(

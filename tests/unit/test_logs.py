@@ -1,9 +1,16 @@
-"""`serving.logs.Sink`: what standard error does not take is lost, and nothing else."""
+"""The logs: one form for all, and what standard error does not take is lost, and nothing else."""
 
+import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from serving import logs
 from serving.logs import Sink
+from serving.settings import Settings
 
 LINE = b"x" * 199 + b"\n"
 
@@ -39,3 +46,41 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     sink.write(LINE)
     os.close(writer)
     sink.write(LINE)
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """Its handlers are as before afterwards."""
+    found = logging.getLogger()
+    before = list(found.handlers)
+    yield found
+    found.handlers[:] = before
+
+
+def test_libraries_log_in_our_form(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        logs.configure(Settings())
+    root.info("nobody wants to know")
+    logging.getLogger("uvicorn.error").warning("Invalid %s received.", "request")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("asyncio").exception("a task failed")
+    first, second = map(json.loads, capfd.readouterr().err.splitlines())
+    assert (first["event"], first["level"]) == ("Invalid request received.", "warning")
+    assert (second["event"], second["logger"]) == ("a task failed", "asyncio")
+    assert second["exception"].endswith("ValueError: broken")
+
+
+def test_tracebacks_for_people_show_no_variables(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(Settings(log_format="console"))
+    api_key = "secret" + str(len(root.name))
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logs.logger().exception("inference failed")
+    said = capfd.readouterr().err
+    assert "ValueError: broken" in said
+    assert api_key not in said
