@@ -52,6 +52,8 @@ class Service:
         self._lock = threading.Lock()
         self._model: ModelInfo | None = None
         self._asked: float | None = None
+        self._asking = threading.Lock()
+        self._status: Status | None = None
 
     def model(self) -> ModelInfo | None:
         """The model; the last one known while the API does not answer."""
@@ -68,7 +70,17 @@ class Service:
         return model
 
     def status(self) -> Status:
-        """Asks now."""
+        """Asks now, unless somebody does already: a hanging API holds one thread, and no more."""
+        if not self._asking.acquire(blocking=self._status is None):
+            assert self._status is not None  # noqa: S101 it stays, once it is known
+            return self._status
+        try:
+            self._status = self._ask()
+            return self._status
+        finally:
+            self._asking.release()
+
+    def _ask(self) -> Status:
         try:
             reason = self._api.not_ready()
         except ApiError as error:

@@ -13,6 +13,7 @@ from pydantic_settings import (
 )
 
 MEGABYTE = 1024 * 1024
+ADDRESS = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"  # no password: visitors see it in the code they copy
 
 
 class Settings(BaseSettings):
@@ -22,13 +23,13 @@ class Settings(BaseSettings):
         env_prefix="UI_", env_ignore_empty=True, use_attribute_docstrings=True
     )
 
-    api_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
+    api_url: str = Field(default="http://127.0.0.1:8000", pattern=ADDRESS)
     """Where this server reaches the API."""
 
     api_protocol: Literal["native", "triton"] = "native"
     """`triton`: the Open Inference Protocol, in front of NVIDIA Triton."""
 
-    public_api_url: str | None = Field(default=None, pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
+    public_api_url: str | None = Field(default=None, pattern=ADDRESS)
     """The API's address in the code that visitors copy; unset: `api_url`."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)

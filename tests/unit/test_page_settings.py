@@ -56,6 +56,7 @@ def test_a_slash_at_the_end_is_dropped() -> None:
         ("UI_API_URL", "ftp://api"),
         ("UI_API_URL", "api:8000"),
         ("UI_API_URL", "http://api/?x=1"),
+        ("UI_API_URL", "http://user:password@api"),
         ("UI_PORT", "70000"),
         ("UI_PORT", "web"),
         ("UI_MAX_UPLOAD_MB", "0"),
