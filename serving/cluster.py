@@ -225,9 +225,6 @@ class Cluster:
             result = self._started(Model.read(self._settings.model_dir, version))
         except ConfigurationError as error:
             result = str(error)
-        except OSError as error:  # no memory, or no descriptor; whoever asked still waits
-            logger().exception("an engine cannot be started")
-            result = f"its engine cannot be started: {error}"
         self._news.append((asker, result))
         os.write(self._wake_writer, b"n")
 

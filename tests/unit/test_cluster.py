@@ -32,10 +32,11 @@ def refused(*_: object, **__: object) -> None:
 def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
     parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Supervisor, "start", refused)
+    monkeypatch.setattr(Supervisor, "_make", refused)
     ours, theirs = control.pair()
     with ours, theirs, subprocess.Popen(["true"]) as program:
         parent._load(cluster.Web(0, program, ours), "1")
+        parent._loaders[0].join()
         parent._on_news()
         answer = json.loads(theirs.recv(control.MAX_MESSAGE))
     assert answer["type"] == "switched"
