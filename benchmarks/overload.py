@@ -17,7 +17,7 @@ from benchmarks.machine import write_results
 from benchmarks.payloads import Protocol
 from benchmarks.recorder import Recorder, merged, ms
 from benchmarks.service import resident_mb
-from benchmarks.target import Plan, Target, run_loop
+from benchmarks.target import Plan, Target, Usage, run_loop
 
 ONE_WINDOW = Plan(warm_up_s=1, window_s=8, fewest=1, most=1)
 
@@ -45,15 +45,21 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
     peak = target.closed(16, ONE_WINDOW).per_second
     memory_before = resident_mb(pid)
     loop_ = OpenLoop(target.connections(), target.wire(), peak * times, Arrivals.CONSTANT)
+    usage = Usage()
     seen, memory_halfway = run_loop(overload(loop_, seconds, pid))
+    generator_cores, _ = usage.look()
+    memory_after = resident_mb(pid)
     after = target.closed(1, ONE_WINDOW)
+    peak_after = target.closed(16, ONE_WINDOW).per_second
     answered = seen.statuses["200"] / seconds
     return {
         "peak_per_second": round(peak, 1),
+        "peak_per_second_after": round(peak_after, 1),
         "offered_per_second": round(peak * times, 1),
         "answered_per_second": round(answered, 1),
-        "answered_to_peak": round(answered / peak, 3),
+        "answered_to_peak": round(2 * answered / (peak + peak_after), 3),
         "answers": dict(seen.statuses),
+        "generator_cores": generator_cores,
         "refused_without_retry_after": seen.without_retry_after,
         "refused_p50_ms": ms(seen.refusal, 50),
         "answered_p50_ms": ms(seen.latency, 50),
@@ -61,7 +67,7 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
         "one_client_p50_ms_after": after.p50,
         "memory_mb_before": round(memory_before, 1),
         "memory_mb_halfway": round(memory_halfway, 1),
-        "memory_mb_after": round(resident_mb(pid), 1),
+        "memory_mb_after": round(memory_after, 1),
     }
 
 

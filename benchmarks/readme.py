@@ -163,11 +163,12 @@ def overload(content: Content) -> str:
     seen = content["results"]
     rows = [
         [
-            "offered, answered, peak in a closed loop",
-            f"{seen['offered_per_second']:.0f}, {seen['answered_per_second']:.0f}, "
-            f"{seen['peak_per_second']:.0f} a second",
+            "offered, answered; peak in a closed loop before and after",
+            f"{seen['offered_per_second']:.0f}, {seen['answered_per_second']:.0f}; "
+            f"{seen['peak_per_second']:.0f}, {seen['peak_per_second_after']:.0f} a second",
         ],
         ["answers", ", ".join(f"{count} x {status}" for status, count in seen["answers"].items())],
+        ["cores of the load generator", f"{seen['generator_cores']:.2f}"],
         ["refused after, median", f"{seen['refused_p50_ms']:.1f} ms"],
         ["refused without `Retry-After`", str(seen["refused_without_retry_after"])],
         [

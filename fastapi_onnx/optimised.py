@@ -6,6 +6,7 @@ writes the outcome down, weights apart; all others map that file, so that the ke
 all sessions of all workers, and open in milliseconds.
 """
 
+import fcntl
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import onnxruntime as ort
 from serving.logs import logger
 
 CPU = "CPUExecutionProvider"
-FOLDER, GRAPH, WEIGHTS = "optimised", "model.onnx", "weights.bin"
+FOLDER, LOCK, GRAPH, WEIGHTS = "optimised", "lock", "model.onnx", "weights.bin"
 LEAST_BYTES = "1024"  # smaller tensors stay in the graph
 ERRORS_ONLY = 3  # it warns that the file is for this machine only, which it is
 
@@ -24,20 +25,23 @@ ERRORS_ONLY = 3  # it warns that the file is for this machine only, which it is
 def optimised(graph: Callable[[], bytes], scratch: Path) -> Path | None:
     """The path of the optimised graph; None where it cannot be written.
 
-    Whoever comes first makes the graph and writes it; `scratch` is of one model.
+    Whoever comes first makes the graph and writes it, the others wait: making it takes several times
+    the memory of the weights. `scratch` is of one model.
     """
     folder = scratch / FOLDER
-    if not folder.exists():
-        try:
-            write(graph(), folder)
-        except Exception as error:  # the disk is full, or the graph is none: opening it will tell
-            logger().warning("the model's weights cannot be shared", reason=str(error))
-            return None
+    try:
+        with (scratch / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                write(graph(), folder)
+    except Exception as error:  # the disk is full, or the graph is none: opening it will tell
+        logger().warning("the model's weights cannot be shared", reason=str(error))
+        return None
     return folder / GRAPH
 
 
 def write(graph: bytes, folder: Path) -> None:
-    """Under another name first: a folder that exists is complete. Raises OSError and ONNX Runtime's."""
+    """Under another name first: a folder that exists is complete. Raises OSError or ONNX Runtime's."""
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         options = ort.SessionOptions()
@@ -48,9 +52,6 @@ def write(graph: bytes, folder: Path) -> None:
         options.add_session_config_entry(entry + "file_name", WEIGHTS)
         options.add_session_config_entry(entry + "min_size_in_bytes", LEAST_BYTES)
         ort.InferenceSession(graph, options, providers=[CPU])
-        partial.rename(folder)  # fails where another worker was first: its files are as good
-    except OSError:
-        if not folder.exists():
-            raise
+        partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -8,7 +8,7 @@ and then tries the one that it does not prefer.
 from collections import deque
 
 TIMES = 8  # kept of each; the shortest counts, which a short disturbance does not change
-TRY_OTHER = 128  # pictures between two trials of the other
+TRY_SOON, TRY_OTHER = 4, 128  # pictures between two trials of the other: more each time it loses again
 WORTH_IT = 0.85  # of the time on fewer threads: the cores are somebody else's, too
 
 
@@ -18,15 +18,21 @@ class IdleCores:
     def __init__(self) -> None:
         self._few: deque[float] = deque(maxlen=TIMES)
         self._all: deque[float] = deque(maxlen=TIMES)
-        self._count = 0
+        self._preferred: bool | None = None
+        self._between = self._left = TRY_SOON
 
     def pay(self) -> bool:
         """Whether the next picture that is alone is to be computed on all cores."""
-        self._count += 1
         if len(self._all) < TIMES or len(self._few) < TIMES:
             return len(self._all) <= len(self._few)
         preferred = min(self._all) < WORTH_IT * min(self._few)
-        return preferred if self._count % TRY_OTHER else not preferred
+        if preferred is not self._preferred:
+            self._preferred, self._between, self._left = preferred, TRY_SOON, TRY_SOON
+        self._left -= 1
+        if self._left:
+            return preferred
+        self._between = self._left = min(2 * self._between, TRY_OTHER)
+        return not preferred
 
     def took(self, all_cores: bool, seconds: float) -> None:
         """Notes what the last one took."""

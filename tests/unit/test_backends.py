@@ -2,6 +2,9 @@
 
 import dataclasses
 import hashlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.graph import with_two_inputs
-from fastapi_onnx.optimised import GRAPH, WEIGHTS
+from fastapi_onnx.optimised import FOLDER, GRAPH, WEIGHTS, optimised
 from fastapi_pt.backend import CHOICE, LAYOUTS, PLAIN, TorchBackend, settle_choice
 from serving.backend import Backend
 from serving.errors import ConfigurationError
@@ -90,7 +93,7 @@ def test_sessions_share_the_weights_on_disk_and_answer_as_before(tmp_path: Path)
     alone, first, second = OnnxBackend(), OnnxBackend(), OnnxBackend()
     alone.load(model, settings)
     first.load(model, settings, tmp_path)
-    (folder,) = tmp_path.iterdir()
+    folder = tmp_path / FOLDER
     assert {file.name for file in folder.iterdir()} == {GRAPH, WEIGHTS}
     written = (folder / WEIGHTS).stat()
     second.load(model, settings.model_copy(update={"intra_op_threads": 2}), tmp_path)
@@ -105,12 +108,33 @@ def test_sessions_share_the_weights_on_disk_and_answer_as_before(tmp_path: Path)
         np.testing.assert_allclose(shared.infer_tensor(tensor), alone.infer_tensor(tensor), atol=1e-5)
 
 
+def test_workers_that_start_together_make_the_optimised_graph_once(tmp_path: Path) -> None:
+    model = Model.read(Settings().model_dir)
+    made = with_two_inputs(onnx.load(model.file("model.onnx")), model.description.image)
+    makers: list[int] = []
+    all_ask = threading.Barrier(4)
+
+    def graph() -> bytes:
+        makers.append(threading.get_ident())
+        time.sleep(0.05)  # another one would come in meanwhile
+        content: bytes = made.SerializeToString()
+        return content
+
+    def ask(_: int) -> Path | None:
+        all_ask.wait()
+        return optimised(graph, tmp_path)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(ask, range(4))) == {tmp_path / FOLDER / GRAPH}
+    assert len(makers) == 1
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "no folder"])
 def test_a_damaged_shared_copy_is_not_used(tmp_path: Path, damage: str) -> None:
     settings = Settings(device="cpu")
     model = Model.read(settings.model_dir)
     OnnxBackend().load(model, settings, tmp_path)
-    (folder,) = tmp_path.iterdir()
+    folder = tmp_path / FOLDER
     if damage == "cut":
         with (folder / WEIGHTS).open("r+b") as file:
             file.truncate(1000)

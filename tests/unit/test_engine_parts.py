@@ -15,7 +15,7 @@ import pytest
 
 from serving import buckets
 from serving.engine import process, scratch, warmup, watchdog
-from serving.engine.idle import TIMES, TRY_OTHER, IdleCores
+from serving.engine.idle import TIMES, TRY_OTHER, TRY_SOON, IdleCores
 from serving.engine.memory import (
     RECORD_BYTES,
     Geometry,
@@ -223,17 +223,23 @@ def test_all_cores_are_taken_where_they_pay_and_only_there() -> None:
     faster, slower = IdleCores(), IdleCores()
     assert sum(played(faster, 8.0, 5.0, 2 * TIMES)) == TIMES  # both are known first
     assert sum(played(slower, 8.0, 7.5, 2 * TIMES)) == TIMES
+    assert played(faster, 8.0, 5.0, 4 * TRY_OTHER).count(False) < 10
+    assert played(slower, 8.0, 7.5, 4 * TRY_OTHER).count(True) < 10
     assert played(faster, 8.0, 5.0, TRY_OTHER).count(False) == 1
     assert played(slower, 8.0, 7.5, TRY_OTHER).count(True) == 1
 
 
 def test_the_choice_follows_the_machine() -> None:
     cores = IdleCores()
-    played(cores, 8.0, 5.0, 50)
-    played(cores, 8.0, 16.0, 50)  # somebody else has the other core now
-    assert not any(played(cores, 8.0, 16.0, 10))
-    played(cores, 8.0, 5.0, 2 * TRY_OTHER)  # and has gone
-    assert all(played(cores, 8.0, 5.0, 10))
+    played(cores, 8.0, 5.0, 10 * TRY_OTHER)
+    played(cores, 8.0, 16.0, TIMES + 1)  # somebody else has the other core now
+    assert not any(played(cores, 8.0, 16.0, TRY_SOON - 2))
+    played(cores, 8.0, 5.0, 2)  # and has gone soon
+    assert all(played(cores, 8.0, 5.0, TRY_SOON - 2))
+    played(cores, 8.0, 16.0, 10 * TRY_OTHER)
+    assert sum(played(cores, 8.0, 16.0, TRY_OTHER)) == 1
+    played(cores, 8.0, 5.0, TRY_OTHER)  # and has gone at last
+    assert played(cores, 8.0, 5.0, TRY_OTHER).count(False) < 6
 
 
 def test_scratch_of_a_killed_service_is_cleared_away(
