@@ -257,7 +257,7 @@ class Cluster:
                 self._open()
             else:
                 self._askers[self._current] = asker
-            self._current = self._current + 1
+            self._current += 1
             self._engines[self._current] = result
             for web in self._webs.values():
                 self._offer(web)

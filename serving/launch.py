@@ -4,7 +4,6 @@ Environment: BACKEND (fastapi_onnx or fastapi_pt), HOST and PORT of the API, UI_
 the page; everything else goes to the two as it is.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,9 +15,10 @@ import urllib.request
 from functools import partial
 from types import FrameType
 
+from serving.parent import signal_at_its_end
+
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
-PR_SET_PDEATHSIG = 1
 
 
 class Launcher:
@@ -112,10 +112,8 @@ class Launcher:
 
 def end_with_parent(parent: int) -> None:
     """This process gets SIGTERM when its parent has gone, however that went; on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            signal.raise_signal(signal.SIGTERM)
+    if not signal_at_its_end(parent, signal.SIGTERM):
+        signal.raise_signal(signal.SIGTERM)
 
 
 def reachable(host: str) -> str:

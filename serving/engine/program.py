@@ -2,9 +2,7 @@
 
 import contextlib
 import ctypes
-import os
 import signal
-import sys
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,8 +12,8 @@ from numpy.typing import NDArray
 from serving import cuda_driver
 from serving.engine.memory import Memory
 from serving.errors import ConfigurationError
+from serving.parent import signal_at_its_end
 
-PR_SET_PDEATHSIG = 1
 T = TypeVar("T", np.uint8, np.float32)
 
 
@@ -96,9 +94,7 @@ def gpu_uuid(index: int) -> str | None:
 
 def die_with_parent(parent: int) -> None:
     """Asks the kernel for SIGKILL when the supervisor's thread ends; where it can, on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not signal_at_its_end(parent, signal.SIGKILL):
         raise SystemExit(1)
 
 

@@ -183,6 +183,18 @@ def test_the_next_start_clears_what_a_killed_one_left(fake_settings: dict[str, s
         assert not list(folder.glob(left))
 
 
+def check_it_answers_and_ends(process: subprocess.Popen[str], port: int) -> None:
+    """As any service does."""
+    with process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            servers.wait_until_answers(f"{url}/health/ready", process)
+            assert predict(url, command(class_index=9)).json()["prediction"] == "9"
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_nobody_reads_the_log(fake_settings: dict[str, str], log_format: str) -> None:
     port = servers.free_port()
@@ -197,27 +209,14 @@ def test_nobody_reads_the_log(fake_settings: dict[str, str], log_format: str) ->
         text=True,
     )
     os.close(writer)
-    with process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            servers.wait_until_answers(f"{url}/health/ready", process)
-            assert predict(url, command(class_index=9)).json()["prediction"] == "9"
-        finally:
-            process.terminate()
-    assert process.returncode == 0
+    check_it_answers_and_ends(process, port)
 
 
 def test_closed_standard_streams_are_no_obstacle(fake_settings: dict[str, str]) -> None:
     port = servers.free_port()
     line = f"exec {sys.executable} -m serving tests.fake --port {port} <&- >&- 2>&-"
     settings = {**fake_settings, "SERVING_LOG_LEVEL": "info"}
-    with subprocess.Popen(
+    process = subprocess.Popen(
         ["sh", "-c", line], cwd=servers.ROOT, env={**os.environ, **settings}, text=True
-    ) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            servers.wait_until_answers(f"{url}/health/ready", process)
-            assert predict(url, command(class_index=9)).json()["prediction"] == "9"
-        finally:
-            process.terminate()
-    assert process.returncode == 0
+    )
+    check_it_answers_and_ends(process, port)
