@@ -20,6 +20,7 @@ COMMON = (
     "pydantic-settings",
     "python-multipart",
     "fastapi",
+    "simplejpeg",
     "structlog",
 )
 """What `peers.common` needs, whoever runs it; ONNX Runtime comes in one of two builds."""

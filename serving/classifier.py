@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from serving import jpeg
 from serving.decoders import DecoderThreads
 from serving.engine import gpus, layout
 from serving.engine.client import Inputs
@@ -32,7 +33,6 @@ from serving.errors import (
 from serving.logs import logger
 from serving.metrics import Metrics
 from serving.model import Model
-from serving.picture_file import jpeg_pixels
 from serving.scores import best
 from serving.served import Logits, Passage, Prediction, Predictions, Served
 from serving.settings import Settings
@@ -290,8 +290,8 @@ class Classifier:
         """
         if size <= SMALL_BODY and not bulk and (served.decodes_at_once or served.client.alone):
             picture = read()
-            pixels = jpeg_pixels(picture)  # of no other format is known beforehand what it costs
-            if pixels is not None and pixels <= SMALL_JPEG:
+            head = jpeg.head(picture)  # of no other format is known beforehand what it costs
+            if head is not None and head.width * head.height <= SMALL_JPEG:
                 return self._decoded(served.decode(lambda: picture))
             return await self._decode_on_thread(served, lambda: picture, bulk)
         return await self._decode_on_thread(served, read, bulk)

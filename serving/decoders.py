@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
-M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
 LARGE_BYTES = 8 << 20
 
 
@@ -98,10 +98,13 @@ class DecoderThreads:
 
 
 def keep_no_large_memory() -> None:
-    """What a large picture takes goes back to the system when it is freed.
+    """What a large picture takes goes back to the system when it is freed; a small one's stays at hand.
 
     By itself glibc raises the size from which on it asks the system for each block, up to 32 MB, and
-    every thread's heap would keep the pixels of its largest picture for ever.
+    every thread's heap would keep the pixels of its largest picture for ever. With a size that is set,
+    it would give back each small picture's pages, too, and ask for them again.
     """
     with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)

@@ -2,7 +2,7 @@
 
 Called by `classifier.classify` on a decoding thread. The pixels equal what torchvision's Resize,
 CenterCrop and a second Resize give, within one grey level, except that large JPEG files are decoded
-at a reduced scale (`draft`), which is several times faster.
+at a reduced scale (`draft`), which is several times faster. Plain JPEG files go past Pillow (`jpeg.py`).
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
+from serving import jpeg
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.model import ImagePipeline
 from serving.picture_file import PictureFile
-from serving.resize import Resizer
+from serving.resize import MAX_SIMD_PIXELS, Picture, Resizer, size_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_TILES = 100_000  # strips or tiles of a TIFF
@@ -57,6 +58,21 @@ class ImageDecoder:
         """
         if not data:
             raise InvalidImageError("the image is empty")
+        plain = self._plain_jpeg(data)
+        return self._by_pillow(data) if plain is None else self._transform(plain)
+
+    def _plain_jpeg(self, data: bytes) -> NDArray[np.uint8] | None:
+        """What `jpeg.py` can read, as far as `Resizer` can take it as it is; None: it is Pillow's."""
+        head = jpeg.head(data) if jpeg.TURBO else None
+        if head is None or not head.plain:
+            return None
+        self._check_size(head.width, head.height)
+        scale = jpeg.scale(head, self.draft_size(head.width, head.height))
+        if head.width * head.height > MAX_SIMD_PIXELS * scale * scale:
+            return None
+        return jpeg.pixels(data, head, scale)
+
+    def _by_pillow(self, data: bytes) -> NDArray[np.uint8]:
         with (
             broken_file_is_the_clients_fault(),
             Image.open(PictureFile(data), formats=FORMATS) as image,
@@ -92,10 +108,10 @@ class ImageDecoder:
         side = DRAFT_MARGIN * max(resize)  # width and height may still be exchanged by EXIF
         return side, side
 
-    def _transform(self, image: Image.Image) -> NDArray[np.uint8]:
+    def _transform(self, picture: Picture) -> NDArray[np.uint8]:
         """Resize and centre crop in one sampling of the crop's pixels alone, then enlarge."""
         pipeline = self.pipeline
-        width, height = image.size
+        width, height = size_of(picture)
         if isinstance(pipeline.resize, int):
             short, long = (
                 pipeline.resize,
@@ -107,7 +123,7 @@ class ImageDecoder:
         crop = pipeline.center_crop
         if crop is None or crop > min(new_width, new_height):
             self._check_size(new_width, new_height)  # a long and narrow picture grows
-            pixels = self._resizer.resize(image, (new_width, new_height))
+            pixels = self._resizer.resize(picture, (new_width, new_height))
             if crop:
                 left, top = (new_width - crop) // 2, (new_height - crop) // 2
                 pixels = np.array(Image.fromarray(pixels).crop((left, top, left + crop, top + crop)))
@@ -115,9 +131,9 @@ class ImageDecoder:
             left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
             x, y = width / new_width, height / new_height
             box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
-            pixels = self._resizer.resize(image, (crop, crop), box)
+            pixels = self._resizer.resize(picture, (crop, crop), box)
         if pipeline.enlarge:
-            pixels = self._resizer.resize(Image.fromarray(pixels), pipeline.enlarge[::-1])
+            pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
         return pixels
 
 

@@ -21,6 +21,7 @@ with contextlib.suppress(ImportError):
 
 MAX_SIMD_PIXELS = 1_000_000
 Box = tuple[float, float, float, float]
+Picture = Image.Image | NDArray[np.uint8]  # an array is RGB, [height, width, 3]
 
 
 class Resizer:
@@ -30,23 +31,24 @@ class Resizer:
         self._local = threading.local()
 
     def resize(
-        self, image: Image.Image, size: tuple[int, int], box: Box | None = None
+        self, picture: Picture, size: tuple[int, int], box: Box | None = None
     ) -> NDArray[np.uint8]:
-        """An RGB image, or its part (left, top, right, bottom) -> uint8 [height, width, 3].
+        """An RGB picture, or its part (left, top, right, bottom) -> uint8 [height, width, 3].
 
         `size` is (width, height). The array may be read-only.
         """
-        width, height = image.size
+        width, height = size_of(picture)
         left, top, right, bottom = box or (0.0, 0.0, width, height)
         reduces = right - left >= size[0] and bottom - top >= size[1]
-        if SIMD and reduces and width * height <= MAX_SIMD_PIXELS and image.mode == "RGB":
+        if SIMD and reduces and width * height <= MAX_SIMD_PIXELS and is_rgb(picture):
             options = SIMD.ResizeOptions(SIMD.ResizeAlg.convolution(SIMD.FilterType.bilinear))
             options.crop_box = SIMD.CropBox(left, top, right - left, bottom - top)
-            source = SIMD.ImageData(width, height, SIMD.PixelType.U8x3, image.tobytes())
+            source = SIMD.ImageData(width, height, SIMD.PixelType.U8x3, picture.tobytes())
             target = SIMD.ImageData(*size, SIMD.PixelType.U8x3)
             with contextlib.suppress(RuntimeError):  # left + width may round to a hair beyond the edge
                 self._own().resize(source, target, options)
                 return np.frombuffer(target.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
+        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         return np.asarray(image.resize(size, Resampling.BILINEAR, box))
 
     def _own(self) -> Any:
@@ -54,3 +56,15 @@ class Resizer:
         if not hasattr(self._local, "resizer"):
             self._local.resizer = SIMD.Resizer()
         return self._local.resizer
+
+
+def size_of(picture: Picture) -> tuple[int, int]:
+    """(width, height)."""
+    if isinstance(picture, np.ndarray):
+        return picture.shape[1], picture.shape[0]
+    return picture.size
+
+
+def is_rgb(picture: Picture) -> bool:
+    """Whether its bytes are three a pixel."""
+    return isinstance(picture, np.ndarray) or picture.mode == "RGB"

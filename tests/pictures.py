@@ -35,6 +35,17 @@ def jpeg(width: int = 320, height: int = 240) -> bytes:
     return encode(plate(width, height), quality=85)
 
 
+def segment(marker: int, content: bytes) -> bytes:
+    """Of a JPEG: its marker's second byte, and what follows the length."""
+    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
+
+
+def jpeg_with(content: bytes) -> bytes:
+    """A JPEG with something after its first marker."""
+    data = jpeg(64, 48)
+    return data[:2] + content + data[2:]
+
+
 def rotated(orientation: int) -> bytes:
     """A JPEG that says by EXIF how it is to be turned."""
     exif = Image.Exif()

@@ -23,7 +23,17 @@ from triton_repository.config import LABELS_FILE, Configs
 from triton_repository.graph import with_known_names
 
 PHOTO_CODE = Path(__file__).with_name("photo_model.py")
-CARRIED = ("__init__", "encoded", "errors", "images", "model", "picture_file", "resize", "scores")
+CARRIED = (
+    "__init__",
+    "encoded",
+    "errors",
+    "images",
+    "jpeg",
+    "model",
+    "picture_file",
+    "resize",
+    "scores",
+)
 """Modules of `serving` that `photo_model.py` imports, directly or not."""
 
 

@@ -14,22 +14,11 @@ from serving import picture_file
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.images import ImageDecoder
 from serving.model import ImagePipeline
-from serving.picture_file import jpeg_pixels
 from tests import pictures
+from tests.pictures import jpeg_with, segment
 
 SQUEEZED = ImagePipeline(resize=(224, 224), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 DECODER = ImageDecoder(SQUEEZED, 50_000_000)
-
-
-def segment(marker: int, content: bytes) -> bytes:
-    """Of a JPEG."""
-    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
-
-
-def jpeg_with(content: bytes) -> bytes:
-    """A JPEG with something after its first marker."""
-    data = pictures.jpeg(64, 48)
-    return data[:2] + content + data[2:]
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -96,32 +85,6 @@ def test_a_bmp_of_run_lengths_is_small() -> None:
     with pytest.raises(ImageTooLargeError):
         DECODER.decode(run_lengths(49_999_999, 1, b"\1\0"))
     assert not DECODER.decode(run_lengths(100, 100, b"\x64\0")).any()
-
-
-def resized(data: bytes, width: int, height: int) -> bytes:
-    """A JPEG that claims another size, and ends after the head of its first scan."""
-    frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
-    head = data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 : scan + 14]
-    return head + b"\xff\xd9"
-
-
-@pytest.mark.parametrize(
-    ("data", "pixels"),
-    [
-        (pictures.jpeg(321, 123), 321 * 123),
-        (pictures.rotated(6), 320 * 240),
-        (pictures.encode(pictures.plate(), progressive=True), 320 * 240),
-        (resized(pictures.jpeg(), 7000, 7000), 49_000_000),
-        (jpeg_with(segment(0xE5, b"") * 100), None),
-        (jpeg_with(b"\xff\xff\xff"), None),
-        (pictures.jpeg()[:100], None),
-        (b"\xff\xd8", None),
-        (pictures.encode(pictures.plate(), "PNG"), None),
-    ],
-    ids=["plain", "exif", "progressive", "claim", "many segments", "padded", "cut", "start", "png"],
-)
-def test_the_pixels_of_a_jpeg_are_known_before_it_is_read(data: bytes, pixels: int | None) -> None:
-    assert jpeg_pixels(data) == pixels
 
 
 def tiff(values: np.ndarray[Any, Any], **tags: int) -> bytes:
