@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving import __version__, logs
 from serving.classifier import Classifier
@@ -27,8 +28,8 @@ from serving.responses import ErrorShapes
 from serving.settings import Settings
 
 
-def create_app(settings: Settings, backend: str, source: EngineSource | None = None) -> FastAPI:
-    """The ASGI application; its classifier is `app.state.classifier`.
+def create_app(settings: Settings, backend: str, source: EngineSource | None = None) -> "Application":
+    """The ASGI application.
 
     `backend` names a `serving.backend.Backend` as `module:class`; only the workers import it. Without
     `source`, the application starts its own engine. Raises ConfigurationError when the model cannot
@@ -58,7 +59,6 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
         lifespan=lifespan,
         redoc_url=None,
     )
-    app.state.classifier = classifier
     app.include_router(native.create_router(classifier, predict))
     if settings.admin_key:
         app.include_router(admin.create_router(classifier, door, settings.admin_key))
@@ -67,10 +67,10 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     ways |= add_protocols(app, classifier, door, models, errors)
     respond = Responder(errors)
     add_error_handlers(app, respond)
-    app.add_middleware(ShortWay, ways=ways, on_error=respond)
+    inside: ASGIApp = ShortWay(app, ways, respond)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        inside = CORSMiddleware(
+            inside,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=[
@@ -82,9 +82,24 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
             ],
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(Heads)
-    app.add_middleware(Observer, metrics=metrics, errors=errors)
-    return app
+    return Application(app, Observer(Heads(inside), metrics, errors), classifier)
+
+
+class Application:
+    """FastAPI with our layers around it, not within its own, through which most requests need not go."""
+
+    def __init__(self, fastapi: FastAPI, outermost: ASGIApp, classifier: Classifier) -> None:
+        self.fastapi = fastapi
+        self.outermost = outermost
+        self.classifier = classifier
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it: requests for the layers, the server's start and end for FastAPI."""
+        await (self.outermost if scope["type"] == "http" else self.fastapi)(scope, receive, send)
+
+    def running(self) -> AbstractAsyncContextManager[object]:
+        """Where the server has no word for start and end."""
+        return self.fastapi.router.lifespan_context(self.fastapi)
 
 
 def add_protocols(

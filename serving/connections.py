@@ -11,7 +11,7 @@ from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
 
-from serving.http_protocol import BoundedHttpToolsProtocol, Patience
+from serving.http_protocol import HttpProtocol, Patience
 from serving.settings import Settings
 
 OTHER_DESCRIPTORS = 128  # of the engine, the logs, the libraries
@@ -61,7 +61,7 @@ class Connections:
         return True
 
 
-class Connection(BoundedHttpToolsProtocol):
+class Connection(HttpProtocol):
     """One connection; sets the Date header when a request comes, not ten times a second without one."""
 
     _second = 0
@@ -93,13 +93,13 @@ class Connection(BoundedHttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A whole request is here, unless it has been answered before its end."""
         super().on_message_complete()
-        if not self.cycle.response_complete:
+        if self.exchange is not None and not self.exchange.complete:
             self._all.work(self)
 
     def on_response_complete(self) -> None:
         """It waits again, unless another request is here already."""
         super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
+        if self.exchange is not None and self.exchange.complete and not self.transport.is_closing():
             self._all.wait(self)
 
 

@@ -1,9 +1,10 @@
 """What one request carries along: its id, its clock, and what the log and the metrics will say."""
 
+import os
 import re
 import time
-import uuid
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fastapi import Request
 
@@ -36,17 +37,18 @@ class RequestContext:
         """What the classifier says of an answer."""
         self.stages = {"decode": stages.decode_s, "queue": stages.queue_s, "infer": stages.infer_s}
 
+    @cached_property
     def milliseconds(self) -> dict[str, float]:
-        """Every stage, and the total so far."""
+        """Every stage, and the total until this was asked first: when the answer's head was made."""
         stages = {**self.stages, "total": time.monotonic() - self.started}
         return {name: round(seconds * 1000, 2) for name, seconds in stages.items()}
 
     def server_timing(self) -> str:
-        """The Server-Timing header: every stage and the total so far, in ms."""
-        return ", ".join(f"{name};dur={ms:.2f}" for name, ms in self.milliseconds().items())
+        """The Server-Timing header: every stage and the total, in ms."""
+        return ", ".join(f"{name};dur={ms:.2f}" for name, ms in self.milliseconds.items())
 
 
 def choose_id(offered: bytes | None) -> str:
     """The client's X-Request-ID where it is harmless, else a new one."""
     text = (offered or b"").decode("latin-1")
-    return text if VALID_ID.fullmatch(text) else uuid.uuid4().hex
+    return text if VALID_ID.fullmatch(text) else os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""HTTP connections with bounds that uvicorn's have not, against clients that send or read too slowly.
+"""HTTP connections: uvicorn's `http` setting, with bounds against clients that send or read too slowly.
 
 A request's head is bounded in size and time; so are trailers, requests that wait behind each other on
 one connection (pipelining), what is left of a body after its answer, and answers that are not read.
@@ -6,25 +6,36 @@ Bodies that are read have their own bounds, in `body.py`.
 
 A client that closes its sending side when its request is whole is answered, as one that does not.
 
-`connections.py` extends it; uvicorn by hand wants
-`--http serving.http_protocol:BoundedHttpToolsProtocol`.
+`connections.py` extends it; uvicorn by hand wants `--http serving.http_protocol:HttpProtocol`.
 """
 
 import asyncio
+import logging
 import select
+import urllib.parse
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
 
+from serving.http_exchange import CONTINUE, Exchange, Line
 from serving.http_parser import RequestParser
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
+UNREADABLE = b"Invalid HTTP request received."
+BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(UNREADABLE), UNREADABLE)
+)
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 )
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LOOK_S, LOOK_AT_MOST_S = 0.01, 1.0
 
 
@@ -43,50 +54,86 @@ class PipelineTooLongError(Exception):
     """Stops the parser; the client is told 400, and the connection is closed."""
 
 
-class BoundedHttpToolsProtocol(HttpToolsProtocol):
-    """Closes a connection whose client goes beyond one of the bounds."""
+class HttpProtocol(asyncio.Protocol):
+    """Reads requests, has the application answer them one after the other; closes beyond the bounds."""
 
     patience = Patience()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # uvicorn's own signature
-        super().__init__(*args, **kwargs)
-        self.parser = RequestParser(self)  # type: ignore[assignment]  # all that uvicorn asks of it
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self.config = config
+        self.server_state = server_state
+        self.loop = _loop or asyncio.get_event_loop()
+        self.exchange: Exchange | None = None
+        """The newest request, whose body comes next; `_answering` may be before it."""
+
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._app_state = app_state
+        self._parser = RequestParser(self)
+        self._answering: Exchange | None = None
+        self._pipeline: deque[Exchange] = deque()
+        self._expects_continue = False
         self._in_head = True
         self._moved_on = False
         self._head_bytes = 0
         """Of the current head, or of the current trailers."""
 
-        self._answering: RequestResponseCycle | None = None
-        """The request in progress; uvicorn's `cycle` is the newest one, which may be behind it."""
-
         self._sends_no_more = False
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._leaving_timer: asyncio.TimerHandle | None = None
         self._request_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first head is awaited from now on."""
-        super().connection_made(transport)
+        self.server_state.connections.add(self)  # type: ignore[arg-type]  # it shuts us down, no more
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self._line = Line(transport, self.flow, self.loop, self.server_state)
+        self._constant = {
+            "type": "http",
+            "asgi": {"version": self.config.asgi_version, "spec_version": "2.3"},
+            "server": get_local_addr(transport),
+            "client": get_remote_addr(transport),
+            "scheme": "https" if is_ssl(transport) else "http",
+            "root_path": self.config.root_path,
+        }
         self._start_request_timer()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Nothing is awaited any more, and no request of the client's has anyone to be answered to."""
+        self.server_state.connections.discard(self)
         self._stop_request_timer()
         self._stop_answer_timer()
+        self._stop_idle_timer()
         if self._leaving_timer is not None:
             self._leaving_timer.cancel()
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
-        self.pipeline.clear()
-        super().connection_lost(exc)
+        if self._answering is not None:
+            self._answering.lose_client()
+        self._pipeline.clear()
+        self.flow.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Counts what belongs to a head, or to trailers, that are not complete yet."""
+        self._stop_idle_timer()
         if self._in_head and self._request_timer is None:
             self._start_request_timer()
         self._moved_on = False
-        super().data_received(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            logging.getLogger("uvicorn.error").warning(UNREADABLE.decode())
+            self.transport.write(BAD_REQUEST)
+            self.transport.close()
+            return
         if self._moved_on:  # part of it, at least, was something else
             return
         self._head_bytes += len(data)
@@ -95,13 +142,13 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
                 self.transport.write(TOO_LARGE)
             self.transport.close()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes the connection
+    def eof_received(self) -> bool:
         """The client has left, or reads on: what it is sent now is acknowledged or rejected."""
-        cycle = self._answering
-        if cycle is None or cycle.response_complete or not self._in_head:
+        exchange = self._answering
+        if exchange is None or exchange.complete or not self._in_head:
             return False
         self._sends_no_more = True
-        if not cycle.response_started and cycle.scope["http_version"] == "1.1":
+        if not exchange.started and exchange.scope["http_version"] == "1.1":
             self.transport.write(CONTINUE)
         self._look(LOOK_S)
         return True
@@ -116,59 +163,123 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
             longer_s = min(2 * pause_s, LOOK_AT_MOST_S)
             self._leaving_timer = self.loop.call_later(pause_s, self._look, longer_s)
 
+    def on_message_begin(self) -> None:
+        """A request."""
+        self.url = b""
+        self.headers = []
+        self._expects_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        """A part of its target."""
+        self.url += url
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keeps those of the head; trailers are for nobody here."""
         if self._in_head:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self._expects_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The body may take its own time. Raises PipelineTooLongError."""
-        if len(self.pipeline) >= MAX_PIPELINED:
+        """Its answer may begin; the body may take its own time. Raises PipelineTooLongError."""
+        if len(self._pipeline) >= MAX_PIPELINED:
             raise PipelineTooLongError
         self._in_head = False
         self._move_on()
         self._stop_request_timer()
-        super().on_headers_complete()
+        parser = self._parser
+        version = parser.get_http_version()
+        exchange = self.exchange = Exchange(
+            self._line,
+            self._scope(parser.get_method().decode("ascii"), version),
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            expects_continue=self._expects_continue,
+            on_complete=self.on_response_complete,
+        )
+        if self._answering is None or self._answering.complete:
+            self._answer(exchange)
+        else:
+            self.flow.pause_reading()
+            self._pipeline.append(exchange)
+
+    def _scope(self, method: str, version: str) -> dict[str, Any]:
+        """As ASGI has it."""
+        target = httptools.parse_url(self.url)
+        path = target.path.decode("ascii")
+        root = self.config.root_path
+        return self._constant | {
+            "http_version": version,
+            "method": method,
+            "path": root + (urllib.parse.unquote(path) if "%" in path else path),
+            "raw_path": root.encode("ascii") + target.path,
+            "query_string": target.query or b"",
+            "headers": self.headers,
+            "state": self._app_state.copy(),
+        }
+
+    def _answer(self, exchange: Exchange) -> None:
+        self._answering = exchange
+        task = self.loop.create_task(exchange.run(self.config.loaded_app))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
 
     def on_body(self, body: bytes) -> None:
         """Trailers have not begun."""
         self._move_on()
-        super().on_body(body)
+        if self.exchange is not None:
+            self.exchange.add_body(body)
 
     def on_message_complete(self) -> None:
         """What comes next is the head of another request."""
         self._in_head = True
         self._move_on()
-        super().on_message_complete()
+        if self.exchange is None:
+            return
+        self.exchange.end_body()
+        if self.exchange.complete:  # answered before its end
+            self._stop_request_timer()
+            self._start_idle_timer()
 
     def on_response_complete(self) -> None:
-        """Where the request's body is still coming, it is skipped, but not for ever."""
-        super().on_response_complete()
-        if self._sends_no_more and self.cycle.response_complete:
+        """The next one's turn; the rest of this one's body, if any, is skipped, but not for ever."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self._pipeline:
+            self._answer(self._pipeline.popleft())
+            return
+        if self._sends_no_more:
             self.transport.close()
-        if self.cycle.response_complete and not self._in_head and self._request_timer is None:
+        elif self._in_head:
+            self._start_idle_timer()
+        elif self._request_timer is None:
             self._start_request_timer()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # Any: uvicorn's own
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+    def _on_idle(self) -> None:
+        """A client that leaves part of an answer unread will not be waited for."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """The server ends: this connection, too, after what is being answered."""
+        if self.exchange is None or self.exchange.complete:
+            self.transport.close()
+        else:
+            self.exchange.keep_alive = False
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered."""
-        super().pause_writing()
+        self.flow.pause_writing()
         self._answer_timer = self.loop.call_later(self.patience.answer_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client has read."""
         self._stop_answer_timer()
-        super().resume_writing()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """A client that leaves part of an answer unread will not be waited for."""
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            super().timeout_keep_alive_handler()
+        self.flow.resume_writing()
 
     def _move_on(self) -> None:
         self._moved_on = True
@@ -186,3 +297,11 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
         if self._answer_timer is not None:
             self._answer_timer.cancel()
             self._answer_timer = None
+
+    def _start_idle_timer(self) -> None:
+        self._idle_timer = self.loop.call_later(self.config.timeout_keep_alive, self._on_idle)
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import select
+from functools import cache
 from typing import Any
 
 import orjson
@@ -58,9 +59,10 @@ class Forwarded(logging.Handler):
         logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 
+@cache
 def logger() -> structlog.typing.FilteringBoundLogger:
     """The project's logger, as `configure` set it up."""
-    log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind()
     return log
 
 
@@ -86,8 +88,8 @@ def configure(settings: Settings) -> None:
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.log_level]),
         logger_factory=structlog.BytesLoggerFactory(sink),
-        cache_logger_on_first_use=False,
     )
+    logger.cache_clear()
     logging.getLogger("uvicorn.access").disabled = True
     if not any(isinstance(handler, Forwarded) for handler in logging.getLogger().handlers):
         logging.getLogger().addHandler(Forwarded())

@@ -61,5 +61,5 @@ def record(
         status=status,
         code=context.code,
         client=client,
-        ms=context.milliseconds(),
+        ms=context.milliseconds,
     )

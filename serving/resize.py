@@ -8,6 +8,7 @@ of another mode, are Pillow's; so is enlarging, where a level may become two.
 import contextlib
 import importlib
 import threading
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,10 @@ class Resizer:
         left, top, right, bottom = box or (0.0, 0.0, width, height)
         reduces = right - left >= size[0] and bottom - top >= size[1]
         if SIMD and reduces and width * height <= MAX_SIMD_PIXELS and is_rgb(picture):
-            options = SIMD.ResizeOptions(SIMD.ResizeAlg.convolution(SIMD.FilterType.bilinear))
-            options.crop_box = SIMD.CropBox(left, top, right - left, bottom - top)
             source = SIMD.ImageData(width, height, SIMD.PixelType.U8x3, picture.tobytes())
             target = SIMD.ImageData(*size, SIMD.PixelType.U8x3)
             with contextlib.suppress(RuntimeError):  # left + width may round to a hair beyond the edge
-                self._own().resize(source, target, options)
+                self._own().resize(source, target, options((left, top, right, bottom)))
                 return np.frombuffer(target.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         return np.asarray(image.resize(size, Resampling.BILINEAR, box))
@@ -56,6 +55,15 @@ class Resizer:
         if not hasattr(self._local, "resizer"):
             self._local.resizer = SIMD.Resizer()
         return self._local.resizer
+
+
+@lru_cache(maxsize=64)
+def options(box: Box) -> Any:
+    """How the SIMD code is to resize this part of a picture."""
+    chosen = SIMD.ResizeOptions(SIMD.ResizeAlg.convolution(SIMD.FilterType.bilinear))
+    left, top, right, bottom = box
+    chosen.crop_box = SIMD.CropBox(left, top, right - left, bottom - top)
+    return chosen
 
 
 def size_of(picture: Picture) -> tuple[int, int]:

@@ -16,8 +16,8 @@ import time
 from collections.abc import Generator, Iterator
 
 import uvicorn
-from fastapi import FastAPI
 
+from serving.app import Application
 from serving.classifier import Classifier
 from serving.connections import Connection, Connections, most_connections
 from serving.errors import ConfigurationError
@@ -41,7 +41,7 @@ BUSY = (
 class Server(uvicorn.Server):
     """Serves one application until a signal; `run` returns after an orderly end."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: Application, settings: Settings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
         )
         self._app = app
         self._running = contextlib.AsyncExitStack()
-        self._classifier: Classifier = app.state.classifier
+        self._classifier: Classifier = app.classifier
         self._settings = settings
         self.connections = Connections(settings)
         self._ended = asyncio.Event()
@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
         """Listens when the engine is ready. Raises ConfigurationError, unless it is to end anyway."""
         self.claim_door()
         try:
-            await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
+            await self._running.enter_async_context(self._app.running())
         except ConfigurationError:
             if self._draining is None:
                 raise

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from serving.classifier import Classifier
 from serving.engine.memory import Kind
 from serving.errors import InvalidRequestError
 from serving.frontends.guard import KeyCheck
+from serving.http_exchange import Departure
 
 T = TypeVar("T")
 
@@ -88,24 +89,43 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """
     this = asyncio.current_task()
     assert this is not None  # noqa: S101 a coroutine runs in a task
-    watching = True
+    gone = False
 
-    def on_gone(_: object) -> None:
-        if watching:
-            this.cancel()
+    def on_gone(*_: object) -> None:
+        nonlocal gone
+        gone = True
+        this.cancel()
 
-    gone = asyncio.ensure_future(request.receive())
-    gone.add_done_callback(on_gone)
+    with departure(request, on_gone):
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            this.uncancel()
+            raise ClientDisconnect from None
+
+
+@contextmanager
+def departure(request: Request, then: Callable[..., None]) -> Iterator[None]:
+    """Calls `then` where the client goes away within the block."""
+    known: Departure | None = request.scope.get("departure")
+    if known is not None:
+        if known.happened:
+            then()
+        known.then = then
+        try:
+            yield
+        finally:
+            known.then = None
+        return
+    message = asyncio.ensure_future(request.receive())  # another server, that has ASGI's word for it
+    message.add_done_callback(then)
     try:
-        return await work
-    except asyncio.CancelledError:
-        if not gone.done():
-            raise
-        this.uncancel()
-        raise ClientDisconnect from None
+        yield
     finally:
-        watching = False
-        gone.cancel()
+        message.remove_done_callback(then)
+        message.cancel()
 
 
 def number(text: str | None, name: str, largest: int) -> int | None:

@@ -213,7 +213,7 @@ class Connection:
         return {
             **content(prediction, options.top_k is not None),
             "request_id": context.request_id,
-            "ms": context.milliseconds(),
+            "ms": context.milliseconds,
         }
 
     async def _options(self, head: frames.Head) -> frames.Options:

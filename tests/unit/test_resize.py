@@ -60,5 +60,8 @@ def test_a_box_a_hair_outside_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
     image = noise(300, 200)
     expected = Resizer().resize(image, (64, 64)).astype(int)
     own = resize.SIMD.CropBox
+    resize.options.cache_clear()
     monkeypatch.setattr(resize.SIMD, "CropBox", lambda *_: own(0.0, 0.0, 300.0000001, 200.0))
     assert np.abs(Resizer().resize(image, (64, 64)).astype(int) - expected).max() <= 1
+    assert resize.options.cache_info().currsize == 1
+    resize.options.cache_clear()
