@@ -12,7 +12,8 @@ from serving.metrics import Metrics
 
 CLIENT_GONE = 499  # nginx's number; it is seen in the log and in the metrics only
 HIDDEN = "the server failed; the request may be tried again"
-QUIET_PATHS = {"/health/live", "/health/ready", "/metrics"}
+HEALTH_PATH = "/grpc.health.v1.Health/Check"
+QUIET_PATHS = {"/health/live", "/health/ready", "/metrics", HEALTH_PATH}
 
 
 def told(error: Exception, context: RequestContext) -> ServingError:

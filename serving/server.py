@@ -123,7 +123,9 @@ class Server(uvicorn.Server):
     def _on_connections(self) -> None:
         """Accepts many at a time: uvloop takes one in each turn of the loop, and turns are long here."""
         assert self._listener is not None  # noqa: S101 it is what has become readable
-        for _ in range(ACCEPT_AT_ONCE):
+        for _ in range(
+            min(ACCEPT_AT_ONCE, self.connections.most // 2)
+        ):  # the next make room, if need be
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:

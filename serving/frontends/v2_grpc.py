@@ -28,7 +28,7 @@ from serving.frontends import v2_models, v2_refused
 from serving.frontends.door import Door, Terms
 from serving.frontends.grpc_generated import open_inference_pb2 as pb
 from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL, NamedModel, NamedModels
-from serving.frontends.v2_grpc_calls import SERVICE, Calls, abort, authorization, parsed
+from serving.frontends.v2_grpc_calls import CHECK, HEALTH, SERVICE, Calls, abort, authorization, parsed
 from serving.frontends.v2_grpc_limits import CALLS, Arrivals, options
 from serving.frontends.v2_grpc_streams import Streams
 from serving.frontends.v2_inference import infer
@@ -54,8 +54,8 @@ class Service:
         self.calls = Calls(classifier.metrics)
         self.streams = Streams(classifier.settings)
 
-    def handler(self) -> Any:
-        """What a grpc.aio.Server is given."""
+    def handlers(self) -> tuple[Any, Any]:
+        """What a grpc.aio.Server is given: the protocol, and gRPC's own health service."""
         methods: dict[str, tuple[Answer, Message]] = {
             "ServerLive": (self.server_live, pb.ServerLiveRequest),
             "ServerReady": (self.server_ready, pb.ServerReadyRequest),
@@ -70,11 +70,7 @@ class Service:
             "RepositoryModelUnload": (self.model_unload, pb.RepositoryModelUnloadRequest),
         }
         handlers = {
-            name: grpc.stream_unary_rpc_method_handler(  # so that we decide when a message is read
-                self._observed(name, answer, request),
-                response_serializer=lambda response: response.SerializeToString(),
-            )
-            for name, (answer, request) in methods.items()
+            name: self._method(name, answer, request) for name, (answer, request) in methods.items()
         }
         handlers |= {
             name: grpc.stream_unary_rpc_method_handler(self._refused(name, words))
@@ -83,7 +79,18 @@ class Service:
         handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
             self._stream, response_serializer=lambda response: response.SerializeToString()
         )
-        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+        check = self._method(CHECK, self.health_check, pb.HealthCheckRequest)
+        return (
+            grpc.method_handlers_generic_handler(SERVICE, handlers),
+            grpc.method_handlers_generic_handler(HEALTH, {CHECK: check}),
+        )
+
+    def _method(self, name: str, answer: Answer, kind: Message) -> Any:
+        """Of one message and one answer; as a stream, so that we decide when the message is read."""
+        return grpc.stream_unary_rpc_method_handler(
+            self._observed(name, answer, kind),
+            response_serializer=lambda response: response.SerializeToString(),
+        )
 
     def _observed(
         self, name: str, answer: Answer, kind: Message
@@ -148,6 +155,13 @@ class Service:
     async def server_ready(self, _: Message, __: Context, ___: RequestContext) -> Message:
         """Requests can be answered."""
         return pb.ServerReadyResponse(ready=self._is_ready())
+
+    async def health_check(self, request: Message, _: Context, __: RequestContext) -> Message:
+        """What Kubernetes' probes and load balancers ask. Raises NotFoundError."""
+        if request.service not in ("", SERVICE):
+            raise NotFoundError(f"there is no service {request.service[:80]!r}")
+        status = pb.HealthCheckResponse.ServingStatus
+        return pb.HealthCheckResponse(status=status.SERVING if self._is_ready() else status.NOT_SERVING)
 
     async def server_metadata(self, _: Message, __: Context, ___: RequestContext) -> Message:
         """As `GET /v2`."""
@@ -229,7 +243,7 @@ async def running(classifier: Classifier, door: Door, models: NamedModels) -> As
     """Serves until the block ends. Raises ConfigurationError when the port is taken."""
     settings = classifier.settings
     server = grpc.aio.server(options=options(settings), maximum_concurrent_rpcs=CALLS)
-    server.add_generic_rpc_handlers((Service(classifier, door, models).handler(),))
+    server.add_generic_rpc_handlers(Service(classifier, door, models).handlers())
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
         port = server.add_insecure_port(f"{host}:{settings.grpc_port}")

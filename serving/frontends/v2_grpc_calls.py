@@ -11,9 +11,10 @@ from google.protobuf.message import DecodeError
 from serving.context import RequestContext, choose_id
 from serving.errors import InvalidRequestError, ServingError
 from serving.metrics import Metrics
-from serving.report import CLIENT_GONE, record, told
+from serving.report import CLIENT_GONE, HEALTH_PATH, record, told
 
 SERVICE = "inference.GRPCInferenceService"
+HEALTH, CHECK = HEALTH_PATH.strip("/").split("/")
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -65,7 +66,7 @@ class Calls:
         await abort(context, error)
 
     def _record(self, name: str, status: int, context: Context, own: RequestContext) -> None:
-        path = f"/{SERVICE}/{name}"
+        path = HEALTH_PATH if name == CHECK else f"/{SERVICE}/{name}"
         record(
             self._metrics,
             own,

@@ -71,6 +71,21 @@ def test_health_and_metadata(client: Any) -> None:
     assert {model.name for model in index} == {PHOTOS, TENSORS, "food11"}
 
 
+def test_grpcs_own_health_service(grpc_target: str) -> None:
+    with grpc.insecure_channel(grpc_target) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"") == b"\x08\x01"  # SERVING
+        name = b"inference.GRPCInferenceService"
+        assert check(b"\x0a" + bytes([len(name)]) + name) == b"\x08\x01"
+        for message, code in ((b"\x0a\x01x", "NOT_FOUND"), (b"\xff", "INVALID_ARGUMENT")):
+            with pytest.raises(grpc.RpcError) as caught:
+                check(message)
+            assert caught.value.code().name == code
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/grpc.health.v1.Health/Watch")(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 @pytest.mark.parametrize("shape", [[1], [2, 1]])
 def test_photos(backend_url: str, client: Any, shape: list[int]) -> None:
     native = requests.post(f"{backend_url}/predict", data=PHOTO, timeout=30).json()

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests import servers
-from tests.e2e.test_service import metric, wait_for
+from tests.e2e.test_service import metric, raw_request, wait_for
 from tests.fake.backend import command
 
 SETTINGS = {
@@ -113,6 +113,17 @@ def test_idle_connections_make_room(patient_url: str) -> None:
         assert all(send_one(connection, b"") for connection in idle[-20:])
     with servers.process_of(url) as process:
         wait_for(lambda: established(process) == 0)
+
+
+def test_who_comes_in_a_burst_of_idle_connections_is_answered(patient_url: str) -> None:
+    with servers.process_of(patient_url) as process:
+        process.suspend()
+        try:
+            with many(patient_url, 255), raw_request(patient_url, command()) as sender:
+                process.resume()
+                assert sender.recv(12) == b"HTTP/1.1 200"
+        finally:
+            process.resume()
 
 
 @pytest.mark.parametrize("name", SLOW)
