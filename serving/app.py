@@ -113,12 +113,16 @@ def add_protocols(
         errors.add("v2", v2.error_response)
         ways |= infer.short_ways()
     if "tfserving" in classifier.settings.protocols:
-        app.include_router(tfserving.create_router(classifier, door, models))
+        rows = tfserving.Predict(classifier, door, models)
+        app.include_router(tfserving.create_router(models, rows))
         errors.add(tfserving.SEGMENT, tfserving.error_response)
+        ways |= rows.short_ways()
     if "torchserve" in classifier.settings.protocols:
-        app.include_router(torchserve.create_router(classifier, door, models))
+        photos = torchserve.Predict(classifier, door, models)
+        app.include_router(torchserve.create_router(classifier, models, photos))
         for segment in torchserve.SEGMENTS:
             errors.add(segment, torchserve.error_response)
+        ways |= photos.short_ways()
     return ways
 
 

@@ -1,10 +1,12 @@
 """The model.py of Triton's Python backend; copied into its model repository."""
+# ruff: noqa: E402
 
 import os
 import sys
 from typing import Any
 
-sys.path += os.environ["PEER_PATH"].split(os.pathsep)  # the stub knows no virtual environment
+# the stub knows no virtual environment, and would look among the system's packages first
+sys.path[:0] = os.environ["PEER_PATH"].split(os.pathsep)
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -22,9 +22,11 @@ from serving.errors import InvalidRequestError, NotFoundError, ServingError
 from serving.frontends.door import Door, Terms, unless_disconnected
 from serving.frontends.models import NamedModel, NamedModels, TensorSpec
 from serving.frontends.v2_tensors import check_size, commas, decoded
+from serving.middleware import Direct
 from serving.responses import json_response
 
 SEGMENT = "v1"
+PREDICT = "/v1/models/{model_and_verb}"
 SIGNATURE = "serving_default"
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 STATUS = {422: 400}
@@ -216,11 +218,17 @@ class Predict:
         RequestContext.of(request).time_went_to(stages)
         return json_response(answer(columns, asked.by_rows))
 
+    def short_ways(self) -> dict[str, Direct]:
+        """The paths that most requests are for, without a version."""
+        return {
+            f"/v1/models/{name}:predict": Direct(PREDICT, partial(self, name, None))
+            for name in self.models.kinds
+        }
 
-def create_router(classifier: Classifier, door: Door, models: NamedModels) -> APIRouter:
+
+def create_router(models: NamedModels, handler: Predict) -> APIRouter:
     """All paths under `/v1`, bound to one classifier; their colon is not for OpenAPI's tools."""
     router = APIRouter(include_in_schema=False)
-    handler = Predict(classifier, door, models)
 
     @router.get("/v1/models/{model}")
     @router.get("/v1/models/{model}/versions/{version}")
@@ -232,7 +240,7 @@ def create_router(classifier: Classifier, door: Door, models: NamedModels) -> AP
     async def metadata(model: str, version: str | None = None) -> Response:
         return json_response(metadata_of(models.find(model, version)))
 
-    @router.post("/v1/models/{model_and_verb}")
+    @router.post(PREDICT)
     async def predict(model_and_verb: str, request: Request) -> Response:
         return await handler(before_verb(model_and_verb), None, request)
 

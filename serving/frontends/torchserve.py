@@ -17,8 +17,10 @@ from serving.engine.memory import Kind
 from serving.errors import InvalidRequestError, NotSupportedError, RetryableError, ServingError
 from serving.frontends.door import Door, unless_disconnected
 from serving.frontends.models import NamedModel, NamedModels
+from serving.middleware import Direct
 from serving.responses import json_response
 
+PREDICTIONS = "/predictions/{model}"
 SEGMENTS = ("predictions", "explanations", "ping", "models")
 TOP = 5
 FORM_FIELDS = (b"data", b"body", *body.IMAGE_FIELDS)
@@ -82,14 +84,20 @@ class Predict:
         RequestContext.of(request).time_went_to(prediction.stages)
         return json_response({score.label: score.probability for score in prediction.top})
 
+    def short_ways(self) -> dict[str, Direct]:
+        """The paths that most requests are for, without a version."""
+        return {
+            f"/predictions/{name}": Direct(PREDICTIONS, partial(self, name, None))
+            for name in self.models.kinds
+        }
 
-def create_router(classifier: Classifier, door: Door, models: NamedModels) -> APIRouter:
+
+def create_router(classifier: Classifier, models: NamedModels, handler: Predict) -> APIRouter:
     """Bound to one classifier; bodies of any content type have no place in OpenAPI."""
     router = APIRouter(include_in_schema=False)
-    handler = Predict(classifier, door, models)
 
-    @router.post("/predictions/{model}")
-    @router.put("/predictions/{model}")
+    @router.post(PREDICTIONS)
+    @router.put(PREDICTIONS)
     async def predict(model: str, request: Request) -> Response:
         return await handler(model, None, request)
 
