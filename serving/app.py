@@ -21,7 +21,7 @@ from serving.frontends.door import Door
 from serving.frontends.models import NamedModels
 from serving.frontends.tcp import TcpServer
 from serving.metrics import Metrics
-from serving.middleware import Direct, Heads, Observer, ShortWay
+from serving.middleware import Direct, Heads, LastAnswer, Observer, ShortWay
 from serving.model import Model
 from serving.report import told
 from serving.responses import ErrorShapes
@@ -67,6 +67,7 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     ways |= add_protocols(app, classifier, door, models, errors)
     respond = Responder(errors)
     add_error_handlers(app, respond)
+    app.add_middleware(LastAnswer, on_error=respond)
     inside: ASGIApp = ShortWay(app, ways, respond)
     if settings.cors_origins:
         inside = CORSMiddleware(
@@ -143,7 +144,7 @@ class Responder:
     def __init__(self, errors: ErrorShapes) -> None:
         self.errors = errors
 
-    def __call__(self, request: Request, error: ServingError) -> Response:
+    def __call__(self, request: Request, error: Exception) -> Response:
         """In the shape of the path's protocol."""
         context = RequestContext.of(request)
         return self.errors.response(request.scope["path"], told(error, context), context)

@@ -1,6 +1,6 @@
-"""The outermost layer around every request: id, time, log line, metrics, and the last 500.
+"""The outermost layer around every request: id, time, log line, metrics.
 
-Inside it, a short way to the handlers that nearly all requests are for.
+Inside it, a short way to the handlers that nearly all requests are for; within FastAPI, the last 500.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +17,7 @@ from serving.report import CLIENT_GONE, record, told
 from serving.responses import ErrorShapes
 
 Handler = Callable[[Request], Awaitable[Response]]
-OnError = Callable[[Request, ServingError], Response]
+OnError = Callable[[Request, Exception], Response]
 
 
 class Observer:
@@ -109,14 +109,31 @@ class ShortWay:
         await response(scope, receive, send)
 
 
+class LastAnswer:
+    """Within FastAPI, whose own layer around it answers in plain text, and raises the error again."""
+
+    def __init__(self, app: ASGIApp, on_error: OnError) -> None:
+        self.app = app
+        self.on_error = on_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request whose handler raises what nobody has foreseen."""
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:
+            if scope["type"] != "http" or isinstance(error, ClientDisconnect):
+                raise
+            await self.on_error(Request(scope), error)(scope, receive, send)
+
+
 class Heads:
-    """Answers HEAD as GET, for those who look whether the service is there; uvicorn drops the body."""
+    """Answers HEAD as GET, for those who look whether the service is there; no body is sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes everything on; uvicorn's own scope still says HEAD."""
+        """Passes everything on; the server's own scope still says HEAD."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
