@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FAILED = b"Internal Server Error"
 BODILESS = (204, 304)
+CONTROLS = bytes({*range(32), 127} - {9})
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus
 }
@@ -73,10 +74,13 @@ class Exchange:
         self._waiting_bytes = 0
         self._more_body = True
         self._news = False
-        self._reader: asyncio.Future[None] | None = None
+        self._readers: list[asyncio.Future[None]] = []
         self._head = b""
+        """Waits for the first part of the body."""
+
+        self._chunked = False
         self._left: int | None = None
-        """Bytes of the answer's body that are to come; None where it is sent in chunks."""
+        """Bytes of the answer's body that are to come, where its header says how many."""
 
     def add_body(self, part: bytes) -> None:
         """The client has sent it."""
@@ -104,8 +108,10 @@ class Exchange:
 
     def _wake(self) -> None:
         self._news = True
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        while self._readers:
+            reader = self._readers.pop()
+            if not reader.done():
+                reader.set_result(None)
 
     async def run(self, app: Callable[..., Any]) -> None:
         """Answers with an ASGI application, whatever it raises."""
@@ -120,9 +126,12 @@ class Exchange:
                 await self._fail()
 
     async def _fail(self) -> None:
-        if self.started:
+        if self.complete:
+            return
+        if self.started and not self._head:
             self._line.transport.close()
             return
+        self.started = False
         size = str(len(FAILED)).encode()
         headers = [
             (b"content-type", b"text/plain"),
@@ -137,16 +146,16 @@ class Exchange:
         if self._expects_continue and not self._line.transport.is_closing():
             self._line.transport.write(CONTINUE)
         self._expects_continue = False
-        if not (self.departure.happened or self.complete):
-            self._line.flow.resume_reading()
-            if not self._news:
-                self._reader = self._line.loop.create_future()
-                await self._reader
-            self._news = False
+        while not (self._news or self.departure.happened or self.complete):
+            reader = self._line.loop.create_future()
+            self._readers.append(reader)
+            await reader
         if self.departure.happened or self.complete:
             return {"type": "http.disconnect"}
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts, self._waiting_bytes = [], 0
+        self._parts, self._waiting_bytes, self._news = [], 0, False
+        if self._line.flow.read_paused:  # after the end, too: only who reads sees a client leave
+            self._line.flow.resume_reading()
         return {"type": "http.request", "body": body, "more_body": self._more_body}
 
     async def send(self, message: Message) -> None:
@@ -155,12 +164,14 @@ class Exchange:
             await self._line.flow.drain()
         if self.departure.happened:
             return
+        if message["type"] != ("http.response.body" if self.started else "http.response.start"):
+            raise RuntimeError(f"{message['type']} out of place")
         if not self.started:
             self._head = self._make_head(message["status"], message.get("headers", ()))
             self.started = True
             return
         if self.complete:
-            raise RuntimeError(f"{message['type']} after the end of the answer")
+            raise RuntimeError("a body after its end")
         more = message.get("more_body", False)
         data = b"".join((self._head, self._framed(message.get("body", b""), more)))
         self._head = b""
@@ -171,7 +182,7 @@ class Exchange:
 
     def _make_head(self, status: int, headers: Headers) -> bytes:
         """Status line and headers; also finds out how the body is framed."""
-        self._expects_continue = False
+        self._expects_continue = self._chunked = False
         lines = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         framed = closes = False
         for name, value in (*self._line.server_state.default_headers, *headers):
@@ -180,35 +191,38 @@ class Exchange:
             if lower == b"content-length":
                 self._left, framed = int(value), True
             elif lower == b"transfer-encoding":
-                framed = True
+                self._chunked = framed = True
             elif lower == b"connection" and b"close" in value.lower():
                 self.keep_alive, closes = False, True
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.scope["method"] == "HEAD" or status in BODILESS:
-            self._left = 0
-        elif not framed:
+            self._chunked, self._left = False, 0
+        elif not framed and self.scope["http_version"] != "1.0":  # which ends with the connection
+            self._chunked = True
             lines.append(b"transfer-encoding: chunked\r\n")
         head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            raise RuntimeError("a header with a line break")
+        if len(head) - len(head.translate(None, CONTROLS)) != 2 * len(lines):  # but each line's own end
+            raise RuntimeError("a header with a line break, or another control character")
         return head + b"\r\n"
 
     def _framed(self, body: bytes, more: bool) -> bytes:
         """A part of the body as it is sent."""
         if self.scope["method"] == "HEAD":
             return b""
-        if self._left is None:
+        if self._chunked:
             chunk = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
             return chunk if more else chunk + b"0\r\n\r\n"
-        self._left -= len(body)
-        if self._left < 0 or (self._left and not more):
-            raise RuntimeError("the answer's body is not as long as its header says")
+        if self._left is not None:
+            self._left -= len(body)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("the answer's body is not as long as its header says")
         return body
 
     def _end(self) -> None:
         self.complete = True
+        self._parts = []
         self._wake()
-        if not self.keep_alive:
+        if not (self.keep_alive or self._more_body):
             self._line.transport.close()
         self._on_complete()
