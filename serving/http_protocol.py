@@ -15,6 +15,7 @@ import select
 import urllib.parse
 from collections import deque
 from dataclasses import dataclass
+from email.utils import formatdate
 from typing import Any
 
 import httptools
@@ -29,12 +30,9 @@ from serving.http_parser import RequestParser
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 UNREADABLE = b"Invalid HTTP request received."
-BAD_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(UNREADABLE), UNREADABLE)
-)
-TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+REFUSAL = (
+    b"HTTP/1.1 %s\r\ndate: %s\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%s"
 )
 LOOK_S, LOOK_AT_MOST_S = 0.01, 1.0
 
@@ -50,8 +48,8 @@ class Patience:
     """To read what makes a full buffer of answers empty again."""
 
 
-class PipelineTooLongError(Exception):
-    """Stops the parser; the client is told 400, and the connection is closed."""
+class NoMoreRequestsError(Exception):
+    """Stops the parser: too many wait, or the connection is closing."""
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -120,6 +118,7 @@ class HttpProtocol(asyncio.Protocol):
             self._answering.lose_client()
         self._pipeline.clear()
         self.flow.resume_writing()
+        self.exchange = self._answering = None  # which know us, too
 
     def data_received(self, data: bytes) -> None:
         """Counts what belongs to a head, or to trailers, that are not complete yet."""
@@ -130,17 +129,32 @@ class HttpProtocol(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            logging.getLogger("uvicorn.error").warning(UNREADABLE.decode())
-            self.transport.write(BAD_REQUEST)
-            self.transport.close()
+            self._refuse(b"400 Bad Request", UNREADABLE)
             return
         if self._moved_on:  # part of it, at least, was something else
             return
         self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            if self._in_head:
-                self.transport.write(TOO_LARGE)
-            self.transport.close()
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def _refuse(self, status: bytes, text: bytes = b"") -> None:
+        """Reads no further. Requests that are whole are answered; where there is none, this is."""
+        if self.transport.is_closing():
+            return
+        if self._pipeline and not self._in_head:  # the newest one has no end
+            self._pipeline.pop()
+            self.exchange = self._pipeline[-1] if self._pipeline else self._answering
+            self._in_head = True
+        exchange = self._answering
+        if exchange is not None and self._in_head and not exchange.complete:
+            self.flow.pause_reading()
+            self.shutdown()
+            return
+        logging.getLogger("uvicorn.error").warning((text or status).decode())
+        if exchange is None or self._in_head or not exchange.started:
+            date = formatdate(usegmt=True).encode()
+            self.transport.write(REFUSAL % (status, date, len(text), text))
+        self.transport.close()
 
     def eof_received(self) -> bool:
         """The client has left, or reads on: what it is sent now is acknowledged or rejected."""
@@ -182,21 +196,23 @@ class HttpProtocol(asyncio.Protocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Its answer may begin; the body may take its own time. Raises PipelineTooLongError."""
-        if len(self._pipeline) >= MAX_PIPELINED:
-            raise PipelineTooLongError
-        self._in_head = False
+        """Its answer may begin; the body may take its own time. Raises NoMoreRequestsError."""
+        if len(self._pipeline) >= MAX_PIPELINED or self.transport.is_closing():
+            raise NoMoreRequestsError
         self._move_on()
         self._stop_request_timer()
+        if self._idle_timer is not None:  # since the end of the request before, in the same packet
+            self._stop_idle_timer()
         parser = self._parser
         version = parser.get_http_version()
         exchange = self.exchange = Exchange(
             self._line,
             self._scope(parser.get_method().decode("ascii"), version),
             keep_alive=version != "1.0" and parser.should_keep_alive(),
-            expects_continue=self._expects_continue,
+            expects_continue=self._expects_continue and version != "1.0",
             on_complete=self.on_response_complete,
         )
+        self._in_head = False
         if self._answering is None or self._answering.complete:
             self._answer(exchange)
         else:
@@ -206,13 +222,14 @@ class HttpProtocol(asyncio.Protocol):
     def _scope(self, method: str, version: str) -> dict[str, Any]:
         """As ASGI has it."""
         target = httptools.parse_url(self.url)
-        path = target.path.decode("ascii")
+        raw_path = target.path or b"/"  # http://host?query has none
+        path = raw_path.decode("ascii")
         root = self.config.root_path
         return self._constant | {
             "http_version": version,
             "method": method,
             "path": root + (urllib.parse.unquote(path) if "%" in path else path),
-            "raw_path": root.encode("ascii") + target.path,
+            "raw_path": root.encode("ascii") + raw_path,
             "query_string": target.query or b"",
             "headers": self.headers,
             "state": self._app_state.copy(),
@@ -239,10 +256,16 @@ class HttpProtocol(asyncio.Protocol):
         self.exchange.end_body()
         if self.exchange.complete:  # answered before its end
             self._stop_request_timer()
-            self._start_idle_timer()
+            if self.exchange.keep_alive:
+                self._start_idle_timer()
+            else:
+                self.transport.close()
 
     def on_response_complete(self) -> None:
-        """The next one's turn; the rest of this one's body, if any, is skipped, but not for ever."""
+        """The next one's turn. What is left of this one's body is skipped, but not for ever.
+
+        The answer would be lost where a connection is closed while its client sends.
+        """
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -254,8 +277,10 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.close()
         elif self._in_head:
             self._start_idle_timer()
-        elif self._request_timer is None:
+        else:
             self._start_request_timer()
+            if self.exchange and not self.exchange.keep_alive and self.transport.can_write_eof():
+                self.transport.write_eof()
 
     def _on_idle(self) -> None:
         """A client that leaves part of an answer unread will not be waited for."""
@@ -265,7 +290,7 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """The server ends: this connection, too, after what is being answered."""
+        """The server ends, or has waited enough; what is being answered is answered first."""
         if self.exchange is None or self.exchange.complete:
             self.transport.close()
         else:
@@ -286,7 +311,7 @@ class HttpProtocol(asyncio.Protocol):
         self._head_bytes = 0
 
     def _start_request_timer(self) -> None:
-        self._request_timer = self.loop.call_later(self.patience.head_s, self.transport.close)
+        self._request_timer = self.loop.call_later(self.patience.head_s, self.shutdown)
 
     def _stop_request_timer(self) -> None:
         if self._request_timer is not None:
