@@ -33,7 +33,7 @@ class Application:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.asked: list[str] = []
-        self.departed = 0
+        self.held = self.departed = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: ASGI's
         """As ASGI has it."""
@@ -48,6 +48,7 @@ class Application:
         if path == "/held":
             departure: Departure = scope["departure"]
             departure.then = self.on_departure
+            self.held = True
             await self.gate.wait()
         body = f"{path} {size}.".encode()
         headers = [(b"content-length", str(len(body)).encode())]
@@ -56,7 +57,7 @@ class Application:
 
     def on_departure(self) -> None:
         """A client has left."""
-        self.departed += 1
+        self.departed = True
         self.gate.set()
 
 
@@ -70,14 +71,28 @@ class Client:
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
 
-    async def send(self, data: bytes) -> None:
-        """Returns when the other end has seen it, or waits for room."""
+    async def ask(self, data: bytes, *paths: str) -> None:
+        """Returns when the application has been asked for these."""
         self.writer.write(data)
-        await asyncio.sleep(0.01)
+        await until(lambda: self.app.asked == list(paths))
+
+    async def is_last(self) -> None:
+        """Returns when the newest request is to be the last."""
+        await until(lambda: self.protocol.exchange is not None and not self.protocol.exchange.keep_alive)
+
+    async def is_closed(self) -> None:
+        """Returns when the other end has closed the connection."""
+        await until(lambda: not self.state.connections)
 
     async def rest(self) -> bytes:
         """All that comes until the connection is closed."""
         return await self.reader.read()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns as soon as it holds."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
 Talk = Callable[[Client], Coroutine[Any, Any, None]]
@@ -102,8 +117,7 @@ async def connected(patience: Patience, keep_alive_s: float) -> AsyncIterator[Cl
         client.writer.close()
         with contextlib.suppress(ConnectionError):
             await client.writer.wait_closed()
-        while state.connections or state.tasks:  # noqa: ASYNC110 nothing must stay
-            await asyncio.sleep(0.001)
+        await until(lambda: not (state.connections or state.tasks))  # nothing must stay
 
 
 def talk(what: Talk, patience: Patience | None = None, keep_alive_s: float = 60) -> None:
@@ -130,8 +144,8 @@ def talking(
 
 @talking()
 async def test_answers_come_in_the_order_of_their_requests(client: Client) -> None:
-    await client.send(post(b"held", 3) + b"abc" + GET % b"a" + post(b"read", 2) + b"de" + GET % b"c")
-    assert client.app.asked == ["/held"]
+    requests = post(b"held", 3) + b"abc" + GET % b"a" + post(b"read", 2) + b"de" + GET % b"c"
+    await client.ask(requests, "/held")
     client.app.gate.set()
     client.writer.write_eof()
     assert re.findall(rb"/\w+ \d\.", await client.rest()) == [
@@ -160,9 +174,9 @@ def test_what_cannot_be_read_spoils_no_answer_before_it(rest: bytes, before: int
     """It would be taken for the first one's answer."""
 
     async def ask(client: Client) -> None:
-        await client.send(GET % b"held" + (GET % b"a") * (before - 1))
+        await client.ask(GET % b"held" + (GET % b"a") * (before - 1), "/held")
         client.writer.write(rest)
-        await asyncio.sleep(0.05)
+        await client.is_last()
         client.app.gate.set()
         answers = await client.rest()
         count = 1 + MAX_PIPELINED if rest.startswith(GET % b"b") else before
@@ -185,7 +199,7 @@ def test_what_cannot_be_read_spoils_no_answer_before_it(rest: bytes, before: int
 )
 def test_who_sends_what_cannot_be_read_is_told(first: bytes, data: bytes, status: bytes) -> None:
     async def ask(client: Client) -> None:
-        await client.send(first)
+        await client.ask(first, *(["/a"] if first else []))
         client.writer.write(data)
         answers = await client.rest()
         assert statuses(answers) == [b"200"] * bool(first) + [status]
@@ -197,38 +211,37 @@ def test_who_sends_what_cannot_be_read_is_told(first: bytes, data: bytes, status
 
 @talking()
 async def test_a_broken_rest_of_a_body_is_not_answered_twice(client: Client) -> None:
-    await client.send(CHUNKED.replace(b"/read", b"/early"))
-    await client.send(b"no length\r\n")
+    await client.ask(CHUNKED.replace(b"/read", b"/early"), "/early")
+    client.writer.write(b"no length\r\n")
     assert statuses(await client.rest()) == [b"200"]
 
 
 @talking()
 async def test_who_leaves_a_large_body_behind_has_left(client: Client) -> None:
     """Also where all of it came at once, while it was waited for."""
-    await client.send(post(b"held", 150_000))
+    await client.ask(post(b"held", 150_000), "/held")
     client.protocol.data_received(bytes(150_000))
-    await asyncio.sleep(0.01)
+    await until(lambda: client.app.held)
     client.writer.close()
-    while not client.app.departed:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: client.app.departed)
 
 
 @talking(keep_alive_s=0.1)
 async def test_the_time_to_be_idle_ends_with_the_next_request(client: Client) -> None:
     """It begins with the end of a body that nobody has read; the next request was in the same packet."""
-    await client.send(post(b"early", 3))
-    await client.send(b"abc" + GET % b"held")
-    await asyncio.sleep(0.2)
-    assert client.app.asked == ["/early", "/held"]
+    await client.ask(post(b"early", 3), "/early")
+    await client.ask(b"abc" + GET % b"held", "/early", "/held")
+    await asyncio.sleep(0.2)  # longer than that time
     client.app.gate.set()
     assert statuses(await client.rest()) == [b"200", b"200"]
 
 
-@talking(Patience(head_s=0.1))
+@talking()
 async def test_who_is_slow_with_another_request_is_still_answered(client: Client) -> None:
-    await client.send(GET % b"held")
-    await client.send(b"GET /")
-    await asyncio.sleep(0.2)
+    await client.ask(GET % b"held", "/held")
+    client.protocol.patience = Patience(head_s=0.01)
+    client.writer.write(b"GET /")
+    await client.is_last()
     client.app.gate.set()
     answers = await client.rest()
     assert statuses(answers) == [b"200"]
@@ -252,11 +265,8 @@ def test_a_client_that_closes_has_its_answer_before_its_body_is_sent(
         assert b"connection: close\r\n" in answer
         client.writer.write(bytes(SIZE))
         await client.writer.drain()
-        assert client.state.connections
-        with contextlib.suppress(ConnectionError):
-            await client.send(bytes(SIZE)[-1:] + rest)
-        while client.state.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        client.writer.write(rest)
+        await client.is_closed()
         assert client.app.asked == ["/early"]
 
     talk(ask)
@@ -264,16 +274,16 @@ def test_a_client_that_closes_has_its_answer_before_its_body_is_sent(
 
 @talking(Patience(head_s=0.05))
 async def test_a_body_that_nobody_reads_is_not_waited_for(client: Client) -> None:
-    await client.send(post(b"early", SIZE, b"Connection: close\r\n"))
-    while client.state.connections:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    client.writer.write(post(b"early", SIZE, b"Connection: close\r\n"))
+    await client.is_closed()
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_only_newer_clients_are_told_to_go_on(version: bytes) -> None:
     async def ask(client: Client) -> None:
-        await client.send(post(b"read", 3, b"Connection: close\r\nExpect: 100-continue\r\n", version))
-        await client.send(b"abc")
+        head = post(b"read", 3, b"Connection: close\r\nExpect: 100-continue\r\n", version)
+        await client.ask(head, "/read")
+        client.writer.write(b"abc")
         answers = [b"200"] if version == b"1.0" else [b"100", b"200"]
         assert statuses(await client.rest()) == answers
 
@@ -283,24 +293,28 @@ def test_only_newer_clients_are_told_to_go_on(version: bytes) -> None:
 @pytest.mark.parametrize("target", [b"http://x", b"http://x?a=b", b"http://x/", b"/", b"//"])
 def test_the_root_by_any_name(target: bytes) -> None:
     async def ask(client: Client) -> None:
-        await client.send(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
+        client.writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
         assert await client.rest()
         assert client.app.asked == ["//" if target == b"//" else "/"]
 
     talk(ask)
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_the_servers_end(waits: bool) -> None:
-    """What is being answered is answered; who waits is not."""
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_servers_end(busy: bool) -> None:
+    """What was accepted is answered; who is idle is not told."""
 
     async def ask(client: Client) -> None:
-        await client.send((GET % b"held") * 2 if waits else GET % b"a")
+        if busy:
+            await client.ask((GET % b"held") * 2, "/held")
+        else:
+            await client.ask(GET % b"a", "/a")
+            await until(lambda: client.state.total_requests == 1)
         client.protocol.shutdown()
         client.app.gate.set()
         answers = await client.rest()
-        assert statuses(answers) == [b"200"] * (1 + waits)
-        assert answers.count(b"connection: close\r\n") == waits
+        assert statuses(answers) == [b"200"] * (1 + busy)
+        assert answers.count(b"connection: close\r\n") == busy
 
     talk(ask)
 
@@ -308,7 +322,8 @@ def test_the_servers_end(waits: bool) -> None:
 @talking()
 async def test_what_a_client_sent_goes_with_it(client: Client) -> None:
     """Without the garbage collector, which comes late to what is old."""
-    await client.send(post(b"early", SIZE) + bytes(200_000))
+    await client.ask(post(b"early", SIZE) + bytes(200_000), "/early")
+    await until(lambda: client.state.total_requests == 1)
     exchange = client.protocol.exchange
     assert exchange is not None
     assert exchange.complete
@@ -317,8 +332,7 @@ async def test_what_a_client_sent_goes_with_it(client: Client) -> None:
     gc.disable()
     try:
         client.writer.close()
-        while client.state.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await client.is_closed()
         assert known() is None
     finally:
         gc.enable()
