@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 SUITE=trixie
 MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 BARE=food-classifier/debian-base
+NEWER="sed -i s/$SUITE/testing/ /etc/apt/sources.list && apt-get update -qq -o Acquire::Check-Valid-Until=false"
 PIP=pip==25.2
 declare -A IMAGES=(
     [python]=$(sed -n 's/^ARG PYTHON_IMAGE=//p' fastapi_onnx/Dockerfile)
@@ -54,16 +55,16 @@ make_python() {
 }
 
 make_haproxy() {
-    build haproxy <<- 'END'
-	RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends haproxy && rm -rf /var/lib/apt/lists/*
+    build haproxy <<- END
+	RUN $NEWER && apt-get install -y -qq --no-install-recommends haproxy
 	USER haproxy
 	CMD ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]
 	END
 }
 
 make_prometheus() {
-    build prometheus <<- 'END'
-	RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus && rm -rf /var/lib/apt/lists/* \
+    build prometheus <<- END
+	RUN $NEWER && apt-get install -y -qq --no-install-recommends prometheus \
 	    && mkdir -p /prometheus && chown 65534:65534 /prometheus
 	USER 65534:65534
 	ENTRYPOINT ["/usr/bin/prometheus"]

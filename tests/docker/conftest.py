@@ -1,6 +1,7 @@
 """Images, built once; `IMAGES` names those to build, by default all that need no GPU."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,17 +13,16 @@ SERVICES = [name for name in CHOSEN if name.startswith("fastapi_")]
 
 
 @pytest.fixture(scope="session")
-def base_images() -> None:
-    """What our images are built on and run beside, pulled or made here."""
-    wanted = ("python", "haproxy", "prometheus")
-    containers.run("docker/make_base_images.sh", *wanted, seconds=containers.BUILD_S)
-
-
-@pytest.fixture(scope="session")
-def images(base_images: None) -> list[str]:  # noqa: ARG001 wanted to be there
-    """Names of the images that were built from the Dockerfiles."""
-    for name in CHOSEN:
-        containers.build(name)
+def images() -> list[str]:
+    """Names of the images that were built from the Dockerfiles; what runs beside them is there, too."""
+    make = "docker/make_base_images.sh"
+    containers.run(make, "python", seconds=containers.BUILD_S)
+    with ThreadPoolExecutor() as executor:
+        beside = executor.submit(
+            containers.run, make, "haproxy", "prometheus", seconds=containers.BUILD_S
+        )
+        list(executor.map(containers.build, CHOSEN))
+        beside.result()
     return CHOSEN
 
 

@@ -48,6 +48,15 @@ def logs(identity: str) -> str:
     return run("sh", "-c", 'docker logs "$0" 2>&1', identity)
 
 
+def healthy(identity: str) -> bool:
+    """Whether a container's health check succeeds now: Docker itself asks every ten seconds only."""
+    try:
+        run("docker", "exec", identity, *inspect(identity)["Config"]["Healthcheck"]["Test"][1:])
+    except RuntimeError:
+        return False
+    return True
+
+
 def image(name: str) -> str:
     """The full name of one of our images, as these tests build it."""
     return f"food-classifier/{name}:{TAG}"
@@ -136,4 +145,4 @@ class Stack:
             self.compose("up", "--detach", "--no-build", *services)
             yield self
         finally:
-            self.compose("down", "--volumes", "--remove-orphans", "--timeout", "60")
+            self.compose("down", "--volumes", "--remove-orphans", "--timeout", "0")

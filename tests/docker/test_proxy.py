@@ -1,16 +1,19 @@
 """`docker/haproxy.cfg` before stand-ins: what is tried again, and what is not."""
 
+import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 import requests
 
-from tests.docker.containers import HARDENED, image, run, wait_until
+from tests.docker import traffic
+from tests.docker.containers import HARDENED, image, logs, run, wait_until
 from tests.servers import ROOT
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 NETWORK = "tested-proxy"
+NAME = "fastapi_server"
 STUB = ROOT / "tests" / "docker" / "stub_replica.py"
 CONFIGURATION = ROOT / "docker" / "haproxy.cfg"
 KEPT = b"x" * 300_000
@@ -18,9 +21,9 @@ TOO_LONG_TO_KEEP = b"x" * 1_000_000
 
 
 @contextmanager
-def started(*options: str) -> Iterator[str]:
-    """A container of the test's network, until the block ends."""
-    identity = run("docker", "run", "--detach", *HARDENED, "--network", NETWORK, *options)
+def started(*options: str, network: str = NETWORK) -> Iterator[str]:
+    """A container of a network, the test's own as a rule, until the block ends."""
+    identity = run("docker", "run", "--detach", *HARDENED, "--network", network, *options)
     try:
         yield identity
     finally:
@@ -30,8 +33,9 @@ def started(*options: str) -> Iterator[str]:
 class Proxy:
     """The proxy before one stand-in for each of the ways."""
 
-    def __init__(self, url: str, replicas: dict[str, str]) -> None:
-        self.url = url
+    def __init__(self, identity: str, replicas: dict[str, str]) -> None:
+        self.identity = identity
+        self.url = f"http://{run('docker', 'port', identity, '8000').splitlines()[0]}"
         self.replicas = replicas
 
     def post(self, body: bytes) -> int:
@@ -50,24 +54,29 @@ class Proxy:
         answers = [requests.get(f"{self.url}/way", timeout=10) for _ in range(8)]
         return {answer.text for answer in answers if answer.status_code == 200} == ways
 
+    def finds(self, count: int) -> bool:
+        """Whether it has learnt the addresses of this many replicas."""
+        return len(set(re.findall(r"(\w+): IP changed", logs(self.identity)))) == count
+
+
+def stand_in(way: str) -> AbstractContextManager[str]:
+    """A replica that answers this way, until the block ends."""
+    where = ("--network-alias", NAME, "--volume", f"{STUB}:/stub_replica.py:ro")
+    return started(*where, image("flask_app"), "python", "/stub_replica.py", way)
+
 
 @contextmanager
 def proxy_before(*ways: str) -> Iterator[Proxy]:
     """Starts stand-ins and the proxy, and waits until it finds them."""
     find = "sed -n 's/^ *image: \\(haproxy.*\\)/\\1/p' docker/docker-compose-scale.yaml"
     haproxy = run("sh", "-c", find)
-    mounted = f"{STUB}:/stub_replica.py:ro"
     with ExitStack() as stack:
         run("docker", "network", "create", NETWORK)
         stack.callback(run, "docker", "network", "rm", NETWORK)
-        replicas = {}
-        for way in ways:
-            alias = ("--network-alias", "fastapi_server", "--volume", mounted)
-            command = ("python", "/stub_replica.py", way)
-            replicas[way] = stack.enter_context(started(*alias, image("flask_app"), *command))
+        replicas = {way: stack.enter_context(stand_in(way)) for way in ways}
         configured = ("--volume", f"{CONFIGURATION}:/usr/local/etc/haproxy/haproxy.cfg:ro")
         identity = stack.enter_context(started("--publish", "127.0.0.1::8000", *configured, haproxy))
-        proxy = Proxy(f"http://{run('docker', 'port', identity, '8000').splitlines()[0]}", replicas)
+        proxy = Proxy(identity, replicas)
         wait_until(lambda: connects(proxy) and proxy.reaches(set(ways)), "the stand-ins")
         yield proxy
 
@@ -110,3 +119,20 @@ def test_nobody_behind_the_proxy_is_said_at_once() -> None:
     with proxy_before("answer") as proxy:
         run("docker", "stop", "-t", "1", proxy.replicas["answer"])
         wait_until(lambda: proxy.post(KEPT) == 503, "the proxy's own 503")
+
+
+@pytest.mark.usefixtures("images")
+def test_replicas_that_are_still_starting_are_not_asked() -> None:
+    count = 4  # more than a request is tried
+    command = (image("flask_app"), "sleep", "600")
+    with (
+        proxy_before("answer") as proxy,
+        ExitStack() as stack,
+        traffic.Senders(f"{proxy.url}/predict", KEPT, 8) as senders,
+    ):
+        starting = [stack.enter_context(started(*command, network="bridge")) for _ in range(count)]
+        for identity in starting:  # at once, as far as the proxy can tell
+            run("docker", "network", "connect", "--alias", NAME, NETWORK, identity)
+        wait_until(lambda: proxy.finds(1 + count), "the addresses of all of them")
+        senders.answered(100)
+    assert set(senders.statuses) == {200}

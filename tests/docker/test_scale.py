@@ -9,7 +9,7 @@ import requests
 from serving import launch
 from tests.docker import traffic
 from tests.docker.conftest import SERVICES
-from tests.docker.containers import Stack, build, inspect, run, wait_until
+from tests.docker.containers import Stack, build, healthy, inspect, run, wait_until
 from tests.pictures import jpeg
 from tests.servers import free_port
 
@@ -34,15 +34,15 @@ def stack(images: list[str], url: str, tmp_path: Path) -> Iterator[Stack]:
 
 
 def scale(stack: Stack, count: int, *options: str) -> None:
-    """Starts or ends replicas, and waits until Docker finds all of them healthy."""
+    """Starts or ends replicas, and waits until all of them are healthy."""
     wanted = ("--scale", f"fastapi_server={count}", "fastapi_server")
     stack.compose("up", "--detach", "--no-build", *options, *wanted)
 
-    def healthy() -> bool:
-        states = [inspect(replica)["State"] for replica in stack.containers("fastapi_server")]
-        return [state["Health"]["Status"] for state in states] == ["healthy"] * count
+    def all_healthy() -> bool:
+        replicas = stack.containers("fastapi_server")
+        return len(replicas) == count and all(healthy(replica) for replica in replicas)
 
-    wait_until(healthy, f"{count} replicas")
+    wait_until(all_healthy, f"{count} replicas")
 
 
 def test_replicas_come_and_go_and_no_request_fails(stack: Stack, url: str) -> None:

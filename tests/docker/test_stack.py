@@ -18,7 +18,7 @@ from tests.servers import ROOT, free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 KEY, TOKEN = "key-of-the-test", "token-of-the-test"
-FILES = ("fastapi", "secrets", "monitoring")
+FILES = ("fastapi", "secrets", "secrets-jupyter", "monitoring")
 READY = {  # what is published, and what answers there when it is ready
     "API_PORT": "/health/ready",
     "PAGE_PORT": "/healthz",

@@ -31,6 +31,7 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
 OVERLAYS = {  # only add to services of other files
     "docker-compose-gpu",
     "docker-compose-secrets",
+    "docker-compose-secrets-jupyter",
     "docker-compose-triton-gpu",
 }
 SERVICES: list[tuple[Path, str, dict[str, Any]]] = [  # Any: YAML
@@ -102,11 +103,28 @@ def test_the_service_gets_every_setting_that_is_not_the_containers_own() -> None
     assert missing == files | gpu | ports | {"host", "port"}
 
 
-def test_what_the_example_of_an_env_file_sets_is_used() -> None:
+def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
     text = "".join(path.read_text() for path in FILES)
-    named = re.findall(r"^#?([A-Z_]+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE)
-    assert len(named) > 10
-    assert not [name for name in named if f"${{{name}:" not in text and f" {name}:" not in text]
+    named = set(re.findall(r"^#?([A-Z_]+)=", (DOCKER / ".env.example").read_text(), re.MULTILINE))
+    passed_on = set(re.findall(r"^ +([A-Z_]+): *(?:#.*)?$", text, re.MULTILINE))
+    used = set(re.findall(r"\$\{(\w+)", text))
+    assert len(used) > 10
+    assert named <= used | passed_on | {"COMPOSE_PROJECT_NAME"}
+    assert {name for name in used if not name.startswith("SERVING_")} <= named
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "secrets"])
+def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
+    """What an overlay only adds to must be there: compose refuses a service without an image."""
+    added, one, several = (
+        set(yaml.safe_load((DOCKER / f"docker-compose-{name}.yaml").read_text())["services"])
+        for name in (overlay, "fastapi", "scale")
+    )
+    assert added <= one & several
+
+
+def test_what_holds_keys_is_not_committed() -> None:
+    assert {"docker/.env", "docker/secrets/"} <= set((ROOT / ".gitignore").read_text().split())
 
 
 def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
