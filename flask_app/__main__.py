@@ -1,7 +1,13 @@
 """Serves the page: `python -m flask_app`. The composition root of settings, app and server."""
 
-import logging
+import os
 import signal
+
+if __name__ == "__main__":  # before all imports: process 1 of a container never hears of signals without
+    for early in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(early, lambda *_: os._exit(0))
+
+import logging
 import sys
 import time
 from types import FrameType

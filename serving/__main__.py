@@ -3,6 +3,11 @@
 The argument is a package with a `BACKEND` and an `app` module: `fastapi_onnx` or `fastapi_pt`.
 """
 
+if __name__ == "__main__":
+    from serving.early import end_on_signals
+
+    end_on_signals()
+
 import argparse
 import importlib
 import os

@@ -1,5 +1,10 @@
 """One of several web processes; `cluster.py` starts it and hands it connections and an engine."""
 
+if __name__ == "__main__":
+    from serving.early import end_on_signals
+
+    end_on_signals()
+
 import importlib
 import os
 import socket

@@ -10,10 +10,15 @@ the one before and gathers the next. On a CPU, where that would take the cores f
 there is one thread.
 """
 
+import signal
+
+if __name__ == "__main__":  # a whole group may get them: the supervisor ends us
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -156,8 +161,6 @@ def main() -> None:
     """Loads, reports that it is ready, waits for the word to start, serves."""
     arguments = Arguments(**json.loads(sys.argv[1]))
     die_with_parent(arguments.parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a whole group may get them: the supervisor ends us
-        signal.signal(number, signal.SIG_IGN)
     settings = Settings()
     logs.configure(settings)
     worker = Worker(arguments, settings)

@@ -145,6 +145,96 @@ def test_a_signal_while_it_loads_ends_it(
         assert not list((tmp_path / "temporary").iterdir())
 
 
+HOLD = """
+import pathlib, os, signal, sys
+
+class Hold:
+    def find_spec(self, name, *_):
+        program, module, marks = os.environ["HOLD"].split()
+        if name == module and program in sys.orig_argv:
+            pathlib.Path(marks, str(os.getpid())).touch()
+            while True:
+                signal.pause()
+
+sys.meta_path.insert(0, Hold())
+"""
+
+
+@contextmanager
+def importing(
+    settings: dict[str, str], tmp_path: Path, program: str, module: str, arguments: list[str]
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`python -m ARGUMENTS`, and a folder of marks: the processes that wait while `program` imports."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(HOLD)
+    (marks := tmp_path / "marks").mkdir()
+    more = {"HOLD": f"{program} {module} {marks}", "PYTHONPATH": str(tmp_path / "path")}
+    with subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=servers.ROOT,
+        env={**os.environ, **settings, **more, "SERVING_PORT": "0", "UI_PORT": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process, marks
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("argparse", ["serving", "tests.fake"]),  # what it imports first
+        ("pydantic", ["serving", "tests.fake"]),
+        ("uvicorn", ["serving", "tests.fake"]),
+        ("logging", ["flask_app"]),
+        ("waitress", ["flask_app"]),
+    ],
+)
+def test_a_signal_while_it_imports_ends_it(
+    fake_settings: dict[str, str],
+    tmp_path: Path,
+    module: str,
+    arguments: list[str],
+    number: signal.Signals,
+) -> None:
+    with importing(fake_settings, tmp_path, arguments[0], module, arguments) as (process, marks):
+        wait_for(lambda: any(marks.iterdir()))
+        process.send_signal(number)
+        assert process.communicate(timeout=30)[1] == ""
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "then"),
+    [
+        ("serving.web", psutil.STATUS_ZOMBIE),
+        ("serving.engine.worker", psutil.STATUS_SLEEPING),  # the supervisor ends it
+    ],
+)
+def test_ctrl_c_while_its_children_import_ends_it(
+    fake_settings: dict[str, str], tmp_path: Path, program: str, then: str
+) -> None:
+    """A terminal sends the signal to all of them."""
+    settings = {**fake_settings, "SERVING_WEB_PROCESSES": "2"}
+    arguments = ["serving", "tests.fake"]
+    with importing(settings, tmp_path, program, "pydantic", arguments) as (process, marks):
+        wait_for(lambda: len(list(marks.iterdir())) == 2)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGSTOP)  # so that it ends none of them before they have heard it
+        importing_now = [psutil.Process(int(mark.name)) for mark in marks.iterdir()]
+        for child in importing_now:
+            child.send_signal(signal.SIGINT)
+        wait_for(lambda: {child.status() for child in importing_now} == {then})
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=30)[1] == ""
+        assert process.returncode == 0
+        assert not psutil.wait_procs(children, timeout=10)[1]
+
+
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_a_signal_while_a_version_loads_ends_it(
     fake_settings: dict[str, str], tmp_path: Path, web_processes: str
