@@ -1,5 +1,7 @@
 """Every image by itself: small, without what attackers like, and fit for a narrow container."""
 
+import signal
+
 import pytest
 import requests
 
@@ -9,6 +11,7 @@ from tests.pictures import jpeg
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 MEGABYTE = 1_000_000
+KILLED = 128 + signal.SIGKILL
 LARGEST_MB = {
     "fastapi_onnx": 450,
     "fastapi_onnx-gpu": 2700,
@@ -85,6 +88,34 @@ def test_stop_answers_what_was_taken_on(backend: str) -> None:
             statuses = [answer.result() for answer in answers]
         assert statuses.count(200) >= 8
         assert inspect(identity)["State"]["ExitCode"] == 0
+
+
+def test_a_stop_right_after_the_start_is_heard(images: list[str]) -> None:
+    for name in images:
+        identity = run("docker", "run", "--detach", "--init", *HARDENED, image(name))
+        try:
+            run("docker", "stop", "-t", "20", identity)
+            assert inspect(identity)["State"]["ExitCode"] != KILLED, name
+        finally:
+            run("docker", "rm", "--force", "--volumes", identity)
+
+
+def test_process_1_hears_of_a_stop_while_it_starts(images: list[str]) -> None:
+    for name in sorted({"fastapi_onnx", "fastapi_pt", "flask_app"} & set(images)):
+        identity = run("docker", "run", "--detach", *HARDENED, image(name))
+        try:
+            wait_until(lambda identity=identity: handles_sigterm(identity), name)  # type: ignore[misc]
+            run("docker", "stop", "-t", "20", identity)
+            assert inspect(identity)["State"]["ExitCode"] == 0, name
+        finally:
+            run("docker", "rm", "--force", "--volumes", identity)
+
+
+def handles_sigterm(identity: str) -> bool:
+    """Whether a container's process 1 does."""
+    status = run("docker", "exec", identity, "cat", "/proc/1/status")
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
 def test_without_a_gpu_cuda_is_refused_in_words(backend: str) -> None:

@@ -124,6 +124,7 @@ def test_all_of_it_is_hardened_and_published_on_this_machine_only(stack: Stack) 
         found = inspect(identity)
         host = found["HostConfig"]
         assert host["ReadonlyRootfs"] is True, service
+        assert bool(host.get("Init")) is (service != "prometheus"), service
         assert host["CapDrop"] == ["ALL"], service
         assert "no-new-privileges:true" in host["SecurityOpt"], service
         published = [place for places in host["PortBindings"].values() for place in places]

@@ -75,6 +75,11 @@ def test_every_container_is_hardened(path: Path, name: str, service: dict[str, A
     assert "privileged" not in service
 
 
+@pytest.mark.parametrize("name", ["fastapi_server", "flask", "jupyter"])
+def test_our_containers_have_an_init_process(name: str) -> None:
+    assert yaml.safe_load((DOCKER / "services.yaml").read_text())["services"][name]["init"] is True
+
+
 @pytest.mark.parametrize(("path", "name", "service"), SERVICES)
 def test_no_key_stands_in_a_file(path: Path, name: str, service: dict[str, Any]) -> None:
     for variable, value in environment_of(service).items():
