@@ -3,6 +3,7 @@
 Every way in ends here: HTTP with `middleware.Observer` and `app.Responder`, TCP and gRPC by themselves.
 """
 
+import asyncio
 import time
 
 from serving.context import RequestContext
@@ -14,6 +15,30 @@ CLIENT_GONE = 499  # nginx's number; it is seen in the log and in the metrics on
 HIDDEN = "the server failed; the request may be tried again"
 HEALTH_PATH = "/grpc.health.v1.Health/Check"
 QUIET_PATHS = {"/health/live", "/health/ready", "/metrics", HEALTH_PATH}
+LINES_A_SECOND = 20
+
+
+class Refusals:
+    """Those come by the thousand: in each second the first have a line each, the others one together."""
+
+    def __init__(self, second_s: float = 1.0) -> None:
+        self.second_s = second_s
+        self.in_this_second = 0
+
+    def level(self) -> str:
+        """Of one more request's own line."""
+        if not self.in_this_second:
+            asyncio.get_running_loop().call_later(self.second_s, self._tell)
+        self.in_this_second += 1
+        return "info" if self.in_this_second <= LINES_A_SECOND else "debug"
+
+    def _tell(self) -> None:
+        if (rest := self.in_this_second - LINES_A_SECOND) > 0:
+            logger().info("more requests were refused", requests=rest)
+        self.in_this_second = 0
+
+
+refusals = Refusals()
 
 
 def told(error: Exception, context: RequestContext) -> ServingError:
@@ -51,10 +76,8 @@ def record(
     metrics.requests.labels(series, str(status), context.code).inc()
     if timed:
         metrics.total.observe(time.monotonic() - context.started)
-    failed = status >= 500 and status != 503  # which is a refusal, and comes by the thousand
-    level = "warning" if failed else "debug" if path in QUIET_PATHS else "info"
     logger().log(
-        LEVELS[level],
+        LEVELS[level_of(path, status)],
         "request",
         request_id=context.request_id,
         method=method,
@@ -64,3 +87,12 @@ def record(
         client=client,
         ms=context.milliseconds,
     )
+
+
+def level_of(path: str, status: int) -> str:
+    """Of the log line of a request that has ended."""
+    if status >= 500 and status != 503:
+        return "warning"
+    if path in QUIET_PATHS:
+        return "debug"
+    return refusals.level() if status == 503 else "info"

@@ -1,6 +1,6 @@
 """Answers as JSON, made by orjson; errors in the shape of the protocol whose path was asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -12,17 +12,19 @@ from serving.errors import ServingError
 ErrorShape = Callable[[ServingError, RequestContext], Response]
 
 
-def json_response(content: dict[str, Any] | list[dict[str, Any]], status: int = 200) -> Response:
+def json_response(
+    content: dict[str, Any] | list[dict[str, Any]],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     """`content` is anything that orjson takes."""
-    return Response(orjson.dumps(content), status, media_type="application/json")
+    return Response(orjson.dumps(content), status, headers, "application/json")
 
 
 def error_response(error: ServingError, context: RequestContext) -> Response:
     """`{"detail", "code", "request_id"}` with the error's status and headers."""
     body = {"detail": error.detail, "code": error.code, "request_id": context.request_id}
-    response = json_response(body, error.status)
-    response.headers.update(error.headers)
-    return response
+    return json_response(body, error.status, error.headers)
 
 
 class ErrorShapes:

@@ -76,9 +76,7 @@ class Asked:
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
     """`{"error": "..."}`."""
-    response = json_response({"error": error.detail}, STATUS.get(error.status, error.status))
-    response.headers.update(error.headers)
-    return response
+    return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
 def parse(content: bytes, model: NamedModel, most: int) -> Asked:

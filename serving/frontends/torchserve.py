@@ -43,9 +43,7 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
     """`{"code", "type", "message"}`."""
     status = STATUS.get(error.status, error.status)
     kind = TYPES.get(status, "InternalServerException")
-    response = json_response({"code": status, "type": kind, "message": error.detail}, status)
-    response.headers.update(error.headers)
-    return response
+    return json_response({"code": status, "type": kind, "message": error.detail}, status, error.headers)
 
 
 def picture(content: bytes, content_type: str | None) -> bytes:

@@ -29,9 +29,7 @@ STATUS = {422: 400}  # the protocol has no other number for what is wrong with a
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
     """`{"error": "..."}`."""
-    response = json_response({"error": error.detail}, STATUS.get(error.status, error.status))
-    response.headers.update(error.headers)
-    return response
+    return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
 class Infer:

@@ -1,0 +1,55 @@
+"""What the log says of requests: refusals by the thousand do not make lines by the thousand."""
+
+import asyncio
+import json
+
+import pytest
+
+from serving import logs, report
+from serving.context import RequestContext
+from serving.metrics import Metrics
+from serving.settings import Settings
+
+
+def record(metrics: Metrics, status: int, path: str = "/predict") -> None:
+    report.record(
+        metrics,
+        RequestContext("an id", code="ok" if status == 200 else "overloaded"),
+        status,
+        method="POST",
+        path=path,
+        series=path,
+        client="127.0.0.1",
+        timed=True,
+    )
+
+
+def test_of_many_refusals_the_first_have_lines_and_the_others_one(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure(Settings())
+    metrics = Metrics()
+    monkeypatch.setattr(report, "refusals", refusals := report.Refusals(1e-3))
+
+    async def refuse(count: int) -> None:
+        for _ in range(count):
+            record(metrics, 503)
+        record(metrics, 200)
+        await asyncio.sleep(2 * refusals.second_s)  # a timer that is due after theirs
+
+    asyncio.run(refuse(report.LINES_A_SECOND + 30))
+    asyncio.run(refuse(1))
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    told = [line for line in lines if line.get("status") == 503]
+    assert len(told) == report.LINES_A_SECOND + 1
+    assert [line["status"] for line in lines if line.get("status") == 200] == [200, 200]
+    assert [line["requests"] for line in lines if line["event"] == "more requests were refused"] == [30]
+    assert f'status="503"}} {report.LINES_A_SECOND + 31}.0' in metrics.text().decode()
+
+
+def test_probes_that_are_refused_are_no_news(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure(Settings())
+    metrics = Metrics()
+    record(metrics, 503, "/health/ready")
+    record(metrics, 500, "/health/ready")
+    assert [json.loads(line)["status"] for line in capfd.readouterr().err.splitlines()] == [500]
