@@ -1,42 +1,48 @@
 """More requests than can be answered, in an open loop: what is refused, how fast, and what is left.
 
-`python -m benchmarks overload URL --photo FILE` finds the capacity with a closed loop, then sends at
-constant intervals, at `--times` the capacity, whether or not answers come; then looks again at the
-latency of single requests.
+`python -m benchmarks overload URL --pid PID --photo FILE` finds the capacity with a closed loop (wrk),
+then sends at constant intervals, at `--times` the capacity, whether or not answers come (h2load); then
+looks again at the latency of single requests.
 """
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks import payloads, report
+from benchmarks import h2load, payloads, report
+from benchmarks.h2load import Flood
 from benchmarks.loops import Arrivals, OpenLoop, Windows
 from benchmarks.machine import write_results
 from benchmarks.payloads import Protocol
-from benchmarks.recorder import Recorder, merged, ms
+from benchmarks.recorder import Recorder, merged
 from benchmarks.service import resident_mb
-from benchmarks.target import Plan, Target, Usage, run_loop
+from benchmarks.target import Plan, Target, run_loop
 
 ONE_WINDOW = Plan(warm_up_s=1, window_s=8, fewest=1, most=1)
+LOOKED_AT_PER_SECOND = 5.0  # answers whose header fields are looked at, too, which h2load does not
 
 
-async def overload(loop_: OpenLoop, seconds: float, pid: int) -> tuple[Recorder, float]:
-    """What was answered in `seconds` and after them, and the memory in MB halfway."""
+async def overload(
+    target: Target, rate: float, seconds: float, pid: int
+) -> tuple[Flood, Recorder, float]:
+    """What h2load saw, what a few requests beside it saw, and the memory in MB halfway."""
+    loop_ = OpenLoop(target.connections(), target.wire(), LOOKED_AT_PER_SECOND, Arrivals.CONSTANT)
     windows = Windows()
-    sending = asyncio.create_task(loop_.run(windows))
-    await asyncio.wait({sending}, timeout=seconds / 2)
-    halfway = resident_mb(pid)
-    await asyncio.wait({sending}, timeout=seconds / 2)
-    sending.cancel()
-    await asyncio.gather(sending, return_exceptions=True)
-    windows.turn()
-    if loop_.waiting:
-        await asyncio.wait(loop_.waiting)
+    with h2load.flooding(target.url, target.payloads()[0], rate, seconds) as generator:
+        result = asyncio.create_task(asyncio.to_thread(generator.result))
+        await asyncio.wait({result}, timeout=generator.plan.ramp_s)
+        looking = asyncio.create_task(loop_.run(windows))
+        await asyncio.wait({result}, timeout=seconds / 2)
+        halfway = resident_mb(pid)
+        flood = await result
+    looking.cancel()
+    await asyncio.gather(looking, *loop_.waiting, return_exceptions=True)
     windows.turn()
     await loop_.connections.close()
-    return merged(windows.done), halfway
+    return flood, merged(windows.done), halfway
 
 
 def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str, object]:
@@ -44,25 +50,23 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
     before = target.closed(1, ONE_WINDOW)
     peak = target.closed(16, ONE_WINDOW).per_second
     memory_before = resident_mb(pid)
-    loop_ = OpenLoop(target.connections(), target.wire(), peak * times, Arrivals.CONSTANT)
-    usage = Usage()
-    seen, memory_halfway = run_loop(overload(loop_, seconds, pid))
-    generator_cores, _ = usage.look()
+    flood, looked_at, memory_halfway = run_loop(overload(target, peak * times, seconds, pid))
     memory_after = resident_mb(pid)
     after = target.closed(1, ONE_WINDOW)
     peak_after = target.closed(16, ONE_WINDOW).per_second
-    answered = seen.statuses["200"] / seconds
+    answered = flood.answers["200"] / flood.seconds
     return {
         "peak_per_second": round(peak, 1),
         "peak_per_second_after": round(peak_after, 1),
-        "offered_per_second": round(peak * times, 1),
+        "offered_per_second": round(flood.offered_per_second, 1),
         "answered_per_second": round(answered, 1),
         "answered_to_peak": round(2 * answered / (peak + peak_after), 3),
-        "answers": dict(seen.statuses),
-        "generator_cores": generator_cores,
-        "refused_without_retry_after": seen.without_retry_after,
-        "refused_p50_ms": ms(seen.refusal, 50),
-        "answered_p50_ms": ms(seen.latency, 50),
+        "answers": dict(flood.answers),
+        "generator_cores": round(flood.generator_cores, 3),
+        "refusals_looked_at": looked_at.statuses["503"],
+        "refused_without_retry_after": looked_at.without_retry_after,
+        "refused_p50_ms": flood.refused_p50_ms,
+        "answered_p50_ms": flood.answered_p50_ms,
         "one_client_p50_ms_before": before.p50,
         "one_client_p50_ms_after": after.p50,
         "memory_mb_before": round(memory_before, 1),
@@ -80,7 +84,9 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
 ) -> None:
     """Sends more than can be answered, and looks at what is refused, and what is left."""
-    target = Target(url, [photo.read_bytes()], Protocol.RAW)
+    if shutil.which("h2load") is None:
+        raise typer.BadParameter("h2load is not installed; Debian's package is nghttp2-client")
+    target = Target(url, [photo.read_bytes()], Protocol.RAW, motor="wrk")
     found = measure(target, times, seconds, pid)
     report.print_table("overload", [{"": key, "value": str(value)} for key, value in found.items()])
     if json_file:

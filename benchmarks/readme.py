@@ -171,7 +171,10 @@ def overload(content: Content) -> str:
         ["answers", ", ".join(f"{count} x {status}" for status, count in seen["answers"].items())],
         ["cores of the load generator", f"{seen['generator_cores']:.2f}"],
         ["refused after, median", f"{seen['refused_p50_ms']:.1f} ms"],
-        ["refused without `Retry-After`", str(seen["refused_without_retry_after"])],
+        [
+            "refused without `Retry-After`",
+            f"{seen['refused_without_retry_after']} of {seen['refusals_looked_at']} looked at",
+        ],
         [
             "one client's median before and after",
             f"{seen['one_client_p50_ms_before']:.1f}, {seen['one_client_p50_ms_after']:.1f} ms",

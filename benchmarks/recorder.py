@@ -38,9 +38,6 @@ class Recorder:
     late: HdrHistogram = field(default_factory=histogram)
     """How long after it was due a request was sent: the load generator's own delay."""
 
-    refusal: HdrHistogram = field(default_factory=histogram)
-    """Latencies of the answers 503."""
-
     without_retry_after: int = 0
     """Answers 503 that do not say when to try again."""
 
@@ -52,7 +49,6 @@ class Recorder:
         """One answer, `seconds` after the request was sent, or, in an open loop, was due."""
         self.statuses[answer.status] += 1
         if answer.status == "503":
-            put(self.refusal, seconds)
             self.without_retry_after += answer.field(b"retry-after") is None
         if answer.status != "200":
             return
@@ -94,7 +90,6 @@ def merged(parts: list[Recorder]) -> Recorder:
     for part in parts:
         whole.latency.add(part.latency)
         whole.late.add(part.late)
-        whole.refusal.add(part.refusal)
         whole.without_retry_after += part.without_retry_after
         for name, stage in part.stages.items():
             whole.stages[name].add(stage)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks import machine, readme, report
+from benchmarks import h2load, machine, readme, report
 from benchmarks.http_client import Answer, post
 from benchmarks.payloads import NOT_HTTP, Protocol, payload, photos
 from benchmarks.recorder import Recorder, merged, ms, stable
@@ -47,7 +47,6 @@ def test_other_answers_are_counted_and_not_timed() -> None:
     recorder.add(Answer("failed", b""), 9)
     assert recorder.statuses == {"503": 2, "failed": 1}
     assert recorder.latency.get_total_count() == 0
-    assert recorder.refusal.get_total_count() == 2
     assert recorder.without_retry_after == 1
     assert recorder.server_ms() is None
     assert recorder.distribution() == []
@@ -162,3 +161,12 @@ def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pyt
     assert content["command"] == "python -m benchmarks load --photo 'a photo.jpg'"
     assert {"cpu", "cores", "python", "commit"} <= set(content["machine"])
     assert content["results"] == [1]
+
+
+@pytest.mark.parametrize("rate", [0.2, 40, 1300, 20_000])
+def test_h2loads_connections_send_what_is_offered(rate: float) -> None:
+    plan = h2load.Schedule.of(rate)
+    assert plan.rate == pytest.approx(rate, rel=0.05)
+    assert plan.at_once * 1000 / plan.step_ms == plan.rate
+    assert 1 <= plan.connections <= h2load.MOST_CONNECTIONS
+    assert plan.ramp_s <= max(h2load.INTERVAL_S, 1 / rate) * 1.01

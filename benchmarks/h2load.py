@@ -1,0 +1,129 @@
+"""h2load as an open loop: a program in C++, so that the cores are the server's; used by `overload.py`.
+
+Each of its connections sends at a constant interval, unless its answer is not there yet; they begin one
+after the other, so that requests come evenly.
+"""
+
+import resource
+import statistics
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.payloads import Payload
+
+MOST_CONNECTIONS = 3000
+INTERVAL_S = 2.0  # of one connection; longer than any answer takes that a queue of seconds delays
+STEP_MS = 10  # between those that begin together
+
+
+@dataclass(frozen=True)
+class Flood:
+    """Answers that came once all connections were open."""
+
+    offered_per_second: float
+    seconds: float
+    answers: Counter[str]
+    """By status; `failed` for a connection that was refused or lost."""
+
+    refused_p50_ms: float
+    answered_p50_ms: float
+    generator_cores: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who sends when, for about `rate` requests a second."""
+
+    rate: float
+    step_ms: int
+    at_once: int
+    connections: int
+
+    @classmethod
+    def of(cls, rate: float) -> "Schedule":
+        """The nearest that h2load, which takes whole numbers, can do."""
+        step_ms = max(STEP_MS, round(1000 / rate))
+        at_once = max(1, round(rate * step_ms / 1000))
+        rate = at_once * 1000 / step_ms
+        connections = max(1, min(round(rate * INTERVAL_S), MOST_CONNECTIONS))
+        return cls(rate, step_ms, at_once, connections)
+
+    @property
+    def ramp_s(self) -> float:
+        """Until all connections are open."""
+        return self.connections / self.rate
+
+
+@contextmanager
+def flooding(url: str, payload: Payload, rate: float, seconds: float) -> Iterator["Generator"]:
+    """Posts `rate` times a second while the block runs; `Generator.result` waits for the end."""
+    plan = Schedule.of(rate)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # which h2load inherits
+    with tempfile.TemporaryDirectory() as folder:
+        body, log = Path(folder, "body"), Path(folder, "log")
+        body.write_bytes(payload.body)
+        command = [
+            "h2load",
+            "--h1",
+            f"--clients={plan.connections}",
+            f"--rps={plan.rate / plan.connections}",
+        ]
+        command += [f"--rate={plan.at_once}", f"--rate-period={plan.step_ms}ms", f"--log-file={log}"]
+        command += [f"--requests={round(plan.rate * (plan.ramp_s + seconds))}", f"--data={body}"]
+        command += [f"--header={name}: {value}" for name, value in payload.headers.items()]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with subprocess.Popen(  # noqa: S603 h2load, with our own arguments
+            [*command, url + payload.path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            try:
+                yield Generator(process, log, plan, seconds, before.ru_utime + before.ru_stime)
+            finally:
+                process.kill()
+
+
+@dataclass(frozen=True)
+class Generator:
+    """One h2load that runs."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    plan: Schedule
+    seconds: float
+    cpu_before: float
+
+    def result(self) -> Flood:
+        """Waits for its end. Raises RuntimeError where it fails."""
+        output, _ = self.process.communicate()
+        if self.process.returncode or not self.log.exists():
+            raise RuntimeError(f"h2load: {output.decode(errors='replace')[-500:]}")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        rows = [
+            [int(field) for field in line.split("\t")[:3]] for line in self.log.read_text().splitlines()
+        ]
+        began = min(start for start, _, _ in rows) + self.plan.ramp_s * 1e6
+        whole_s = (max(start + us for start, _, us in rows) - min(start for start, _, _ in rows)) / 1e6
+        seen: dict[int, list[int]] = {}
+        for start, status, us in rows:
+            if began <= start + us < began + self.seconds * 1e6:
+                seen.setdefault(status, []).append(us)
+        return Flood(
+            offered_per_second=self.plan.rate,
+            seconds=self.seconds,
+            answers=Counter(
+                {str(status) if status > 0 else "failed": len(found) for status, found in seen.items()}
+            ),
+            refused_p50_ms=median_ms(seen.get(503, [])),
+            answered_p50_ms=median_ms(seen.get(200, [])),
+            generator_cores=(used.ru_utime + used.ru_stime - self.cpu_before) / whole_s,
+        )
+
+
+def median_ms(us: list[int]) -> float:
+    """0 where there is none."""
+    return statistics.median(us) / 1000 if us else 0.0
