@@ -19,7 +19,7 @@ from serving.metrics import Metrics
 from serving.scores import Score
 from serving.settings import Settings
 
-SLOW = 450.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
+SLOW = 750.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
 
 
 class Served:
