@@ -149,8 +149,8 @@ class Settings(BaseSettings):
     """Origins, separated by commas, whose pages may call the API from a browser; empty: none."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`info` logs one line a request, `warning` only what went wrong. Of refusals (503), the first 20 of a
-    second have lines, and one says how many more there were; `debug` has all."""
+    """`info` logs one line a request, `warning` only what went wrong. Of refusals (503), the first 20 of
+    a second have lines, and one says how many more there were; `debug` has all."""
 
     log_format: Literal["json", "console"] = "json"
     """`json`: one object a line, for machines; `console`: for people."""
