@@ -5,7 +5,8 @@ a GPU batches are everything. So the cap is measured, not assumed.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from serving.settings import Settings
 
 GOOD_ENOUGH = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # of measuring, per size
+LONGEST_S = 1.0  # of measuring what something else disturbs
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 
 
@@ -48,9 +50,18 @@ def warm_up(
         if not batches:
             raise ConfigurationError(f"the device's memory is too small for one picture: {too_large}")
         measured = sum(sum(one[1:]) for one in times.values())  # a first call plans and allocates
-        if number + 1 >= MIN_ROUNDS and measured > ROUNDS_S * len(batches):
+        if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(batches):
+            continue
+        if measured > LONGEST_S or undisturbed([min(one) / size for size, one in times.items()]):
             break
     return {size: round(min(one) * 1000, 3) for size, one in times.items()}
+
+
+def undisturbed(seconds: Sequence[float]) -> bool:
+    """Whether a picture's time, by ascending batch size, falls and then rises, as it does by itself."""
+    best = seconds.index(min(seconds))
+    falls = all(after * GOOD_ENOUGH <= before for before, after in pairwise(seconds[: best + 1]))
+    return falls and all(after >= before * GOOD_ENOUGH for before, after in pairwise(seconds[best:]))
 
 
 def warm_both(

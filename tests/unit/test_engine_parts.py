@@ -195,6 +195,35 @@ def test_the_cap_is_the_smallest_size_that_is_nearly_best(profile: dict[int, flo
     assert warmup.choose_cap(Settings(max_batch_size=3), profile) == 3
 
 
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([4.4, 3.8, 3.4, 3.1], True),
+        ([4.4, 4.5, 5.1, 5.5], True),
+        ([4.4, 3.8, 3.9, 3.8], True),  # within what a repetition differs by
+        ([4.9, 5.95, 5.2, 4.86], False),
+        ([4.4, 3.1, 3.8, 3.3], False),
+        ([4.4], True),
+    ],
+)
+def test_a_disturbed_profile_is_known_by_its_shape(seconds: list[float], expected: bool) -> None:
+    assert warmup.undisturbed(seconds) is expected
+
+
+def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap() -> None:
+    class Disturbed:
+        calls = 0
+
+        def infer(self, batch: np.ndarray) -> np.ndarray:
+            self.calls += len(batch) == 2
+            time.sleep(0.08 if len(batch) == 2 and self.calls <= warmup.MIN_ROUNDS else 0.002)
+            return np.zeros((len(batch), 3), np.float32)
+
+    profile = warmup.warm_up(Disturbed(), (2, 2, 3), 3, [1, 2, 4])  # type: ignore[arg-type]
+    assert profile[2] < 80
+    assert warmup.choose_cap(Settings(), profile) == 4
+
+
 def test_every_power_of_two_and_the_largest_are_run() -> None:
     assert buckets.sizes(Settings(), "cpu") == [1, 2, 4, 8]
     assert buckets.sizes(Settings(), "cuda:0")[-1] == 64
