@@ -5,9 +5,6 @@ Of all that CUDA, cuDNN and cuBLAS report, running out of memory leaves a device
 another process can go on.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 OUT_OF_MEMORY = (
     "out of memory",
     "out_of_memory",
@@ -26,21 +23,30 @@ class DeviceLostError(Exception):
     """The device cannot be used by this process any more."""
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raises one of the two above for what a CUDA library raised in the block; the rest as it is."""
-    try:
-        yield
-    except (OutOfDeviceMemoryError, DeviceLostError):
-        raise
-    except Exception as error:  # each library has types of its own, most of them RuntimeError
-        found = meaning(str(error))
+class Translation:
+    """See `translated`; no generator, whose frames would hold what did not fit, on Python 3.13."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        """Raises the other error from this one."""
+        if not isinstance(error, Exception) or isinstance(
+            error, OutOfDeviceMemoryError | DeviceLostError
+        ):
+            return
+        found = meaning(str(error))  # each library has types of its own, most of them RuntimeError
         if found is None:
-            raise
+            return
         try:
             raise found from error
         finally:
-            del found  # it and this frame would hold each other, and with them what did not fit
+            del found, error, trace  # they and this frame would hold each other
+
+
+def translated() -> Translation:
+    """Raises one of the two above for what a CUDA library raised in the block; the rest as it is."""
+    return Translation()
 
 
 def meaning(text: str) -> OutOfDeviceMemoryError | DeviceLostError | None:

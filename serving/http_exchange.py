@@ -18,8 +18,10 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FAILED = b"Internal Server Error"
 BODILESS = (204, 304)
 CONTROLS = bytes({*range(32), 127} - {9})
+PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}  # RFC 9110; Python's from 3.13 on
 STATUS_LINES = {
-    status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus
+    status.value: b"HTTP/1.1 %d %s\r\n" % (status, PHRASES.get(status, status.phrase).encode())
+    for status in http.HTTPStatus
 }
 Headers = list[tuple[bytes, bytes]]
 Message = dict[str, Any]  # of ASGI
