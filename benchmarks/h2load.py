@@ -9,8 +9,6 @@ import statistics
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +23,6 @@ STEP_MS = 10  # between those that begin together
 class Flood:
     """Answers that came once all connections were open."""
 
-    offered_per_second: float
-    seconds: float
     answers: Counter[str]
     """By status; `failed` for a connection that was refused or lost."""
 
@@ -59,69 +55,40 @@ class Schedule:
         return self.connections / self.rate
 
 
-@contextmanager
-def flooding(url: str, payload: Payload, rate: float, seconds: float) -> Iterator["Generator"]:
-    """Posts `rate` times a second while the block runs; `Generator.result` waits for the end."""
-    plan = Schedule.of(rate)
+def run(url: str, payload: Payload, plan: Schedule, seconds: float) -> Flood:
+    """Posts for `seconds` once all connections are open. Raises RuntimeError where h2load fails."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # which h2load inherits
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder, "body"), Path(folder, "log")
         body.write_bytes(payload.body)
-        command = [
-            "h2load",
-            "--h1",
-            f"--clients={plan.connections}",
-            f"--rps={plan.rate / plan.connections}",
-        ]
-        command += [f"--rate={plan.at_once}", f"--rate-period={plan.step_ms}ms", f"--log-file={log}"]
-        command += [f"--requests={round(plan.rate * (plan.ramp_s + seconds))}", f"--data={body}"]
+        command = ["h2load", "--h1", f"--data={body}", f"--log-file={log}"]
+        command += [f"--clients={plan.connections}", f"--rps={plan.rate / plan.connections}"]
+        command += [f"--rate={plan.at_once}", f"--rate-period={plan.step_ms}ms"]
+        command += [f"--requests={round(plan.rate * (plan.ramp_s + seconds))}"]
         command += [f"--header={name}: {value}" for name, value in payload.headers.items()]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        with subprocess.Popen(  # noqa: S603 h2load, with our own arguments
-            [*command, url + payload.path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as process:
-            try:
-                yield Generator(process, log, plan, seconds, before.ru_utime + before.ru_stime)
-            finally:
-                process.kill()
-
-
-@dataclass(frozen=True)
-class Generator:
-    """One h2load that runs."""
-
-    process: "subprocess.Popen[bytes]"
-    log: Path
-    plan: Schedule
-    seconds: float
-    cpu_before: float
-
-    def result(self) -> Flood:
-        """Waits for its end. Raises RuntimeError where it fails."""
-        output, _ = self.process.communicate()
-        if self.process.returncode or not self.log.exists():
-            raise RuntimeError(f"h2load: {output.decode(errors='replace')[-500:]}")
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        rows = [
-            [int(field) for field in line.split("\t")[:3]] for line in self.log.read_text().splitlines()
-        ]
-        began = min(start for start, _, _ in rows) + self.plan.ramp_s * 1e6
-        whole_s = (max(start + us for start, _, us in rows) - min(start for start, _, _ in rows)) / 1e6
-        seen: dict[int, list[int]] = {}
-        for start, status, us in rows:
-            if began <= start + us < began + self.seconds * 1e6:
-                seen.setdefault(status, []).append(us)
-        return Flood(
-            offered_per_second=self.plan.rate,
-            seconds=self.seconds,
-            answers=Counter(
-                {str(status) if status > 0 else "failed": len(found) for status, found in seen.items()}
-            ),
-            refused_p50_ms=median_ms(seen.get(503, [])),
-            answered_p50_ms=median_ms(seen.get(200, [])),
-            generator_cores=(used.ru_utime + used.ru_stime - self.cpu_before) / whole_s,
+        done = subprocess.run(  # noqa: S603 h2load, with our own arguments
+            [*command, url + payload.path], capture_output=True, text=True, check=False
         )
+        if done.returncode or not log.exists():
+            raise RuntimeError(f"h2load: {(done.stdout + done.stderr)[-500:]}")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        rows = [[int(field) for field in line.split("\t")[:3]] for line in log.read_text().splitlines()]
+    first = min(start for start, _, _ in rows)
+    began = first + plan.ramp_s * 1e6
+    whole_s = (max(start + us for start, _, us in rows) - first) / 1e6
+    seen: dict[int, list[int]] = {}
+    for start, status, us in rows:
+        if began <= start + us < began + seconds * 1e6:
+            seen.setdefault(status, []).append(us)
+    cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return Flood(
+        answers=Counter({str(s) if s > 0 else "failed": len(found) for s, found in seen.items()}),
+        refused_p50_ms=median_ms(seen.get(503, [])),
+        answered_p50_ms=median_ms(seen.get(200, [])),
+        generator_cores=cpu_s / whole_s,
+    )
 
 
 def median_ms(us: list[int]) -> float:

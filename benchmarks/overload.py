@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import h2load, payloads, report
-from benchmarks.h2load import Flood
+from benchmarks.h2load import Flood, Schedule
 from benchmarks.loops import Arrivals, OpenLoop, Windows
 from benchmarks.machine import write_results
 from benchmarks.payloads import Protocol
@@ -26,18 +26,18 @@ LOOKED_AT_PER_SECOND = 5.0  # answers whose header fields are looked at, too, wh
 
 
 async def overload(
-    target: Target, rate: float, seconds: float, pid: int
+    target: Target, plan: Schedule, seconds: float, pid: int
 ) -> tuple[Flood, Recorder, float]:
     """What h2load saw, what a few requests beside it saw, and the memory in MB halfway."""
     loop_ = OpenLoop(target.connections(), target.wire(), LOOKED_AT_PER_SECOND, Arrivals.CONSTANT)
     windows = Windows()
-    with h2load.flooding(target.url, target.payloads()[0], rate, seconds) as generator:
-        result = asyncio.create_task(asyncio.to_thread(generator.result))
-        await asyncio.wait({result}, timeout=generator.plan.ramp_s)
-        looking = asyncio.create_task(loop_.run(windows))
-        await asyncio.wait({result}, timeout=seconds / 2)
-        halfway = resident_mb(pid)
-        flood = await result
+    flooding = asyncio.to_thread(h2load.run, target.url, target.payloads()[0], plan, seconds)
+    result = asyncio.create_task(flooding)
+    await asyncio.wait({result}, timeout=plan.ramp_s)
+    looking = asyncio.create_task(loop_.run(windows))
+    await asyncio.wait({result}, timeout=seconds / 2)
+    halfway = resident_mb(pid)
+    flood = await result
     looking.cancel()
     await asyncio.gather(looking, *loop_.waiting, return_exceptions=True)
     windows.turn()
@@ -50,15 +50,16 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
     before = target.closed(1, ONE_WINDOW)
     peak = target.closed(16, ONE_WINDOW).per_second
     memory_before = resident_mb(pid)
-    flood, looked_at, memory_halfway = run_loop(overload(target, peak * times, seconds, pid))
+    plan = Schedule.of(peak * times)
+    flood, looked_at, memory_halfway = run_loop(overload(target, plan, seconds, pid))
     memory_after = resident_mb(pid)
     after = target.closed(1, ONE_WINDOW)
     peak_after = target.closed(16, ONE_WINDOW).per_second
-    answered = flood.answers["200"] / flood.seconds
+    answered = flood.answers["200"] / seconds
     return {
         "peak_per_second": round(peak, 1),
         "peak_per_second_after": round(peak_after, 1),
-        "offered_per_second": round(flood.offered_per_second, 1),
+        "offered_per_second": round(plan.rate, 1),
         "answered_per_second": round(answered, 1),
         "answered_to_peak": round(2 * answered / (peak + peak_after), 3),
         "answers": dict(flood.answers),

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from benchmarks import limit, load, overload, stress
 from benchmarks.__main__ import app
+from benchmarks.h2load import Schedule
 from benchmarks.loops import Arrivals
 from benchmarks.payloads import SAMPLE, Protocol
 from benchmarks.target import Plan, Target
@@ -46,10 +47,11 @@ def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> 
     settings = {**fake_settings, **more, "SERVING_QUEUE_SIZE": "4"}
     with servers.api("tests.fake", settings) as url, servers.process_of(url) as process:
         target = Target(url, [command()], Protocol.RAW)
-        seen, looked_at, halfway = asyncio.run(overload.overload(target, 200, 2, process.pid))
+        plan = Schedule.of(200)
+        seen, looked_at, halfway = asyncio.run(overload.overload(target, plan, 2, process.pid))
     assert halfway > 10
     assert set(seen.answers) == {"200", "503"}
-    assert seen.offered_per_second == 200
+    assert plan.rate == 200
     assert 0 < sum(seen.answers.values()) <= 2 * 200 + 4
     assert seen.refused_p50_ms < seen.answered_p50_ms
     assert seen.generator_cores > 0
