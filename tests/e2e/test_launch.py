@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import psutil
 import pytest
@@ -15,8 +16,13 @@ from tests import pictures, servers
 
 
 @contextmanager
-def launched(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The launcher when both answer, and the ports of API and page."""
+def launched(
+    on_hangup: signal.Handlers = signal.SIG_DFL, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The launcher when both answer, and the ports of API and page.
+
+    `on_hangup` is what it inherits for SIGHUP, whatever these tests were started with.
+    """
     port, ui_port = str(servers.free_port()), str(servers.free_port())
     more = {"PORT": port, "UI_PORT": ui_port, "SERVING_LOG_LEVEL": "warning", **environment}
     with subprocess.Popen(
@@ -25,6 +31,7 @@ def launched(**environment: str) -> Iterator[tuple[subprocess.Popen[str], str, s
         env={**os.environ, **more},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=partial(signal.signal, signal.SIGHUP, on_hangup),
     ) as launcher:
         try:
             assert launcher.stdout
@@ -48,6 +55,14 @@ def test_both_start_and_both_stop(number: signal.Signals) -> None:
         assert launcher.wait(30) == 0
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
+
+
+def test_nohup_keeps_both() -> None:
+    with launched(on_hangup=signal.SIG_IGN) as (launcher, port, _):
+        launcher.send_signal(signal.SIGHUP)
+        assert requests.get(f"http://127.0.0.1:{port}/health/ready", timeout=30).status_code == 200
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(30) == 0
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind() -> None:
