@@ -32,6 +32,17 @@ def usable(cgroup: Path = CGROUP) -> int:
     return max(1, min(affinity, math.floor(min(quota(cgroup), affinity) + 0.5)))
 
 
+def waited(process: int) -> dict[int, float]:
+    """Seconds for which each thread of a process could run and had no core; empty where nobody knows."""
+    seconds = {}
+    with contextlib.suppress(OSError):  # not on Linux, or it has just ended
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(OSError):  # this one has
+                nanoseconds = int((thread / "schedstat").read_text().split()[1])
+                seconds[int(thread.name)] = nanoseconds / 1e9
+    return seconds
+
+
 def give_way(steps: int = 5) -> None:
     """Lowers the priority of this process, all its threads, below that of its parent's.
 

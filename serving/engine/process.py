@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from serving import cpus
 from serving.engine.memory import RECORD_BYTES, Memory
 from serving.engine.program import Arguments
 
 MAX_BACKOFF_S = 10.0
 FIRST_BACKOFF_S = 0.1
 HEALTHY_AFTER_S = 10.0
-SECOND_LOOK_S = 0.5
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # Linux
 
 
@@ -38,6 +38,9 @@ class Process:
 
     stuck_since: float | None = None
     """When it was first found silent for too long; None while it is not."""
+
+    waited: dict[int, float] = field(default_factory=dict)
+    """Seconds for which its threads had waited for a core by then."""
 
     deaths: int = 0
     """In a row, after it had been ready; a long life resets it."""
@@ -90,13 +93,22 @@ class Process:
         self.deaths = 0 if now - self.ready_at > HEALTHY_AFTER_S else self.deaths + 1
         return 0.0 if self.deaths < 2 else min(1.0, FIRST_BACKOFF_S * 2.0**self.deaths)
 
-    def is_stuck(self, silent: bool, now: float) -> bool:
-        """Whether it is `silent` at two looks: after a pause of all processes, all are at the first."""
+    def is_stuck(self, silent: bool, now: float, longer_s: float) -> bool:
+        """Whether it is `silent` at two looks, `longer_s` apart: after a pause of all, all are at one.
+
+        Time in which it waits for a core does not count: beside busy programs a worker gets little.
+        """
+        assert self.popen is not None  # noqa: S101 it runs
         if not silent:
             self.stuck_since = None
-        elif self.stuck_since is None:
-            self.stuck_since = now
-        return self.stuck_since is not None and now - self.stuck_since >= SECOND_LOOK_S
+            return False
+        if self.stuck_since is None:
+            self.stuck_since, self.waited = now, cpus.waited(self.popen.pid)
+        if now - self.stuck_since < longer_s:
+            return False
+        now_waited = cpus.waited(self.popen.pid).items()
+        waits = [seconds - self.waited.get(thread, seconds) for thread, seconds in now_waited]
+        return now - self.stuck_since - max(waits, default=0.0) >= longer_s
 
     def silent_for(self, memory: Memory, now: float) -> float:
         """Seconds for which it computes one batch, or, idle, leaves a question unanswered."""

@@ -14,6 +14,7 @@ from serving.settings import Settings
 LOAD_TIMEOUT_S = 600
 LEAST_HANG_S = 3.0
 HANG_BATCHES = 20  # of the slowest measured batch
+LEAST_LONGER_S, LONGER_BATCHES = 0.5, 2  # and then
 
 
 def hang_limit(settings: Settings, profile: Mapping[str, Any]) -> float:
@@ -31,11 +32,12 @@ def hang_limit(settings: Settings, profile: Mapping[str, Any]) -> float:
 def kill_silent(processes: Iterable[Process], memory: Memory, limit_s: float) -> None:
     """Kills workers that have stopped answering or never get ready; their pipe tells of the end."""
     now = time.monotonic()
+    longer_s = max(LEAST_LONGER_S, limit_s * LONGER_BATCHES / HANG_BATCHES)
     for process in processes:
         if process.popen is None:
             continue
         if process.ready:
-            stuck = process.is_stuck(process.silent_for(memory, now) > limit_s, now)
+            stuck = process.is_stuck(process.silent_for(memory, now) > limit_s, now, longer_s)
         else:
             stuck = now - process.begun_at > LOAD_TIMEOUT_S
         if stuck:

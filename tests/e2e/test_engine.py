@@ -4,6 +4,8 @@ import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -81,6 +83,33 @@ def repeatedly(action: threading.Thread) -> Iterator[None]:
 def ready_workers(url: str) -> int:
     """As the service counts them."""
     return int(metric(url, "serving_ready_workers"))
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """Three programs that take all they get of a core."""
+    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the wait for a core is not known")
+def test_a_worker_that_gets_little_of_a_core_is_kept(fake_settings: dict[str, str]) -> None:
+    settings = {**fake_settings, "FAKE_CPU_MS": "20"}
+    with fake_service(settings, instances="1", worker_timeout_ms="300") as (url, server):
+        (worker,) = programs(server, WORKER)
+        core = min(os.sched_getaffinity(0))
+        worker.cpu_affinity([core])
+        worker.nice(19)
+        with busy(core):
+            assert predict(url, command(class_index=3)).json()["prediction"] == "3"
+        assert worker.is_running()
+        assert metric(url, "serving_worker_restarts_total") == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -2,10 +2,10 @@
 
 Red, bit 0: the computation makes the file FAKE_GATE.held and lasts until FAKE_GATE exists. Red, the
 other bits: a failure, see `Failure`. Green and blue are the class that is answered. A computation takes
-FAKE_MS milliseconds, and as long as the file FAKE_BROKEN exists nothing can be loaded; as long as
-FAKE_LOADING exists, loading lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is
-where it claims to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every
-batch. With FAKE_READER=1 it reads the slots itself.
+FAKE_MS milliseconds, and FAKE_CPU_MS of a core. As long as the file FAKE_BROKEN exists nothing can be
+loaded; as long as FAKE_LOADING exists, loading lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where
+it claims to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every batch.
+With FAKE_READER=1 it reads the slots itself.
 """
 
 import io
@@ -70,6 +70,9 @@ class FakeBackend:
         """Obeys the first pixel of each picture."""
         logits = np.zeros((len(batch), self.classes), np.float32)
         time.sleep(float(os.environ.get("FAKE_MS", "0")) / 1000)
+        end = time.thread_time() + float(os.environ.get("FAKE_CPU_MS", "0")) / 1000
+        while time.thread_time() < end:
+            pass
         write_down(len(batch))
         for row, (red, green, blue) in zip(logits, batch[:, 0, 0].tolist(), strict=True):
             if red & 1:

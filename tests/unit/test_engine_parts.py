@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving import buckets
+from serving import buckets, cpus
 from serving.engine import process, scratch, warmup, watchdog
 from serving.engine.idle import TIMES, TRY_OTHER, TRY_SOON, IdleCores
 from serving.engine.memory import (
@@ -301,13 +301,41 @@ def test_without_a_place_to_write_there_is_no_scratch(
     scratch.remove(None)
 
 
-def test_a_worker_counts_as_hung_at_a_second_look_only() -> None:
-    place = Process(index=0, gpu=0)
-    assert not place.is_stuck(True, 100.0)  # all processes may just have been paused
-    assert not place.is_stuck(True, 100.2)
-    assert not place.is_stuck(False, 100.4)
-    assert not place.is_stuck(True, 100.6)
-    assert place.is_stuck(True, 101.2)
+@pytest.fixture
+def place() -> Iterator[Process]:
+    """With a program that does nothing."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
+        yield Process(index=0, gpu=0, popen=popen)
+        popen.kill()
+
+
+def test_a_worker_counts_as_hung_at_a_second_look_only(place: Process) -> None:
+    assert not place.is_stuck(True, 100.0, 0.5)  # all processes may just have been paused
+    assert not place.is_stuck(True, 100.2, 0.5)
+    assert not place.is_stuck(False, 100.4, 0.5)
+    assert not place.is_stuck(True, 100.6, 0.5)
+    assert place.is_stuck(True, 101.2 + 60, 0.5)  # it may have waited for a core, but not for a minute
+
+
+def test_a_worker_that_gets_no_core_does_not_count_as_hung(
+    place: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = {1: 5.0, 2: 7.0}
+    monkeypatch.setattr("serving.cpus.waited", lambda _: dict(waited))
+    assert not place.is_stuck(True, 100.0, 0.5)
+    waited |= {1: 5.9, 3: 8.0}  # the third one has just begun
+    assert not place.is_stuck(True, 101.0, 0.5)
+    assert place.is_stuck(True, 101.5, 0.5)
+
+
+def test_the_wait_for_a_core_is_known(place: Process) -> None:
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count it")
+    assert place.popen
+    assert set(cpus.waited(place.popen.pid)) == {place.popen.pid}
+    place.popen.kill()
+    place.popen.wait()
+    assert cpus.waited(place.popen.pid) == {}
 
 
 @pytest.mark.parametrize("delay_us", [0, 500_000])
