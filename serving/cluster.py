@@ -2,7 +2,8 @@
 
 This process holds the engine's supervisor and the listening socket. It accepts every connection and
 hands it to the web process with the fewest, so that the load is even; sharing the socket would leave
-that to chance. It replaces a web process that dies, and takes part in switching versions.
+that to chance. It replaces a web process that dies or no longer answers, and takes part in switching
+versions.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -33,6 +35,9 @@ from serving.server import ACCEPT_PAUSE_S, bind, listen
 from serving.settings import Settings
 
 RESTART_S = 0.5
+ASK_S = 5.0
+MOST_UNANSWERED = 5  # counted, not timed: after a pause of all processes, one at most is unanswered
+FULL_PAUSE_S = 0.01
 METRICS = "serving-metrics-"
 
 
@@ -46,6 +51,9 @@ class Web:
     ready: bool = False
     given: int = 0
     """Connections handed to it."""
+
+    unanswered: int = 0
+    """Questions whether it is there, in a row."""
 
 
 class Cluster:
@@ -68,6 +76,10 @@ class Cluster:
         """Whether all web processes have been ready once: none gets all the first connections."""
 
         self._any_ready = threading.Event()
+        self._watching = False
+        self._ask_at = 0.0
+        """A time of time.monotonic(): the web processes are not asked again before it."""
+
         self._wake_reader, self._wake_writer = os.pipe()
         self._news: list[tuple[Web | None, Supervisor | str]] = []
         self._askers: dict[int, Web] = {}
@@ -128,7 +140,8 @@ class Cluster:
                 self._give_up_loading()
                 for web in self._webs.values():
                     web.popen.send_signal(signal.SIGTERM)
-            for key, _ in self._selector.select(RESTART_S if self._missing() else None):
+            pause_s = self._watch()
+            for key, _ in self._selector.select(RESTART_S if self._missing() else pause_s):
                 if key.fd == self._wake_reader:
                     os.read(self._wake_reader, 4096)
                     self._on_news()
@@ -149,8 +162,51 @@ class Cluster:
             return []
         return [i for i in range(self._count) if i not in self._webs]
 
+    def _watch(self) -> float | None:
+        """Asks web processes whether they are there, and kills those that leave too much unanswered.
+
+        Returns the seconds until they are to be asked again; None while nobody needs them.
+        """
+        self._watching = False  # before it looks for connections: `_accept` asks after it has given one
+        if not self._in_use():
+            return None
+        self._watching = True
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + ASK_S
+            for web in self._webs.values():
+                if web.ready or self._stopping:  # a slow start is not ended, but the end comes
+                    self._ask(web)
+        return self._ask_at - now
+
+    def _in_use(self) -> bool:
+        """Whether a web process has connections, or may have: of other ports they are not known here."""
+        settings = self._settings
+        others = settings.tcp_port is not None or settings.grpc_port is not None
+        return (
+            others
+            or self._stopping
+            or any(self._open_connections(web) > 0 for web in self._webs.values())
+        )
+
+    def _ask(self, web: Web) -> None:
+        if web.unanswered >= MOST_UNANSWERED:
+            self._give_up(web)
+            return
+        web.unanswered += 1
+        with contextlib.suppress(OSError):  # it has died, or reads nothing
+            web.sock.send(control.QUESTION, socket.MSG_DONTWAIT)
+
+    def _give_up(self, web: Web) -> None:
+        """Its event loop does not run; `_on_death` hears of the end."""
+        logger().error("a web process does not answer", web=web.index)
+        web.ready = False
+        web.popen.kill()
+
     def _start_web(self, index: int) -> None:
         ours, theirs = control.pair()
+        limit = struct.pack("@ll", int(ASK_S * MOST_UNANSWERED), 0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._tally.ended[index] = 0
         numbers = (os.getpid(), theirs.fileno(), self._tally.fd, index)
         with theirs:
@@ -171,10 +227,14 @@ class Cluster:
         """Gives the current engine to a web process."""
         engine = self._engines[self._current]
         self._users.setdefault(self._current, set()).add(web.index)
-        with contextlib.suppress(OSError):  # it has died; that is noticed elsewhere
+        try:
             control.send_engine(
                 web.sock, self._current, engine.version, engine.attachment(web.index), engine.profile
             )
+        except BlockingIOError:  # it has not read its messages for long, and cannot do without this one
+            self._give_up(web)
+        except OSError:  # it has died; that is noticed elsewhere
+            pass
 
     def _on_message(self, web: Web) -> None:
         try:
@@ -192,6 +252,8 @@ class Cluster:
             if self._opened or all(other.ready for other in self._webs.values()):
                 self._opened = True
                 self._any_ready.set()
+        elif message["type"] == "here":
+            web.unanswered = 0
         else:
             self._released(message["key"], web.index)
 
@@ -287,14 +349,27 @@ class Cluster:
                 time.sleep(ACCEPT_PAUSE_S)
                 continue
             with connection:
-                ready = [web for web in list(self._webs.values()) if web.ready]  # another thread's
-                for web in sorted(ready, key=self._open_connections):
-                    try:
-                        socket.send_fds(web.sock, [control.CONNECTION], [connection.fileno()])
-                    except OSError:  # it has just died: the next one
-                        continue
-                    web.given += 1
-                    break
+                while not self._hand_over(connection):
+                    time.sleep(FULL_PAUSE_S)
+                if not self._watching:
+                    with contextlib.suppress(BlockingIOError):  # `_loop` has much to wake up for already
+                        os.write(self._wake_writer, b"c")
+
+    def _hand_over(self, connection: socket.socket) -> bool:
+        """Whether a web process has it; one that may not be there any more is the last that is tried."""
+
+        def burden(web: Web) -> tuple[bool, int]:
+            return web.unanswered > 1, self._open_connections(web)
+
+        ready = [web for web in list(self._webs.values()) if web.ready]  # another thread's
+        for web in sorted(ready, key=burden):
+            try:
+                control.send_connection(web.sock, connection)
+            except OSError:  # it has just died, or has many that it has not looked at: the next one
+                continue
+            web.given += 1
+            return True
+        return False
 
     def _open_connections(self, web: Web) -> int:
         return web.given - self._tally.ended[web.index]

@@ -1,9 +1,11 @@
 """What `cluster.py` and its web processes say to each other: small messages, descriptors attached.
 
 To a web process: CONNECTION with a client's socket; `engine` with an engine's descriptors; `switched`,
-the answer to its `switch`. From a web process: `ready`, `switch` and `released`.
+the answer to its `switch`; QUESTION, which its event loop answers with `here`. From a web process:
+`ready`, `switch`, `released` and `here`.
 """
 
+import array
 import asyncio
 import json
 import os
@@ -20,6 +22,7 @@ from serving.model import Model
 from serving.settings import Settings
 
 CONNECTION = b"c"
+QUESTION = b"?"
 MAX_MESSAGE = 65536
 MAX_FDS = 8
 
@@ -48,6 +51,13 @@ def send_engine(
         attachment.kick_fd,
     ]
     socket.send_fds(sock, [json.dumps(message).encode()], fds)
+
+
+def send_connection(sock: socket.socket, connection: socket.socket) -> None:
+    """A client's. Raises OSError, BlockingIOError where many messages have not been read yet."""
+    fds = array.array("i", [connection.fileno()])
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
+    sock.sendmsg([CONNECTION], rights, socket.MSG_DONTWAIT)  # send_fds knows no flags before 3.13
 
 
 def send(sock: socket.socket, **message: Any) -> None:
@@ -128,6 +138,8 @@ class GivenEngine:
                 self._connect(socket.socket(fileno=fds[0]))
             else:
                 self._lose()
+        elif data == QUESTION:
+            send(self._sock, type="here")
         else:
             self._on_json(json.loads(data), fds)
 

@@ -1,6 +1,7 @@
 """The engine's promises, on real processes: nothing lost, nothing swapped, nothing left behind."""
 
 import gc
+import http.client
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -26,6 +28,7 @@ from tests.http_load import Answer, send_all
 
 WORKER = "serving.engine.worker"
 WEB = "serving.web"
+WATCHFUL = "tests.fake.watchful"
 
 
 @pytest.fixture
@@ -48,11 +51,13 @@ def programs(server: psutil.Process, module: str) -> list[psutil.Process]:
 
 
 @contextmanager
-def fake_service(settings: dict[str, str], **more: str) -> Iterator[tuple[str, psutil.Process]]:
+def fake_service(
+    settings: dict[str, str], program: str = "serving", **more: str
+) -> Iterator[tuple[str, psutil.Process]]:
     """A fake service's URL and its main process."""
     named = {f"SERVING_{name.upper()}": value for name, value in more.items()}
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
-    command_line = ["serving", "tests.fake", "--port", str(port)]
+    command_line = [program, "tests.fake", "--port", str(port)]
     with servers.running(command_line, f"{url}/health/ready", {**settings, **named}) as process:
         yield url, psutil.Process(process.pid)
 
@@ -468,6 +473,36 @@ def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
         check_right(send_all(url, numbered(50), senders=2), 50)
 
 
+def test_a_web_process_that_no_longer_runs_is_replaced(fake_settings: dict[str, str]) -> None:
+    with fake_service(fake_settings, WATCHFUL, web_processes="2") as (url, server):
+        stopped = programs(server, WEB)[0]
+        connections = [http.client.HTTPConnection(urlsplit(url).netloc, timeout=30) for _ in range(4)]
+        for connection in connections:
+            connection.request("GET", "/health/live")
+            assert connection.getresponse().read()
+        theirs = {address.raddr.port for address in stopped.net_connections("tcp") if address.raddr}
+        stopped.send_signal(signal.SIGSTOP)
+        hanging = [one for one in connections if one.sock.getsockname()[1] in theirs]
+        assert len(hanging) == 2
+        for connection in hanging:
+            connection.request("GET", "/health/live")
+            with pytest.raises(ConnectionError):
+                connection.getresponse()
+        for connection in connections:
+            connection.close()
+        wait_for(lambda: len(programs(server, WEB)) == 2 and stopped not in programs(server, WEB))
+        check_right(send_all(url, numbered(50), senders=4), 50)
+
+
+def test_a_web_process_that_no_longer_runs_does_not_hold_up_the_end(
+    fake_settings: dict[str, str],
+) -> None:
+    with fake_service(fake_settings, WATCHFUL, web_processes="2") as (_, server):
+        programs(server, WEB)[0].send_signal(signal.SIGSTOP)
+        server.terminate()
+        assert server.wait(30) == 0
+
+
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_versions_are_switched_without_a_failed_request(
     fake_settings: dict[str, str], tmp_path: Path, web_processes: str
@@ -530,16 +565,18 @@ def test_a_version_that_cannot_be_loaded_changes_nothing(
         assert len(programs(server, WORKER)) == 2
 
 
-def test_an_idle_service_does_nothing(fake_settings: dict[str, str]) -> None:
-    with fake_service(fake_settings) as (url, server):
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_an_idle_service_does_nothing(fake_settings: dict[str, str], web_processes: str) -> None:
+    with fake_service(fake_settings, WATCHFUL, web_processes=web_processes) as (url, server):
         assert predict(url, command()).status_code == 200
         workers = programs(server, WORKER)
-        time.sleep(1)  # what the request left to do is done by then
+        idle = [*workers, *programs(server, WEB), server]
+        time.sleep(2)  # what the request left to do is done by then, and nobody has a connection
 
         def switches() -> int:
             total = 0
-            for worker in workers:
-                counts = worker.num_ctx_switches()
+            for process in idle:
+                counts = process.num_ctx_switches()
                 total += counts.voluntary + counts.involuntary
             return total
 

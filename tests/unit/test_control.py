@@ -48,3 +48,19 @@ def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: 
         asyncio.run(main())
     os.close(fd)
     assert adopted == ["2", "3"]
+
+
+def test_a_question_is_answered_also_while_the_engine_is_awaited(tmp_path: Path) -> None:
+    cluster, web = control.pair()
+
+    async def main() -> bytes:
+        waiting = asyncio.create_task(control.GivenEngine(web, Settings(model_dir=tmp_path)).first())
+        cluster.send(control.QUESTION)
+        said = await asyncio.to_thread(cluster.recv, control.MAX_MESSAGE)
+        waiting.cancel()
+        asyncio.get_running_loop().remove_reader(web)
+        return said
+
+    cluster.settimeout(20)
+    with cluster, web:
+        assert json.loads(asyncio.run(main())) == {"type": "here"}
