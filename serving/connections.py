@@ -26,6 +26,9 @@ class Connections:
         self.patience = Patience(settings.head_timeout_ms / 1000, settings.body_timeout_ms / 1000)
         self.open = 0
         self.ended = 0
+        self.leaving = False
+        """Whether the service is about to end; see `HttpProtocol.leave`."""
+
         self.on_ended: Callable[[int], None] | None = None
         """Is told how many have ended; `cluster.py` wants to know."""
 
@@ -75,6 +78,8 @@ class Connection(HttpProtocol):
         """Nothing has been sent yet."""
         super().connection_made(transport)
         self._all.wait(self)
+        if self._all.leaving:
+            self.leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Its place is free."""

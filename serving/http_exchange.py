@@ -35,6 +35,8 @@ class Line:
     flow: FlowControl
     loop: asyncio.AbstractEventLoop
     server_state: ServerState
+    leaving: bool = False
+    """Whether the service is about to end, so that the newest request's answer is the last one."""
 
 
 class Departure:
@@ -68,6 +70,9 @@ class Exchange:
 
         self.complete = False
         """Whether the answer is sent."""
+
+        self.followed = False
+        """Whether another request has come behind this one."""
 
         self._line = line
         self._on_complete = on_complete
@@ -185,6 +190,8 @@ class Exchange:
     def _make_head(self, status: int, headers: Headers) -> bytes:
         """Status line and headers; also finds out how the body is framed."""
         self._expects_continue = self._chunked = False
+        if self._line.leaving and not self.followed:
+            self.keep_alive = False
         lines = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         framed = closes = False
         for name, value in (*self._line.server_state.default_headers, *headers):
@@ -225,6 +232,6 @@ class Exchange:
         self.complete = True
         self._parts = []
         self._wake()
-        if not (self.keep_alive or self._more_body):
+        if not (self.keep_alive or self._more_body or self._line.leaving):
             self._line.transport.close()
         self._on_complete()

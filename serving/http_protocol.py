@@ -5,6 +5,7 @@ one connection (pipelining), what is left of a body after its answer, and answer
 Bodies that are read have their own bounds, in `body.py`.
 
 A client that closes its sending side when its request is whole is answered, as one that does not.
+Where the service is about to end (`leave`), the answer to the newest request says so.
 
 `connections.py` extends it; uvicorn by hand wants `--http serving.http_protocol:HttpProtocol`.
 """
@@ -85,6 +86,9 @@ class HttpProtocol(asyncio.Protocol):
         """Of the current head, or of the current trailers."""
 
         self._sends_no_more = False
+        self._lingers = False
+        """Whether the last answer is sent: what still comes is dropped until the client closes."""
+
         self._idle_timer: asyncio.TimerHandle | None = None
         self._leaving_timer: asyncio.TimerHandle | None = None
         self._request_timer: asyncio.TimerHandle | None = None
@@ -122,6 +126,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Counts what belongs to a head, or to trailers, that are not complete yet."""
+        if self._lingers:
+            return
         self._stop_idle_timer()
         if self._in_head and self._request_timer is None:
             self._start_request_timer()
@@ -217,6 +223,7 @@ class HttpProtocol(asyncio.Protocol):
             self._answer(exchange)
         else:
             self.flow.pause_reading()
+            (self._pipeline[-1] if self._pipeline else self._answering).followed = True
             self._pipeline.append(exchange)
 
     def _scope(self, method: str, version: str) -> dict[str, Any]:
@@ -270,6 +277,9 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
+        if self._line.leaving and self._answering is not None and not self._answering.keep_alive:
+            self._linger(self._answering)
+            return
         if self._pipeline:
             self._answer(self._pipeline.popleft())
             return
@@ -281,6 +291,22 @@ class HttpProtocol(asyncio.Protocol):
             self._start_request_timer()
             if self.exchange and not self.exchange.keep_alive and self.transport.can_write_eof():
                 self.transport.write_eof()
+
+    def leave(self) -> None:
+        """The service is about to end: an answer says that it is the connection's last.
+
+        Of several requests that have come, that is the newest one's.
+        """
+        self._line.leaving = True
+
+    def _linger(self, last: Exchange) -> None:
+        """A client that sends already what comes next would lose the answer, were this end closed."""
+        self._lingers = True
+        self.exchange = last
+        self._stop_request_timer()
+        self._start_request_timer()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _on_idle(self) -> None:
         """A client that leaves part of an answer unread will not be waited for."""
@@ -295,6 +321,7 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.close()
         else:
             self.exchange.keep_alive = False
+            self._line.leaving = False  # nor is the client's end of the connection waited for
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered."""

@@ -1,8 +1,8 @@
 """One web process: uvicorn's server, with a shutdown that loses nothing and an idle that costs nothing.
 
-On SIGTERM readiness turns false; after `shutdown_delay_s` new requests are refused, while what was
-accepted is answered; then connections close and the engine ends. A second signal ends the process
-at once.
+On SIGTERM readiness turns false, and every connection ends with its next answer; after
+`shutdown_delay_s` new requests are refused, while what was accepted is answered; then connections close
+and the engine ends. A second signal ends the process at once.
 """
 
 import asyncio
@@ -198,6 +198,7 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         self._classifier.announce_end()
+        self._leave()
         if not self.started:
             self._classifier.source.abandon()
             return
@@ -209,6 +210,12 @@ class Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = max(1, round(end - time.monotonic()))
         self.should_exit = True
         self._ended.set()
+
+    def _leave(self) -> None:
+        """Clients and proxies that keep connections are told to go: new ones come to others, if any."""
+        self.connections.leaving = True
+        for connection in self.server_state.connections:
+            connection.leave()  # type: ignore[union-attr]  # all are ours
 
     async def main_loop(self) -> None:
         """Nothing to do until the end."""

@@ -324,16 +324,29 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
-def test_a_delayed_end_is_announced_by_readiness_alone(
+def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
     fake_settings: dict[str, str], web_processes: str
 ) -> None:
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
     settings = {"SERVING_SHUTDOWN_DELAY_S": "3600", "SERVING_WEB_PROCESSES": web_processes}
     command_line = ["serving", "tests.fake", "--port", str(port)]
+
+    def leaves(connection: http.client.HTTPConnection) -> bool:
+        connection.request("GET", "/health/ready")
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status == 503) == (answer.headers["Connection"] == "close")
+        return answer.status == 503
+
     with servers.running(command_line, f"{url}/health/ready", {**fake_settings, **settings}) as process:
+        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(4)]
+        assert not any(leaves(connection) for connection in connections)
         process.send_signal(signal.SIGTERM)
-        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
-        assert predict(url, command(class_index=7)).json()["prediction"] == "7"
+        for connection in connections:  # of all web processes
+            wait_for(lambda one=connection: leaves(one))  # type: ignore[misc]
+        answers = [predict(url, command(class_index=7)) for _ in range(4)]
+        assert {answer.json()["prediction"] for answer in answers} == {"7"}
+        assert {answer.headers["Connection"] for answer in answers} == {"close"}
         process.send_signal(signal.SIGTERM)  # whoever does not want to wait
         assert process.wait(20) == 128 + signal.SIGTERM
 

@@ -14,7 +14,7 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.http_exchange import Departure
+from serving.http_exchange import CONTINUE, Departure
 from serving.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, HttpProtocol, Patience
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -28,7 +28,10 @@ def post(path: bytes, size: int, extra: bytes = b"", version: bytes = b"1.1") ->
 
 
 class Application:
-    """Answers with its path, in the order in which it is allowed to; /read wants the body first."""
+    """Answers with its path, in the order in which it is allowed to; /read wants the body first.
+
+    /parts sends the beginning of its answer before it waits.
+    """
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -53,6 +56,10 @@ class Application:
         body = f"{path} {size}.".encode()
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if path == "/parts":
+            await send({"type": "http.response.body", "body": body[:1], "more_body": True})
+            await self.gate.wait()
+            body = body[1:]
         await send({"type": "http.response.body", "body": body})
 
     def on_departure(self) -> None:
@@ -336,3 +343,105 @@ async def test_what_a_client_sent_goes_with_it(client: Client) -> None:
         assert known() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
+def test_who_comes_while_the_service_leaves_is_answered_for_the_last_time(extra: bytes) -> None:
+    async def ask(client: Client) -> None:
+        await client.ask(GET % b"a", "/a")
+        assert b"connection: close\r\n" not in await client.reader.readuntil(b"/a 0.")
+        client.protocol.leave()
+        client.writer.write(post(b"read", 3, extra) + b"abc")
+        answer = await client.rest()
+        assert statuses(answer) == [b"200"]
+        assert answer.count(b"connection: close\r\n") == 1
+        assert answer.endswith(b"/read 3.")
+
+    talk(ask)
+
+
+@talking()
+async def test_what_has_come_is_answered_before_the_service_leaves(client: Client) -> None:
+    await client.ask(GET % b"held" + post(b"read", 3), "/held")
+    client.protocol.leave()
+    client.app.gate.set()
+    first = await client.reader.readuntil(b"/held 0.")
+    assert b"connection: close\r\n" not in first
+    client.writer.write(b"abc")
+    last = await client.rest()
+    assert b"connection: close\r\n" in last
+    assert last.endswith(b"/read 3.")
+
+
+@pytest.mark.parametrize("ends", ["client", "server"])
+def test_what_comes_after_the_word_of_leave_is_not_answered(ends: str) -> None:
+    """Nor does it take the last answer from who sends it."""
+
+    async def ask(client: Client) -> None:
+        client.protocol.leave()
+        await client.ask(GET % b"parts", "/parts")
+        await client.reader.readuntil(b"connection: close\r\n")
+        client.writer.write((GET % b"b") * 2)
+        exchange = client.protocol.exchange
+        await until(lambda: client.protocol.exchange is not exchange)
+        client.app.gate.set()
+        await until(lambda: client.state.total_requests == 1)
+        client.writer.write((GET % b"c") * 10_000)
+        await client.writer.drain()
+        assert (await client.rest()).endswith(b"/parts 0.")
+        if ends == "client":
+            client.writer.write_eof()
+        else:
+            client.protocol.shutdown()
+        await client.is_closed()
+        assert client.app.asked == ["/parts"]
+
+    talk(ask)
+
+
+@talking()
+async def test_a_body_is_still_taken_from_who_has_the_last_answer(client: Client) -> None:
+    client.protocol.leave()
+    await client.ask(post(b"early", SIZE), "/early")
+    assert b"connection: close\r\n" in await client.rest()
+    client.writer.write(bytes(SIZE) + GET % b"b")
+    client.writer.write_eof()
+    await client.is_closed()
+    assert client.app.asked == ["/early"]
+
+
+@talking(Patience(head_s=0.05))
+async def test_who_does_not_take_leave_is_not_waited_for(client: Client) -> None:
+    client.protocol.leave()
+    client.writer.write(GET % b"a" + b"GET /")
+    await client.is_closed()
+    assert statuses(await client.rest()) == [b"200"]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_end_does_not_wait_for_who_has_been_told_to_leave(busy: bool) -> None:
+    async def ask(client: Client) -> None:
+        client.protocol.leave()
+        await client.ask(GET % b"parts", "/parts")
+        if busy:
+            client.protocol.shutdown()
+            client.app.gate.set()
+        else:
+            client.app.gate.set()
+            await until(lambda: client.state.total_requests == 1)
+            client.protocol.shutdown()
+        await client.is_closed()
+        assert (await client.rest()).endswith(b"/parts 0.")
+
+    talk(ask)
+
+
+@talking()
+async def test_who_only_sends_no_more_gets_the_last_answer_and_the_end(client: Client) -> None:
+    await client.ask((GET % b"held") * 2, "/held")
+    client.writer.write_eof()
+    assert await client.reader.readuntil(b"\r\n\r\n") == CONTINUE  # so the end of sending has been seen
+    client.protocol.leave()
+    client.app.gate.set()
+    assert statuses(await client.rest()) == [b"200", b"200"]
+    await client.is_closed()
