@@ -1,4 +1,4 @@
-"""Signals that come while a program is still importing; `__main__.py` and `web.py` call this first.
+"""Signals that come while a program still imports; `__main__.py`, `web.py`, `launch.py` call this first.
 
 Otherwise SIGINT prints a traceback, and process 1 of a container never hears of a SIGTERM: the kernel
 discards what it has no handler for.

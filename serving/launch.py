@@ -4,6 +4,11 @@ Environment: BACKEND (fastapi_onnx or fastapi_pt), HOST and PORT of the API, UI_
 the page; everything else goes to the two as it is.
 """
 
+if __name__ == "__main__":
+    from serving.early import end_on_signals
+
+    end_on_signals()
+
 import os
 import signal
 import subprocess

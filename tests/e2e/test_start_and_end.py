@@ -191,6 +191,8 @@ def importing(
         ("uvicorn", ["serving", "tests.fake"]),
         ("logging", ["flask_app"]),
         ("waitress", ["flask_app"]),
+        ("subprocess", ["serving.launch"]),
+        ("ctypes", ["serving.launch"]),
     ],
 )
 def test_a_signal_while_it_imports_ends_it(
