@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -338,9 +338,14 @@ def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
         assert (answer.status == 503) == (answer.headers["Connection"] == "close")
         return answer.status == 503
 
-    with servers.running(command_line, f"{url}/health/ready", {**fake_settings, **settings}) as process:
+    with (
+        servers.running(command_line, f"{url}/health/ready", {**fake_settings, **settings}) as process,
+        ExitStack() as held,
+    ):
         connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(4)]
-        assert not any(leaves(connection) for connection in connections)
+        for connection in connections:
+            held.callback(connection.close)
+            assert not leaves(connection)
         process.send_signal(signal.SIGTERM)
         for connection in connections:  # of all web processes
             wait_for(lambda one=connection: leaves(one))  # type: ignore[misc]
@@ -487,22 +492,21 @@ def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
 
 
 def test_a_web_process_that_no_longer_runs_is_replaced(fake_settings: dict[str, str]) -> None:
-    with fake_service(fake_settings, WATCHFUL, web_processes="2") as (url, server):
+    with fake_service(fake_settings, WATCHFUL, web_processes="2") as (url, server), ExitStack() as held:
         stopped = programs(server, WEB)[0]
         connections = [http.client.HTTPConnection(urlsplit(url).netloc, timeout=30) for _ in range(4)]
         for connection in connections:
+            held.callback(connection.close)
             connection.request("GET", "/health/live")
             assert connection.getresponse().read()
         theirs = {address.raddr.port for address in stopped.net_connections("tcp") if address.raddr}
         stopped.send_signal(signal.SIGSTOP)
         hanging = [one for one in connections if one.sock.getsockname()[1] in theirs]
-        assert len(hanging) == 2
+        assert hanging
         for connection in hanging:
             connection.request("GET", "/health/live")
             with pytest.raises(ConnectionError):
                 connection.getresponse()
-        for connection in connections:
-            connection.close()
         wait_for(lambda: len(programs(server, WEB)) == 2 and stopped not in programs(server, WEB))
         check_right(send_all(url, numbered(50), senders=4), 50)
 

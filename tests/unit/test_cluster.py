@@ -187,13 +187,15 @@ def test_a_slow_start_is_not_ended_before_the_service_is(
 def test_connections_pass_by_a_web_process_that_does_not_read_them(
     parent: cluster.Cluster, webs: list[tuple[cluster.Web, socket.socket]]
 ) -> None:
-    (silent, _), (well, its_end) = webs
+    (silent, unread), (well, its_end) = webs
     well.given = 1_000_000  # the other one's turn, were it not for its silence
     with socket.socket() as connection:
         while parent._hand_over(connection) and well.given == 1_000_000:
             pass
         assert silent.given > 0
         assert its_end.recv(10) == control.CONNECTION
+        for _ in range(silent.given):
+            unread.recv(10)
         silent.given, silent.unanswered = 0, 2
         assert parent._hand_over(connection)
         assert its_end.recv(10) == control.CONNECTION
