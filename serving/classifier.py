@@ -56,6 +56,7 @@ class Classifier:
         self._leaving = False
         self._draining = False
         self._switching = asyncio.Lock()
+        self._switches: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -96,8 +97,15 @@ class Classifier:
     async def switch(self, version: str) -> None:
         """Serves another version from now on; no request fails.
 
+        What has begun goes on where the caller is cancelled: half of it would leave workers behind.
         Raises ConfigurationError, or DrainingError where the service is to end.
         """
+        switch = asyncio.get_running_loop().create_task(self._switch(version))
+        self._switches.add(switch)  # the loop itself keeps weak references only
+        switch.add_done_callback(self._switches.discard)
+        await asyncio.shield(switch)
+
+    async def _switch(self, version: str) -> None:
         async with self._switching:
             self._check_not_draining()
             if self.served.offer.model.description.version == version:

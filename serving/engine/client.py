@@ -191,6 +191,14 @@ class EngineClient:
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)
             self.kick()
+            if self._is_forsaken():
+                self._idle.set()
+
+    def _is_forsaken(self) -> bool:
+        """Whether nobody waits for what is taken, and there is no worker to come across it."""
+        taken = self.memory.geometry.share - len(self._free)
+        nobody = all(future is None for future in self._futures.values())
+        return self.health is Health.DOWN and nobody and len(self._futures) == taken
 
     def kick(self) -> None:
         """Asks the supervisor to look after its workers; one pending request is as good as many."""
@@ -257,7 +265,7 @@ class EngineClient:
                 future.set_exception(UnavailableError("no worker is ready"))
 
     async def drained(self) -> None:
-        """Returns when no slot is taken."""
+        """Returns when no slot is taken, or only such as nobody waits for and no worker can free."""
         await self._idle.wait()
 
     def close(self) -> None:

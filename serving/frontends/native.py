@@ -38,7 +38,7 @@ class Predict:
         """Raises ServingError, and ClientDisconnect."""
         terms = self.door.admit(request)
         classifier = self.classifier
-        top_k = number(request.query_params.get("top_k"), "top_k", len(classifier.model.labels))
+        top_k = number(request.query_params.get("top_k"), "top_k", len(classifier.served.labels))
         async with self.door.body(request) as sent:
             read = partial(body.picture, sent, request.headers.get("content-type"))
             work = classifier.classify(read, len(sent), top_k or 1, terms.deadline(), terms.bulk)

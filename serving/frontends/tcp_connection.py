@@ -233,7 +233,7 @@ class Connection:
             self._authorized = self._key.is_right((options.key or "").encode())
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
-        check_at_most(options.top_k, "top_k", len(self._classifier.model.labels))
+        check_at_most(options.top_k, "top_k", len(self._classifier.served.labels))
         check_at_most(options.timeout_ms, "timeout_ms", self._settings.request_timeout_ms)
         if not head.photo_bytes:
             raise InvalidImageError("the frame has no photo")

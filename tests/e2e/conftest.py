@@ -9,12 +9,12 @@ import pytest
 CLASSES = 4096
 
 
-def write_model(folder: Path, version: str, prefix: str = "") -> None:
-    """8x8 pictures, 4096 classes named PREFIX0 to PREFIX4095; nothing for a real backend to load."""
+def write_model(folder: Path, version: str, prefix: str = "", classes: int = CLASSES) -> None:
+    """8x8 pictures, classes named PREFIX0, PREFIX1 and so on; nothing for a real backend to load."""
     description = {
         "name": "fake",
         "version": version,
-        "labels": [f"{prefix}{index}" for index in range(CLASSES)],
+        "labels": [f"{prefix}{index}" for index in range(classes)],
         "image": {"resize": [8, 8], "mean": [0, 0, 0], "std": [1, 1, 1]},
         "files": {},
     }

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import requests
 
+from serving.tcp_client import TcpClient
 from tests import servers
 from tests.e2e.conftest import CLASSES, write_model
 from tests.e2e.test_service import metric, predict, raw_request, wait_for
@@ -567,6 +568,24 @@ def test_versions_are_switched_without_a_failed_request(
         wait_for(lambda: len(programs(server, WORKER)) == 2)
 
 
+def test_a_version_may_have_more_labels(fake_settings: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", classes=3)
+    write_model(folder / "2", "2", classes=5)
+    port = servers.free_port()
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    with (
+        fake_service(settings, admin_key="chief", tcp_port=str(port)) as (url, _),
+        TcpClient("127.0.0.1", port) as client,
+    ):
+        path, photo = f"{url}/predict?top_k=5", command(class_index=4)
+        assert requests.post(path, data=photo, timeout=30).status_code == 422
+        headers = {"Authorization": "Bearer chief"}
+        requests.post(f"{url}/admin/version", json={"version": "2"}, headers=headers, timeout=60)
+        assert len(requests.post(path, data=photo, timeout=30).json()["top"]) == 5
+        assert len(client.predict(photo, top_k=5).content["top"]) == 5
+
+
 def test_a_version_that_cannot_be_loaded_changes_nothing(
     fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
@@ -580,6 +599,32 @@ def test_a_version_that_cannot_be_loaded_changes_nothing(
         assert "commanded not to load" in answer.json()["detail"]
         assert predict(url, command(class_index=4)).json()["prediction"] == "4"
         assert len(programs(server, WORKER)) == 2
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str
+) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder), "FAKE_BROKEN_VERSION": "1"}
+    keys = {"admin_key": "chief", "web_processes": web_processes}
+    with fake_service(settings, **keys) as (url, server):
+        held = [senders.submit(predict, url, command(held=True)) for _ in range(2)]
+        wait_for((tmp_path / "gate.held").exists)
+        (tmp_path / "broken").touch()
+        for worker in programs(server, WORKER):
+            worker.kill()
+        assert {future.result().status_code for future in held} == {503}
+        answer = requests.post(
+            f"{url}/admin/version",
+            json={"version": "2"},
+            headers={"Authorization": "Bearer chief"},
+            timeout=30,
+        )
+        assert answer.json() == {"version": "2"}
+        assert predict(url, command(class_index=4)).json()["prediction"] == "two-4"
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests import servers
 from tests.e2e.conftest import write_model
-from tests.e2e.test_engine import fake_service
+from tests.e2e.test_engine import WORKER, fake_service, programs
 from tests.e2e.test_service import metric, wait_for
 from tests.fake.backend import Failure, command, command_tensor
 
@@ -232,6 +232,36 @@ def test_versions_are_loaded_by_grpc(fake_settings: dict[str, str], tmp_path: Pa
         for options in ({"config": "{"}, {"config": "{}", "files": files}):
             with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
                 client.load_model("food_classifier", headers=chief, **options)
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_a_client_that_does_not_wait_for_its_version_leaves_nothing_behind(
+    fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+) -> None:
+    folder, port = tmp_path / "fake", servers.free_port()
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    write_model(folder / "3", "3", "three-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    more = {"admin_key": "chief", "grpc_port": str(port), "web_processes": web_processes}
+    with (
+        fake_service(settings, **more) as (url, server),
+        triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
+    ):
+        chief = {"authorization": "Bearer chief"}
+
+        def load(version: int, timeout_s: float | None) -> None:
+            policy = json.dumps({"version_policy": {"specific": {"versions": [version]}}})
+            client.load_model("fake", headers=chief, config=policy, client_timeout=timeout_s)
+
+        (tmp_path / "loading").touch()
+        with pytest.raises(InferenceServerException, match="Deadline"):
+            load(2, 0.5)
+        (tmp_path / "loading").unlink()
+        load(3, None)
+        assert client.is_model_ready("fake", "3")
+        assert len(programs(server, WORKER)) == 2
+        assert requests.get(f"{url}/model", timeout=10).json()["version"] == "3"
 
 
 def test_protocols_can_be_switched_off(fake_settings: dict[str, str]) -> None:

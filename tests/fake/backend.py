@@ -3,9 +3,9 @@
 Red, bit 0: the computation makes the file FAKE_GATE.held and lasts until FAKE_GATE exists. Red, the
 other bits: a failure, see `Failure`. Green and blue are the class that is answered. A computation takes
 FAKE_MS milliseconds, and FAKE_CPU_MS of a core. As long as the file FAKE_BROKEN exists nothing can be
-loaded; as long as FAKE_LOADING exists, loading lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where
-it claims to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every batch.
-With FAKE_READER=1 it reads the slots itself.
+loaded, or nothing of FAKE_BROKEN_VERSION where that is set; as long as FAKE_LOADING exists, loading
+lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where it claims to run, the CPU by default. FAKE_SIZES
+is a file into which it writes the size of every batch. With FAKE_READER=1 it reads the slots itself.
 """
 
 import io
@@ -57,7 +57,8 @@ class FakeBackend:
     ) -> BackendInfo:
         """Loads nothing."""
         broken = os.environ.get("FAKE_BROKEN")
-        if broken and Path(broken).exists():
+        only = os.environ.get("FAKE_BROKEN_VERSION", model.description.version)
+        if broken and Path(broken).exists() and only == model.description.version:
             raise ConfigurationError("commanded not to load")
         if loading := os.environ.get("FAKE_LOADING"):
             while Path(loading).exists():
