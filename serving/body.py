@@ -25,6 +25,7 @@ IMAGE_FIELDS = (b"image", b"file")
 MAX_PARTS = 16
 MAX_PART_HEAD = 4096
 MAX_BOUNDARY = 70  # RFC 2046
+MAX_CONTENT_TYPE = 1024  # characters; the parser takes a time that grows with their square
 
 
 class Body(msgspec.Struct):
@@ -114,7 +115,7 @@ def picture(body: bytes, content_type: str | None) -> bytes:
 
     A body without a content type counts as the picture itself.
     """
-    media_type, options = parse_options_header(content_type or "application/octet-stream")
+    media_type, options = parsed_content_type(content_type or "application/octet-stream")
     if media_type == b"application/json":
         return from_json(body)
     if media_type == b"multipart/form-data":
@@ -127,6 +128,13 @@ def picture(body: bytes, content_type: str | None) -> bytes:
         "send application/json, multipart/form-data, image/* or application/octet-stream, "
         f"not {media_type.decode('latin-1')[:80]!r}"
     )
+
+
+def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
+    """The media type in small letters, and its parameters. Raises UnsupportedMediaTypeError."""
+    if len(text) > MAX_CONTENT_TYPE:
+        raise UnsupportedMediaTypeError(f"the content type has more than {MAX_CONTENT_TYPE} characters")
+    return parse_options_header(text)
 
 
 def from_json(body: bytes) -> bytes:

@@ -18,6 +18,7 @@ from serving.frontends.guard import KeyCheck
 from serving.http_exchange import Departure
 
 T = TypeVar("T")
+SMALL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Door:
         self.reader = BodyReader(
             settings.max_body_bytes, settings.max_buffered_bytes, settings.body_timeout_ms / 1000
         )
+        self.small = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, self.reader.timeout_s)
 
     def admit(self, request: Request, kind: Kind = Kind.PIXELS) -> Terms:
         """Looks at the headers, and whether there is a slot, before the body is read.
@@ -76,6 +78,10 @@ class Door:
     def body(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
         """See `BodyReader.read`."""
         return self.reader.read(request, compressed)
+
+    def small_body(self, request: Request) -> AbstractAsyncContextManager[bytes]:
+        """Of what needs no key: takes nothing of what the bodies of those who have one may hold."""
+        return self.small.read(request)
 
     def held(self, size: int) -> AbstractContextManager[None]:
         """See `BodyReader.held`."""

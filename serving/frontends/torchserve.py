@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from python_multipart.multipart import parse_options_header
 
 from serving import body
 from serving.classifier import Classifier
@@ -48,7 +47,7 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 
 def picture(content: bytes, content_type: str | None) -> bytes:
     """The photo's bytes; every content type but a form's, and JSON's base64, is the photo itself."""
-    media_type, options = parse_options_header(content_type or "")
+    media_type, options = body.parsed_content_type(content_type or "")
     if media_type == b"multipart/form-data":
         return body.from_multipart(content, options.get(b"boundary"), FORM_FIELDS, nameless=True)
     if media_type == b"application/json":

@@ -176,7 +176,7 @@ def add_repository_routes(
 
     @router.post("/v2/repository/index", include_in_schema=False)
     async def index(request: Request) -> Response:
-        async with door.body(request) as content:
+        async with door.small_body(request) as content:
             return json_response(repository.index(only_ready(content)))
 
     @router.post("/v2/repository/models/{model}/load", include_in_schema=False)

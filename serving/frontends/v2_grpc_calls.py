@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from serving.context import RequestContext, choose_id
 from serving.errors import InvalidRequestError, ServingError
+from serving.frontends.v2_grpc_fields import check_fields
 from serving.metrics import Metrics
 from serving.report import CLIENT_GONE, HEALTH_PATH, record, told
 
@@ -26,6 +27,7 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+SMALL_BYTES = 64 * 1024  # of a message; whatever is in it, it becomes a few megabytes at most
 Message = Any  # protobuf's classes are made at run time
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
@@ -93,6 +95,8 @@ def authorization(context: Context) -> str:
 
 def parsed(kind: Message, data: bytes) -> Message:
     """A message of this kind. Raises InvalidRequestError."""
+    if len(data) > SMALL_BYTES:
+        check_fields(data, kind.DESCRIPTOR)
     try:
         return kind.FromString(data)
     except DecodeError as error:

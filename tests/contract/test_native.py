@@ -209,6 +209,14 @@ def test_unknown_content_types(backend_url: str, content_type: str) -> None:
     check_error(response, 415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("path", ["predict", "predictions/food_classifier"])
+def test_a_content_type_is_not_a_book(backend_url: str, path: str) -> None:
+    headers = {"Content-Type": 'multipart/form-data; a="' + '"";' * 10_000}
+    response = requests.post(f"{backend_url}/{path}", data=PHOTO, headers=headers, timeout=30)
+    assert response.status_code == 415
+    assert "more than 1024 characters" in response.text
+
+
 def test_compressed_bodies_are_not_taken(backend_url: str) -> None:
     headers = {"Content-Encoding": "gzip", "Content-Type": "image/jpeg"}
     response = requests.post(f"{backend_url}/predict", data=PHOTO, headers=headers, timeout=30)

@@ -110,6 +110,8 @@ def test_health_and_metadata(backend_url: str, client: Any) -> None:
     }
     ready = requests.post(f"{backend_url}/v2/repository/index", json={"ready": True}, timeout=10)
     assert ready.json() == index
+    too_much = requests.post(f"{backend_url}/v2/repository/index", data=b" " * 65537, timeout=10)
+    assert too_much.status_code == 413
 
 
 @pytest.mark.parametrize("binary", [True, False])

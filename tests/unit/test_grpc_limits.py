@@ -7,6 +7,8 @@ import grpc
 import pytest
 
 from serving.errors import InvalidRequestError, SlowBodyError
+from serving.frontends.grpc_generated import open_inference_pb2 as pb
+from serving.frontends.v2_grpc_calls import parsed
 from serving.frontends.v2_grpc_limits import Arrivals, options
 from serving.settings import Settings
 
@@ -101,3 +103,51 @@ def test_the_server_s_own_bounds() -> None:
     assert chosen["grpc.max_receive_message_length"] == 5
     assert chosen["grpc.max_allowed_incoming_connections"] == 6
     assert chosen["grpc.so_reuseport"] == 1
+
+
+def tag(kind: object, name: str) -> bytes:
+    """Of a field that has a length."""
+    return bytes([kind.DESCRIPTOR.fields_by_name[name].number << 3 | 2])  # type: ignore[attr-defined]
+
+
+SMALL_INPUT = tag(pb.ModelInferRequest, "inputs") + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (pb.ModelInferRequest, SMALL_INPUT * 40_000),
+        (
+            pb.ModelInferRequest,
+            pb.ModelInferRequest(
+                inputs=[
+                    pb.ModelInferRequest.InferInputTensor(
+                        parameters={str(index): pb.InferParameter() for index in range(20_000)}
+                    )
+                ]
+            ).SerializeToString(),
+        ),
+        (pb.RepositoryModelLoadRequest, tag(pb.RepositoryModelLoadRequest, "parameters") + b"\0"),
+        (pb.ServerLiveRequest, b"\x08\0" * 40_000),
+    ],
+)
+def test_messages_of_many_fields_are_not_built(kind: type, message: bytes) -> None:
+    many = message * (-(-80_000 // len(message)))
+    with pytest.raises(InvalidRequestError, match="more than 16384 fields"):
+        parsed(kind, many)
+
+
+def test_large_tensors_are_few_fields() -> None:
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"\x2a\0" * MB])
+    tensor = request.inputs.add(name="input", datatype="FP32", shape=[2, 3])
+    tensor.contents.fp32_contents.extend([0.5] * MB)
+    tensor.parameters["a"].int64_param = -1
+    assert parsed(pb.ModelInferRequest, request.SerializeToString()) == request
+
+
+@pytest.mark.parametrize(
+    "broken", [b"\x2a", b"\x2a" + b"\xff" * 10, b"\x2a\x08\x2a\x05", b"\x0e", b"\xff"]
+)
+def test_what_has_no_end_is_refused(broken: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        parsed(pb.ModelInferRequest, SMALL_INPUT * 10_000 + b"\x3a\xff\xff\x03" + bytes(65535) + broken)
