@@ -80,6 +80,7 @@ def configure(settings: Settings) -> None:
     else:
         plain = structlog.dev.plain_traceback  # no variables: one of them may be a key
         processors += [
+            visible,
             structlog.dev.ConsoleRenderer(colors=os.isatty(STDERR), exception_formatter=plain),
             encoded,
         ]
@@ -93,6 +94,18 @@ def configure(settings: Settings) -> None:
     logging.getLogger("uvicorn.access").disabled = True
     if not any(isinstance(handler, Forwarded) for handler in logging.getLogger().handlers):
         logging.getLogger().addHandler(Forwarded())
+
+
+def visible(_logger: object, _method: str, event: Any) -> Any:  # Any: as structlog has it
+    """Control characters, with which a client's path could paint on a terminal, as `\\x1b`."""
+    return {key: escaped(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def escaped(text: str) -> str:
+    """On one line, and as it is where all of it can be printed."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def encoded(_logger: object, _method: str, line: Any) -> bytes:  # Any: as structlog has it

@@ -72,6 +72,20 @@ def test_libraries_log_in_our_form(root: logging.Logger, capfd: pytest.CaptureFi
     assert second["exception"].endswith("ValueError: broken")
 
 
+def test_a_path_cannot_paint_on_a_terminal(
+    root: logging.Logger,  # noqa: ARG001 as before afterwards
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure(Settings(log_format="console"))
+    logs.logger().info("request", path="/\x1b[2J\x9b1A\0é", status=404)
+    logging.getLogger("uvicorn.error").warning("one\nline")
+    said = capfd.readouterr().err
+    assert "path=/\\x1b[2J\\x9b1A\\x00é" in said
+    assert "one\\nline" in said
+    assert said.replace("\n", "").isprintable()
+    assert len(said.splitlines()) == 2
+
+
 def test_tracebacks_for_people_show_no_variables(
     root: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
