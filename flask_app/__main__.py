@@ -15,6 +15,7 @@ from typing import Any
 
 from flask import Flask
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 from waitress import create_server, wasyncore  # type: ignore[import-untyped]
 
 from flask_app.app import FORM_SLACK, create_app
@@ -103,14 +104,15 @@ def main() -> int:
     try:
         settings = Settings()
         app = create_app(settings)
-    except (ValidationError, OSError) as error:
+    except (ValidationError, SettingsError, OSError) as error:
         logger.error("the page cannot start: %s", in_words(error))
         return 2
     try:
         server = Server(app, settings)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: waitress has not found the host
         place = f"UI_HOST={settings.host} UI_PORT={settings.port}"
-        logger.error("the page cannot start: %s cannot be listened on: %s", place, error.strerror)
+        reason = getattr(error, "strerror", None) or error
+        logger.error("the page cannot start: %s cannot be listened on: %s", place, reason)
         return 2
     try:
         server.serve()
@@ -119,8 +121,10 @@ def main() -> int:
     return 0
 
 
-def in_words(error: ValidationError | OSError) -> str:
+def in_words(error: ValidationError | SettingsError | OSError) -> str:
     """On one line; settings by the names of their variables, without their values."""
+    if isinstance(error, SettingsError):
+        return f"UI_SECRETS_DIR cannot be read: {error}"
     if isinstance(error, OSError):
         return str(error)
     problems = error.errors(include_url=False, include_input=False)

@@ -2,9 +2,10 @@
 
 import secrets
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import DirectoryPath, Field, PositiveFloat, PositiveInt, SecretStr, field_validator
+from pydantic import DirectoryPath, Field, PositiveInt, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -13,6 +14,7 @@ from pydantic_settings import (
 )
 
 MEGABYTE = 1024 * 1024
+Seconds = Annotated[float, Field(gt=0, le=24 * 3600)]
 ADDRESS = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"  # no password: visitors see it in the code they copy
 
 
@@ -50,10 +52,10 @@ class Settings(BaseSettings):
     max_upload_mb: int = Field(default=14, ge=1, le=200)
     """Largest upload, all photos of one form together; in base64 it must fit the API's body limit."""
 
-    connect_timeout_s: PositiveFloat = 2
+    connect_timeout_s: Seconds = 2
     """Time to reach the API."""
 
-    request_timeout_s: PositiveFloat = 30
+    request_timeout_s: Seconds = 30
     """Time the API has for an answer."""
 
     retry_after_cap_s: float = Field(default=1, ge=0, le=10)
@@ -97,8 +99,20 @@ class Settings(BaseSettings):
     @field_validator("api_url", "public_api_url")
     @classmethod
     def strip_slash(cls, value: str | None) -> str | None:
-        """`http://host/` and `http://host` mean the same."""
-        return value.rstrip("/") if value else value
+        """`http://host/` and `http://host` mean the same. Raises ValueError for a port that is none."""
+        if value is None:
+            return None
+        _ = urlsplit(value).port
+        return value.rstrip("/")
+
+    @field_validator("api_key")
+    @classmethod
+    def check_key(cls, value: SecretStr | None) -> SecretStr | None:
+        """No header carries a line's end, which may have come along from a file."""
+        text = value.get_secret_value() if value else ""
+        if text != text.strip() or not text.isprintable():
+            raise ValueError("a key has no space at its ends and no control characters")
+        return value
 
     @property
     def max_upload_bytes(self) -> int:

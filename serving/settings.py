@@ -6,9 +6,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import (
     DirectoryPath,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     SecretStr,
     ValidationError,
@@ -27,6 +25,11 @@ from serving.errors import ConfigurationError, in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 Protocol = Literal["v2", "tfserving", "torchserve"]
+DAY_S = 24 * 3600  # no wait is longer: timers do not take every number
+Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
+Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
+AtMost1024 = Annotated[int, Field(ge=1, le=1024)]
+AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Settings(BaseSettings):
@@ -57,13 +60,13 @@ class Settings(BaseSettings):
     tensorrt_cache: Path | None = None
     """Folder for TensorRT's engines: where set, fastapi_onnx computes with TensorRT on a GPU."""
 
-    instances: PositiveInt | Literal["auto"] = "auto"
+    instances: AtMost1024 | Literal["auto"] = "auto"
     """Workers per device; `auto`: one per usable core on a CPU, 1 on a GPU."""
 
-    intra_op_threads: PositiveInt = 1
+    intra_op_threads: AtMost1024 = 1
     """Threads that one instance uses for one batch on a CPU."""
 
-    idle_threads: PositiveInt | Literal["auto"] = "auto"
+    idle_threads: AtMost1024 | Literal["auto"] = "auto"
     """Threads for a picture that is alone, where they pay; `auto`: all usable cores, up to 16."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
@@ -72,7 +75,7 @@ class Settings(BaseSettings):
     max_queue_delay_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """How long a picture may wait for others to share its batch; 0: take what waits."""
 
-    preferred_batch_sizes: Annotated[list[PositiveInt], NoDecode] = []
+    preferred_batch_sizes: Annotated[list[AtMost1024], NoDecode] = []
     """Batch sizes, separated by commas, that need no further waiting."""
 
     queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
@@ -81,16 +84,16 @@ class Settings(BaseSettings):
     web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Processes that speak HTTP; `auto`: 1, with `device=cuda` one per usable core less the workers."""
 
-    worker_timeout_ms: PositiveInt | Literal["auto"] = "auto"
+    worker_timeout_ms: Milliseconds | Literal["auto"] = "auto"
     """A worker that computes one batch longer is replaced; `auto`: 20 times the slowest measured one."""
 
-    shutdown_timeout_s: PositiveFloat = 25
+    shutdown_timeout_s: Seconds = 25
     """Time to answer what was accepted, after SIGTERM."""
 
-    shutdown_delay_s: NonNegativeFloat = 0
+    shutdown_delay_s: Annotated[float, Field(ge=0, le=DAY_S)] = 0
     """Time after SIGTERM in which only readiness is refused: for a load balancer to look away."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -99,26 +102,26 @@ class Settings(BaseSettings):
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port for photos over plain TCP, see `frontends/tcp.py`; unset: none, 0 takes a free one."""
 
-    tcp_max_connections: PositiveInt = 256
+    tcp_max_connections: AtMostAMillion = 256
     """TCP connections of one web process; one more is told `overloaded` and closed."""
 
-    tcp_idle_timeout_s: PositiveFloat = 60
+    tcp_idle_timeout_s: Seconds = 60
     """A TCP connection on which nothing happens is closed after this time."""
 
-    request_timeout_ms: PositiveInt = 30_000
+    request_timeout_ms: Milliseconds = 30_000
     """Time from a request's last byte to its answer; a client may ask for less, not for more."""
 
-    max_connections: Annotated[int, Field(ge=16)] = 4096
+    max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
     """HTTP connections of one web process; for one more, the one that waits longest for its client is
     closed. Fewer where the system's limit on open files asks for it."""
 
-    head_timeout_ms: PositiveInt = 20_000
+    head_timeout_ms: Milliseconds = 20_000
     """Time a client has to send a request's line and headers."""
 
-    body_timeout_ms: PositiveInt = 30_000
+    body_timeout_ms: Milliseconds = 30_000
     """Time a client has to send its body, and to read part of an answer that is larger than buffers."""
 
-    max_body_bytes: PositiveInt = 20 * 1024 * 1024
+    max_body_bytes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20 * 1024 * 1024
     """Largest body that is accepted, in bytes."""
 
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
@@ -142,7 +145,7 @@ class Settings(BaseSettings):
     grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of the Open Inference Protocol in gRPC, 8001 as a rule; unset: no gRPC."""
 
-    grpc_max_connections: PositiveInt = 256
+    grpc_max_connections: AtMostAMillion = 256
     """gRPC connections of one web process; one more is closed at once."""
 
     cors_origins: Annotated[list[str], NoDecode] = []
@@ -186,6 +189,15 @@ class Settings(BaseSettings):
         """`a, b` -> two values."""
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
+        return value
+
+    @field_validator("api_key", "admin_key")
+    @classmethod
+    def check_key(cls, value: SecretStr | None) -> SecretStr | None:
+        """A line's end that came along from a file, for one, would keep everybody out."""
+        text = value.get_secret_value() if value else ""
+        if text != text.strip() or not text.isprintable():
+            raise ValueError("a key has no space at its ends and no control characters")
         return value
 
     @property

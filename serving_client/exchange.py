@@ -47,7 +47,7 @@ class Exchange:
             headers["Authorization"] = f"Bearer {options.api_key}"
         self._http = httpx.AsyncClient(
             base_url=options.url,
-            headers=headers,
+            headers=httpx.Headers(headers, encoding="utf-8"),  # a key may have any letters
             timeout=httpx.Timeout(None, connect=options.connect_timeout_s),  # the rest: the budget
             limits=httpx.Limits(
                 max_connections=options.connections,

@@ -145,11 +145,12 @@ def test_a_batch_against_a_small_service(url: str) -> None:
     assert answers == [labels[index % 11] for index in range(40) if index != 7]
 
 
-def test_a_key() -> None:
-    with servers.api("tests.fake", {**SETTINGS, "SERVING_API_KEY": "sesame"}) as url:
+@pytest.mark.parametrize("key", ["sesame", "sésame-胡麻"])
+def test_a_key(key: str) -> None:
+    with servers.api("tests.fake", {**SETTINGS, "SERVING_API_KEY": key}) as url:
         with Client(url) as stranger, pytest.raises(serving_client.UnauthorizedError):
             stranger.predict(command())
-        with Client(url, api_key="sesame") as friend:
+        with Client(url, api_key=key) as friend:
             assert friend.predict(command()).label
 
 

@@ -185,10 +185,21 @@ def test_one_line_and_a_clean_end(host: str, onnx_url: str) -> None:
         ({"UI_PORT": "web", "UI_THREADS": "1"}, "UI_THREADS: "),
         ({"UI_PORT": "web"}, "UI_PORT: "),
         ({"UI_FEEDBACK_DIR": "/dev/null/x"}, "/dev/null/x"),
+        ({"UI_HOST": "a..b", "UI_PORT": "5000"}, "UI_HOST=a..b UI_PORT=5000 cannot be"),
         ({"UI_HOST": "192.0.2.1", "UI_PORT": "5000"}, "UI_HOST=192.0.2.1 UI_PORT=5000 cannot be"),
     ],
 )
 def test_wrong_settings_end_it_at_once(env: dict[str, str], said: str) -> None:
+    check_refusal(env, said)
+
+
+def test_secrets_that_cannot_be_read_end_it_at_once(tmp_path: Path) -> None:
+    (tmp_path / "ui_api_key").write_bytes(b"\xff")
+    check_refusal({"UI_SECRETS_DIR": str(tmp_path)}, "UI_SECRETS_DIR cannot be read")
+
+
+def check_refusal(env: dict[str, str], said: str) -> None:
+    """One line, and the exit code of a wrong setting."""
     ended = subprocess.run(
         [sys.executable, "-m", "flask_app"],
         cwd=ROOT,

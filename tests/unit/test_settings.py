@@ -25,6 +25,16 @@ from serving.settings import Settings
         ("REQUEST_TIMEOUT_MS", "-1"),
         ("LOG_LEVEL", "loud"),
         ("API_KEY", ""),
+        ("API_KEY", "sesame\r"),
+        ("ADMIN_KEY", " chief"),
+        ("ADMIN_KEY", "ch\x1bief"),
+        ("HOST", ""),
+        ("REQUEST_TIMEOUT_MS", str(10**20)),
+        ("SHUTDOWN_TIMEOUT_S", "inf"),
+        ("TCP_IDLE_TIMEOUT_S", "1e300"),
+        ("MAX_BODY_BYTES", "3000000000"),
+        ("INSTANCES", "100000"),
+        ("MAX_CONNECTIONS", str(10**20)),
     ],
 )
 def test_wrong_values_fail_at_start(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
