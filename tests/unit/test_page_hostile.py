@@ -127,6 +127,7 @@ def test_unknown_samples(client: FlaskClient, key: str) -> None:
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
 )
 def test_other_sites_cannot_post(client: FlaskClient, headers: dict[str, str]) -> None:
