@@ -6,12 +6,21 @@ What `check_size` in `v2_tensors.py` is for JSON. Only lengths are read here: te
 from collections.abc import Iterator
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from serving.errors import InvalidRequestError
 
 MAX_FIELDS = 16 * 1024  # a request has one for each photo, and a few more
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)  # protobuf's wire types
 FIXED = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
 MAX_VARINT_BYTES = 10
+WHOLE_NUMBERS = {  # packed, one by one in a byte or more; of a shape, for one
+    FieldDescriptor.CPPTYPE_BOOL,
+    FieldDescriptor.CPPTYPE_INT32,
+    FieldDescriptor.CPPTYPE_INT64,
+    FieldDescriptor.CPPTYPE_UINT32,
+    FieldDescriptor.CPPTYPE_UINT64,
+}
 Descriptor = Any  # protobuf's, which has no types
 
 
@@ -22,10 +31,11 @@ def check_fields(data: bytes, kind: Descriptor) -> None:
     while left:
         part, kind = left.pop()
         for number, content in fields(part):
-            count += 1
+            known = kind.fields_by_number.get(number)
+            whole = known is not None and known.cpp_type in WHOLE_NUMBERS
+            count += len(content) if whole and content is not None else 1
             if count > MAX_FIELDS:
                 raise InvalidRequestError(f"the message has more than {MAX_FIELDS} fields")
-            known = kind.fields_by_number.get(number)
             if content is not None and known is not None and known.message_type is not None:
                 left.append((content, known.message_type))
 

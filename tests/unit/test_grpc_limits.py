@@ -128,6 +128,12 @@ SMALL_INPUT = tag(pb.ModelInferRequest, "inputs") + b"\0"
             ).SerializeToString(),
         ),
         (pb.RepositoryModelLoadRequest, tag(pb.RepositoryModelLoadRequest, "parameters") + b"\0"),
+        (
+            pb.ModelInferRequest,
+            pb.ModelInferRequest(
+                inputs=[pb.ModelInferRequest.InferInputTensor(shape=[1] * 80_000)]
+            ).SerializeToString(),
+        ),
         (pb.ServerLiveRequest, b"\x08\0" * 40_000),
     ],
 )
