@@ -93,11 +93,11 @@ class Feedback:
                 (self._open_folder() / name).write_bytes(kept)
 
     def undo(self, token: str, address: str) -> None:
-        """Appends a line that takes the earlier one back, and removes its photo."""
+        """Removes its photo; appends a line that takes the earlier one back. Raises FeedbackError."""
         prediction = self._checked(token, address)
         with self._lock:
-            self._append({"id": prediction["id"], "undone": True}, 0)
             (self._open_folder() / f"{prediction['id']}.photo").unlink(missing_ok=True)
+            self._append({"id": prediction["id"], "undone": True}, 0)  # there may be no room for it
 
     def _checked(self, token: str, address: str) -> dict[str, Any]:  # Any: what sign() put in
         self._open_folder()

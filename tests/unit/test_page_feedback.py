@@ -81,6 +81,16 @@ def test_a_kept_photo_goes_with_undo(tmp_path: Path) -> None:
     assert not kept.exists()
 
 
+def test_a_kept_photo_can_be_taken_back_where_nothing_more_fits(tmp_path: Path) -> None:
+    taker = feedback(tmp_path, feedback_keep_photos=True, feedback_max_mb=1)
+    token = signed(taker)
+    taker.save(token, None, LABELS, PHOTO, ADDRESS)
+    (tmp_path / "full").write_bytes(bytes(MEGABYTE))
+    with pytest.raises(FeedbackFullError):
+        taker.undo(token, ADDRESS)
+    assert not list(tmp_path.glob("*.photo"))
+
+
 def test_another_photo_is_refused(tmp_path: Path) -> None:
     taker = feedback(tmp_path, feedback_keep_photos=True)
     with pytest.raises(BadFeedbackError, match="photo"):
