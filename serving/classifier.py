@@ -217,11 +217,14 @@ class Classifier:
         """
 
         async def prepare(served: Served) -> Inputs:
-            decoded = await asyncio.gather(
-                *(self._decode_on_thread(served, read, bulk) for read, _ in pictures),
-                return_exceptions=True,
+            return list(
+                all_or_error(
+                    await asyncio.gather(
+                        *(self._decode_on_thread(served, read, bulk) for read, _ in pictures),
+                        return_exceptions=True,
+                    )
+                )
             )
-            return list(all_or_error(decoded))
 
         if len(pictures) == 1:
             one = await self.classify(*pictures[0], top_k, deadline, bulk)
@@ -321,5 +324,11 @@ def all_or_error(results: Sequence[NDArray[np.uint8] | BaseException]) -> Iterat
         if isinstance(result, BaseException):
             if isinstance(result, ServingError):
                 result.detail = f"element {index}: {result.detail}"
-            raise result
+            try:
+                raise result
+            finally:
+                del (
+                    result,
+                    results,
+                )  # else it would know itself, and stay for a while
         yield result

@@ -42,14 +42,17 @@ class Job(Generic[T]):
         del work
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
             self.loop.call_soon_threadsafe(self._finish, result, error)
+        del error  # it knows this frame: each would keep the other, and a whole body, until a collection
 
     def _finish(self, result: T | None, error: Exception | None) -> None:
-        if self.future.done():
+        future = self.future
+        del self.future  # as `error` above
+        if future.done():
             return
         if error is None:
-            self.future.set_result(cast(T, result))
+            future.set_result(cast(T, result))
         else:
-            self.future.set_exception(error)
+            future.set_exception(error)
 
 
 class DecoderThreads:
@@ -78,6 +81,7 @@ class DecoderThreads:
             return await job.future
         finally:
             job.work = None
+            del job  # as `error` above
 
     def _work(self) -> None:
         interactive, bulk = self._queues

@@ -102,8 +102,10 @@ class Service:
             with self.calls.recording(name, context) as outcome:
                 if kind is pb.ModelInferRequest:
                     self.door.check_key.check(authorization(context))
-                data = await self.arrivals.read(context.read)
-                response = await answer(parsed(kind, data), context, outcome.own)
+                # in no variable: gRPC keeps the frame of a call that is aborted until a collection
+                response = await answer(
+                    parsed(kind, await self.arrivals.read(context.read)), context, outcome.own
+                )
             if outcome.error is not None:
                 await abort(context, outcome.error)
             return response

@@ -55,7 +55,9 @@ class Calls:
             yield outcome
             status = 200
         except Exception as caught:
-            outcome.error = told(caught, outcome.own)
+            outcome.error = error = told(caught, outcome.own)
+            # gRPC keeps how a call was aborted until a collection: not what it had sent, too
+            error.__traceback__ = error.__cause__ = error.__context__ = None
             status = outcome.error.status
         finally:
             self._record(name, status, context, outcome.own)

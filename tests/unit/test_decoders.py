@@ -1,10 +1,16 @@
 """The decoding threads of a web process."""
 
+import asyncio
+import gc
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
+from serving.classifier import all_or_error
+from serving.decoders import DecoderThreads
 from tests.servers import ROOT
 
 MEGABYTES_KEPT = """
@@ -41,3 +47,48 @@ def test_large_pictures_leave_no_memory_behind() -> None:
         [sys.executable, "-c", MEGABYTES_KEPT], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 50
+
+
+class RefusedError(Exception):
+    """What a weak reference can follow."""
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Garbage in cycles stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_an_error_lets_go_what_was_sent() -> None:
+    def refuse() -> None:
+        raise RefusedError
+
+    async def main() -> None:
+        threads = DecoderThreads(1)
+        threads.start()
+        kept = None
+        try:
+            await threads.run(refuse, bulk=False)
+        except RefusedError as error:
+            kept = weakref.ref(error)
+        threads.close()
+        await asyncio.sleep(0)  # the loop itself holds what it has woken this task up with
+        assert kept is not None
+        assert kept() is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_an_error_among_several_lets_go_what_was_sent() -> None:
+    kept = None
+    try:
+        list(all_or_error([RefusedError()]))
+    except RefusedError as error:
+        kept = weakref.ref(error)
+    assert kept is not None
+    assert kept() is None

@@ -1,6 +1,7 @@
 """Messages that are read a few at a time: who waits, who hurries, and what is left behind."""
 
 import asyncio
+import weakref
 from collections.abc import Coroutine
 
 import grpc
@@ -8,8 +9,9 @@ import pytest
 
 from serving.errors import InvalidRequestError, SlowBodyError
 from serving.frontends.grpc_generated import open_inference_pb2 as pb
-from serving.frontends.v2_grpc_calls import parsed
+from serving.frontends.v2_grpc_calls import Calls, parsed
 from serving.frontends.v2_grpc_limits import Arrivals, options
+from serving.metrics import Metrics
 from serving.settings import Settings
 
 MB = 2**20
@@ -157,3 +159,34 @@ def test_large_tensors_are_few_fields() -> None:
 def test_what_has_no_end_is_refused(broken: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         parsed(pb.ModelInferRequest, SMALL_INPUT * 10_000 + b"\x3a\xff\xff\x03" + bytes(65535) + broken)
+
+
+class Photo:
+    """What a weak reference can follow."""
+
+
+class Caller:
+    """As much of gRPC's context as is asked for."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:192.0.2.1:1"
+
+
+def test_an_outcome_knows_nothing_of_what_was_sent() -> None:
+    kept = []
+
+    def refuse() -> None:
+        photo = Photo()
+        kept.append(weakref.ref(photo))
+        try:
+            raise ValueError
+        except ValueError as error:
+            raise InvalidRequestError("no") from error
+
+    with Calls(Metrics()).recording("ModelInfer", Caller()) as outcome:
+        refuse()
+    assert outcome.error is not None
+    assert kept[0]() is None
