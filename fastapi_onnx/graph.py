@@ -27,13 +27,15 @@ def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mod
     height, width = pipeline.output_size
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    result.graph.input.remove(given)
-    result.graph.input.insert(
-        0, helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, ["N", height, width, 3])
+    result.ir_version = max(4, result.ir_version)  # before, weights had to be inputs, too
+    del result.graph.input[:]
+    result.graph.input.extend(
+        [
+            helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, ["N", height, width, 3]),
+            helper.make_tensor_value_info(TENSOR, TensorProto.FLOAT, ["M", 3, height, width]),
+        ]
     )
-    result.graph.input.insert(
-        1, helper.make_tensor_value_info(TENSOR, TensorProto.FLOAT, ["M", 3, height, width])
-    )
+    forget_batch_size(result.graph)
     result.graph.initializer.extend(scale_and_shift(pipeline))
     body = list(result.graph.node)
     del result.graph.node[:]
@@ -43,12 +45,25 @@ def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mod
 
 def model_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
     """The one input, float [N, 3, H, W]. Raises ConfigurationError."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in stored]
+    inputs = model_inputs(model.graph)
     if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != TensorProto.FLOAT:
         raise ConfigurationError("model.onnx must have exactly one input, float [N, 3, H, W]")
     found: onnx.ValueInfoProto = inputs[0]
     return found
+
+
+def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """What a graph is given; older files list their weights among its inputs, too."""
+    stored = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in stored]
+
+
+def forget_batch_size(graph: onnx.GraphProto) -> None:
+    """What a file of a fixed batch size says of its results: ONNX Runtime warns of each other one."""
+    del graph.value_info[:]
+    for output in graph.output:
+        if dimensions := output.type.tensor_type.shape.dim:
+            dimensions[0].dim_param = "K"
 
 
 def scale_and_shift(pipeline: ImagePipeline) -> list[onnx.TensorProto]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 from fastapi_pt.cuda import CudaNetwork
-from fastapi_pt.network import Network, build
+from fastapi_pt.network import Network, build, fill
 from serving import agreement
 from serving.backend import BackendInfo
 from serving.device_errors import translated
@@ -190,9 +190,8 @@ def read_network(model: Model, path: Path) -> Network:
     description = model.description
     network = build(description.architecture, len(description.labels), description.body_size)
     try:
-        weights = {name: tensor.float() for name, tensor in load_file(path).items()}
-        network.body.load_state_dict(weights)
-    except (SafetensorError, RuntimeError) as error:
+        fill(network, load_file(path))
+    except (SafetensorError, ConfigurationError) as error:
         raise ConfigurationError(f"{path} does not fit {description.architecture}: {error}") from error
     return network.eval()
 
@@ -207,12 +206,14 @@ def optimised_for_cpu(network: nn.Module, size: tuple[int, int], scratch: Path |
     example = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of fixed sizes (they are) and of its age
-        chosen = read_choice(scratch)
-        candidates = {form: traced(network, example, form) for form in FORMS if chosen in (form, None)}
-        if chosen is None:
-            fastest = min(candidates, key=lambda form: least_seconds(candidates[form], example))
-            chosen = settle_choice(scratch, fastest)
-        return candidates[chosen]
+        if chosen := read_choice(scratch):
+            return traced(network, example, chosen)
+        candidates = {PLAIN: traced(network, example, PLAIN)}
+        seconds = {PLAIN: least_seconds(candidates[PLAIN], example)}
+        with contextlib.suppress(RuntimeError):  # oneDNN lacks some pooling: AlexNet's at 256 pixels
+            candidates[LAYOUTS] = traced(network, example, LAYOUTS)
+            seconds[LAYOUTS] = least_seconds(candidates[LAYOUTS], example)
+        return candidates[settle_choice(scratch, min(seconds, key=seconds.__getitem__))]
 
 
 def traced(network: nn.Module, example: Tensor, form: str) -> nn.Module:

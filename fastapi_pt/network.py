@@ -1,5 +1,10 @@
 """The network behind a model description: a torchvision architecture, its input reduced first."""
 
+from collections import OrderedDict
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import get_model, list_models
@@ -37,7 +42,31 @@ class Network(nn.Module):
 
 
 def build(architecture: str | None, classes: int, body_size: int | None) -> Network:
-    """An untrained network. Raises ConfigurationError for a name that torchvision lacks."""
-    if architecture is None or architecture not in list_models():
-        raise ConfigurationError(f"torchvision has no architecture named {architecture!r}")
+    """An untrained network. Raises ConfigurationError unless torchvision has such a classifier."""
+    known = list_models(torchvision.models)  # without detection, segmentation, video, quantized ones
+    if architecture is None or architecture not in known:
+        near = get_close_matches(str(architecture).lower(), known)
+        hint = f"; near: {', '.join(near)}" if near else ""
+        raise ConfigurationError(f"torchvision has no classifier named {architecture!r}{hint}")
     return Network(get_model(architecture, weights=None, num_classes=classes), body_size)
+
+
+def fill(network: Network, weights: Mapping[str, Tensor]) -> None:
+    """Gives the body these weights, in float32. Raises ConfigurationError where they do not fit."""
+    own = network.body.state_dict()
+    missing, unknown = own.keys() - weights.keys(), weights.keys() - own.keys()
+    shaped = [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
+    found = []
+    if missing:
+        found.append(f"{len(missing)} tensors are missing, as {min(missing)}")
+    if unknown:
+        found.append(f"{len(unknown)} tensors have names that it lacks, as {min(unknown)}")
+    if shaped:
+        name = min(shaped)
+        wanted, given = list(own[name].shape), list(weights[name].shape)
+        found.append(f"{name} has the shape {given} instead of {wanted}")
+    if found:
+        raise ConfigurationError("; ".join(found))
+    state = OrderedDict((name, tensor.float()) for name, tensor in weights.items())
+    state._metadata = own._metadata  # type: ignore[attr-defined]  # the layers' versions; MNASNet asks
+    network.body.load_state_dict(state)

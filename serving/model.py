@@ -15,26 +15,28 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
 
 from serving.errors import ConfigurationError, in_words
 
-Size = tuple[PositiveInt, PositiveInt]
+Side = Annotated[int, Field(gt=0, le=4096)]
+"""In pixels; a batch of larger pictures would not fit into memory."""
+
+Size = tuple[Side, Side]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class ImagePipeline(BaseModel):
     """What happens to a picture before the model sees it, in this order."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    resize: PositiveInt | Size
+    resize: Side | Size
     """Length of the short side, or [height, width]; bilinear, antialiased."""
 
-    center_crop: PositiveInt | None = None
+    center_crop: Side | None = None
     """Side of the square that is cut out of the centre."""
 
     enlarge: Size | None = None
@@ -88,7 +90,7 @@ class ModelDescription(BaseModel):
     architecture: str | None = None
     """A name in torchvision.models; needed by the PyTorch backend."""
 
-    body_size: PositiveInt | None = None
+    body_size: Side | None = None
     """Side in pixels to which the network itself reduces its input; absent: no reduction."""
 
     files: dict[str, Sha256]
@@ -134,8 +136,13 @@ class Model:
         relative = f"{self.description.version}/{kind}"
         path = self.folder / relative
         expected = self.description.files.get(relative)
-        if expected is None or not path.is_file():
-            raise ConfigurationError(f"the model {self.description.name} has no {relative}")
+        if expected is None:
+            raise ConfigurationError(
+                f"the model {self.description.name} has no {relative} for this backend: "
+                f"the model.json in {self.folder} names none (training.export writes both)"
+            )
+        if not path.is_file():
+            raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
                 raise ConfigurationError(f"{path} is not the file that model.json describes")

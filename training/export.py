@@ -6,20 +6,43 @@ Both write `OUT/model.json` and `OUT/VERSION/...`; `training.evaluate` adds the 
 """
 
 import hashlib
+import json
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import onnx
 import torch
 import typer
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from typer.core import TyperGroup
 
-from fastapi_pt.network import build
-from serving.model import ImagePipeline, ModelDescription
+from fastapi_pt.network import build, fill
+from serving.errors import ConfigurationError, in_words
+from serving.model import ImagePipeline, Model, ModelDescription
+from training import given_graph
 from training.float16_weights import store_weights_as_float16
 
-app = typer.Typer(help=__doc__, no_args_is_help=True)
+WEIGHTS = ("model.onnx", "model.safetensors")
+
+
+class OneSentence(TyperGroup):
+    """What the user can mend is told in words, with exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except (ConfigurationError, OSError) as error:
+            reason = " ".join(str(error).split())  # the libraries' own go over many lines
+            typer.echo(f"nothing was exported: {reason}", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, cls=OneSentence)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -44,35 +67,96 @@ def size(text: str) -> tuple[int, int]:
 def pipeline(
     resize: str, center_crop: int | None, enlarge: str | None, mean: Triple, std: Triple
 ) -> ImagePipeline:
-    """The image pipeline of the command line's options."""
-    return ImagePipeline(
-        resize=int(resize) if resize.isdecimal() else size(resize),
-        center_crop=center_crop,
-        enlarge=size(enlarge) if enlarge else None,
-        mean=mean,
-        std=std,
-    )
+    """The image pipeline of the command line's options. Raises ConfigurationError."""
+    try:
+        return ImagePipeline(
+            resize=int(resize) if resize.isdecimal() else size(resize),
+            center_crop=center_crop,
+            enlarge=size(enlarge) if enlarge else None,
+            mean=mean,
+            std=std,
+        )
+    except ValidationError as error:
+        raise ConfigurationError(in_words(error)) from error
 
 
 def read_labels(path: Path) -> list[str]:
-    """One label a line; empty lines do not count."""
-    return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    """One label a line, empty lines do not count; or JSON, as TorchServe's index_to_name.json.
+
+    Raises ConfigurationError and OSError.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".json":
+            return labels_by_index(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path} holds no labels: {error}") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def labels_by_index(names: dict[str, str | list[str]]) -> list[str]:
+    """`{"0": "cat", "1": ["n02084071", "dog"]}` -> the names alone, by their numbers.
+
+    Raises KeyError where a number is missing.
+    """
+    listed = [names[str(index)] for index in range(len(names))]
+    return [name if isinstance(name, str) else name[-1] for name in listed]
 
 
 def read_weights(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
-    """A state dict. Without `trust_pickle` nothing is unpickled but tensors."""
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    loaded = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+    """A state dict. Without `trust_pickle` nothing is unpickled but tensors.
+
+    Raises ConfigurationError and OSError.
+    """
+    with path.open("rb"):
+        pass  # a missing file, a folder: OSError says it better than the libraries
+    try:
+        if path.suffix == ".safetensors":
+            return without_prefix(load_file(path))
+        loaded = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+    except Exception as error:  # each library has types of its own, one per cause
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        if "GLOBAL" in str(error) or "TorchScript" in str(error):
+            reason = (
+                "it holds more than tensors; save model.state_dict(), or, only if you trust whoever "
+                "made it, add --i-trust-this-pickle"
+            )
+        elif zipfile.is_zipfile(path):
+            reason = "of a zip file such as TorchServe's .mar, give the weights that are in it"
+        raise ConfigurationError(f"{path} is not a state dict that can be read: {reason}") from error
     if isinstance(loaded, nn.Module):
         loaded = loaded.state_dict()
-    tensors: dict[str, Tensor] = loaded.get("state_dict", loaded)
-    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    tensors = loaded if isinstance(loaded, Mapping) else {}
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ConfigurationError(f"{path} holds no state dict: save model.state_dict()")
+    return without_prefix(dict(tensors))
+
+
+def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without what all names begin with: `module.` of DataParallel, `_orig_mod.` of torch.compile ..."""
+    while len(first := {name.partition(".")[0] for name in tensors}) == 1:
+        prefix = first.pop() + "."
+        if not all(name.startswith(prefix) for name in tensors):
+            break
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
-    """float `input` [N, 3, H, W] -> `output` [N, classes], N dynamic, weights stored as float16."""
+    """float `input` [N, 3, H, W] -> `output` [N, classes], N dynamic, weights stored as float16.
+
+    Raises ConfigurationError where the network does not take pictures of that size.
+    """
     example = torch.zeros(2, 3, *image.output_size)
+    try:
+        with torch.inference_mode():
+            network(example)
+    except (AssertionError, RuntimeError) as error:
+        size = "x".join(map(str, image.output_size))
+        raise ConfigurationError(f"the network takes no pictures of {size} pixels: {error}") from error
     program = torch.onnx.export(
         network,
         (example,),
@@ -90,14 +174,29 @@ def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
 
 
 def write_description(out: Path, description: ModelDescription) -> None:
-    """`model.json`, with the digest of every file of the version."""
+    """`model.json`, with the digest of the version's weights.
+
+    Of one more version it lies beside its weights: the others, perhaps in service, stay as they are.
+    """
     folder = out / description.version
     description.files = {
-        f"{description.version}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(folder.iterdir())
+        f"{description.version}/{kind}": hashlib.sha256((folder / kind).read_bytes()).hexdigest()
+        for kind in WEIGHTS
+        if (folder / kind).is_file()
     }
-    (out / "model.json").write_text(description.model_dump_json(indent=2, exclude_none=True) + "\n")
-    typer.echo(f"wrote {out}")
+    path = out / "model.json"
+    if path.exists() and Model.read(out).description.version != description.version:
+        path = folder / "model.json"
+    path.write_text(description.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+    typer.echo(f"wrote {path}")
+
+
+def described(image: ImagePipeline, **fields: Any) -> ModelDescription:
+    """Raises ConfigurationError where an option is not as `model.json` needs it."""
+    try:
+        return ModelDescription(image=image, files={}, **fields)
+    except ValidationError as error:
+        raise ConfigurationError(in_words(error)) from error
 
 
 @app.command("torchvision")
@@ -128,10 +227,17 @@ def from_torchvision(
     """A state dict of a torchvision architecture -> both backends' files."""
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
-    network = build(architecture, len(names), body_size)
-    network.body.load_state_dict(
-        {k: v.float() for k, v in read_weights(weights, i_trust_this_pickle).items()}
+    description = described(
+        image, name=name, version=version, labels=names, architecture=architecture, body_size=body_size
     )
+    network = build(architecture, len(names), body_size)
+    state = read_weights(weights, i_trust_this_pickle)
+    try:
+        fill(network, state)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{weights} does not fit {architecture} with the {len(names)} labels of {labels}: {error}"
+        ) from error
     scale_logits(network.body, 1 / temperature)
     network.eval()
     folder = out / version
@@ -141,20 +247,9 @@ def from_torchvision(
     save_file(half, folder / "model.safetensors")
     (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
     # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
-    network.body.load_state_dict({k: v.float() for k, v in half.items()})
+    fill(network, half)
     write_onnx(network, image, folder / "model.onnx")
-    write_description(
-        out,
-        ModelDescription(
-            name=name,
-            version=version,
-            labels=names,
-            image=image,
-            architecture=architecture,
-            body_size=body_size,
-            files={},
-        ),
-    )
+    write_description(out, description)
 
 
 @app.command("onnx")
@@ -169,22 +264,21 @@ def from_onnx(
     enlarge: Enlarge = None,
     mean: Triple = IMAGENET_MEAN,
     std: Triple = IMAGENET_STD,
+    output: Annotated[str | None, typer.Option(help="The logits, where it is not the first.")] = None,
 ) -> None:
     """An ONNX file and its labels -> a folder for the ONNX backend."""
-    onnx.checker.check_model(str(file), full_check=True)
+    names = read_labels(labels)
+    image = pipeline(resize, center_crop, enlarge, mean, std)
+    description = described(image, name=name, version=version, labels=names)
+    graph, notes = given_graph.as_served(given_graph.read(file), image.output_size, output)
+    notes += given_graph.tried(graph, image, len(names))
     folder = out / version
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(onnx.load(file), folder / "model.onnx")  # one file, also where weights lay beside it
-    write_description(
-        out,
-        ModelDescription(
-            name=name,
-            version=version,
-            labels=read_labels(labels),
-            image=pipeline(resize, center_crop, enlarge, mean, std),
-            files={},
-        ),
-    )
+    onnx.save(graph, folder / "model.onnx")  # one file, also where weights lay beside it
+    (folder / "model.safetensors").unlink(missing_ok=True)  # of another network
+    for note in notes:
+        typer.echo(f"{file}: {note}")
+    write_description(out, description)
 
 
 def scale_logits(body: nn.Module, factor: float) -> None:

@@ -183,13 +183,21 @@ def main(
     peak: Annotated[float, typer.Option("--lr", help="Highest learning rate.")] = 1e-3,
     weight_decay: float = 0.05,
     smoothing: Annotated[float, typer.Option(help="Label smoothing.")] = 0.1,
-    ema_decay: float = 0.999,
+    ema_decay: Annotated[
+        float, typer.Option(help="Of the moving average to export; 0.9 where there are few steps.")
+    ] = 0.999,
     seed: int = 11,
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Trains, epoch by epoch; goes on from RUN/checkpoint.safetensors where there is one."""
     run.mkdir(parents=True, exist_ok=True)
     photos, labels = data.load(data_dir / "train.zip")
+    if len(labels) < batch_size:
+        raise typer.BadParameter(f"{len(labels)} photos are no batch of {batch_size}: see --batch-size")
+    if int(labels.max()) >= classes:
+        raise typer.BadParameter(
+            f"train.zip has the class {labels.max()}: more than --classes {classes}, which counts from 0"
+        )
     val_photos, val_labels = data.load(data_dir / "val.zip")
     torch.manual_seed(seed)
     model = get_model(architecture, weights=None, num_classes=classes)

@@ -5,17 +5,20 @@ a GPU batches are everything. So the cap is measured, not assumed.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.backend import Backend
-from serving.device_errors import OutOfDeviceMemoryError
+from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.logs import logger
 from serving.settings import Settings
+
+T = TypeVar("T", np.uint8, np.float32)
 
 GOOD_ENOUGH = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # of measuring, per size
@@ -39,14 +42,14 @@ def warm_up(
         for size, batch in list(batches.items()):
             started = time.perf_counter()
             try:
-                logits = backend.infer(batch)
+                logits = computed(backend.infer, batch)
             except OutOfDeviceMemoryError as error:
                 too_large = str(error)
                 logger().warning("a batch size does not fit into the device's memory", size=size)
                 del batches[size], times[size]
                 continue
             times[size].append(time.perf_counter() - started)
-            check_shape(logits, size, classes)
+            check(logits, size, classes)
         if not batches:
             raise ConfigurationError(f"the device's memory is too small for one picture: {too_large}")
         measured = sum(sum(one[1:]) for one in times.values())  # a first call plans and allocates
@@ -79,15 +82,37 @@ def warm_up_tensors(backend: Backend, shape: tuple[int, int, int], classes: int)
     The sizes need no second measuring: behind the normalisation it is the same network.
     """
     height, width, channels = shape
-    check_shape(backend.infer_tensor(np.zeros((1, channels, height, width), np.float32)), 1, classes)
+    tensor = np.zeros((1, channels, height, width), np.float32)
+    check(computed(backend.infer_tensor, tensor), 1, classes)
 
 
-def check_shape(logits: NDArray[np.float32], size: int, classes: int) -> None:
-    """Raises ConfigurationError when a batch of `size` was answered with another shape."""
+def computed(run: Callable[[NDArray[T]], NDArray[np.float32]], batch: NDArray[T]) -> NDArray[np.float32]:
+    """What the backend answers. Raises ConfigurationError for what is no trouble of the device."""
+    try:
+        return run(batch)
+    except (OutOfDeviceMemoryError, DeviceLostError):
+        raise
+    except Exception as error:  # each library has types of its own
+        reason = " ".join(str(error).split())
+        if len(batch) > 1:
+            raise ConfigurationError(
+                f"the model cannot compute {len(batch)} pictures at once; if its file is of a fixed "
+                f"batch size, export it with an open one, or set SERVING_MAX_BATCH_SIZE=1: {reason}"
+            ) from error
+        raise ConfigurationError(f"the model cannot compute a picture: {reason}") from error
+
+
+def check(logits: NDArray[np.float32], size: int, classes: int) -> None:
+    """Raises ConfigurationError unless these are finite logits of a batch of `size`."""
     if logits.shape != (size, classes):
         raise ConfigurationError(
             f"the model answers with shape {logits.shape} to {size} pictures, "
             f"but model.json has {classes} labels"
+        )
+    if not np.isfinite(logits).all():
+        raise ConfigurationError(
+            "the model answers numbers that are not finite to a black picture: "
+            "its weights, or mean and std in model.json, are damaged"
         )
 
 

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import psutil
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.graph import with_two_inputs
+from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.optimised import FOLDER, GRAPH, WEIGHTS, optimised
-from fastapi_pt.backend import CHOICE, LAYOUTS, PLAIN, TorchBackend, settle_choice
+from fastapi_pt.backend import CHOICE, LAYOUTS, PLAIN, TorchBackend, optimised_for_cpu, settle_choice
 from serving.backend import Backend
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
@@ -67,6 +69,31 @@ def test_normalisation_moves_into_the_graph() -> None:
 def test_a_graph_of_another_shape_is_refused(wrong: onnx.ModelProto) -> None:
     with pytest.raises(ConfigurationError, match="exactly one input"):
         with_two_inputs(wrong, PIPELINE)
+
+
+def test_weights_among_the_inputs_and_a_fixed_batch_size_are_no_obstacle() -> None:
+    weights = numpy_helper.from_array(np.ones((1, 3, 8, 8), np.float32), "w")
+    inputs = [("x", [1, 3, 8, 8]), ("w", [1, 3, 8, 8])]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 8, 8])
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    made = helper.make_graph(nodes, "g", values, [output], [weights])
+    opset = helper.make_opsetid("", 13)
+    old = with_two_inputs(helper.make_model(made, ir_version=3, opset_imports=[opset]), PIPELINE)
+    session = ort.InferenceSession(old.SerializeToString(), providers=["CPUExecutionProvider"])
+    photos = np.zeros((2, 3, 8, 8), np.float32)
+    given = {PIXELS: np.empty((0, 8, 8, 3), np.uint8), TENSOR: photos}
+    assert np.array_equal(session.run(None, given)[0], photos + 1)
+    assert session.get_outputs()[0].shape[0] != 1  # ONNX Runtime would warn of every other size
+
+
+def test_a_network_that_onednn_lacks_a_layer_for_is_served_in_the_plain_form(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(6), nn.Flatten()).eval()
+    served = optimised_for_cpu(network, (7, 7), tmp_path)
+    photos = torch.rand(2, 3, 7, 7)
+    with torch.inference_mode():
+        torch.testing.assert_close(served(photos), network(photos))
+    assert (tmp_path / CHOICE).read_text() == PLAIN
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:

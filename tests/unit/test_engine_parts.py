@@ -28,6 +28,7 @@ from serving.engine.memory import (
 from serving.engine.process import Process, ending
 from serving.engine.program import Arguments
 from serving.engine.queue import WorkQueue, waiting_records
+from serving.errors import ConfigurationError
 from serving.settings import Settings
 
 GEOMETRY = Geometry(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
@@ -238,6 +239,21 @@ def test_measuring_needs_outputs_of_the_right_shape() -> None:
 
     with pytest.raises(Exception, match=r"but model\.json has 11 labels"):
         warmup.warm_up(Wrong(), (5, 7, 3), 11, [1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("most", "words"), [(1, "SERVING_MAX_BATCH_SIZE=1"), (0, "cannot compute a picture"), (4, "finite")]
+)
+def test_warm_up_says_what_a_model_cannot(most: int, words: str) -> None:
+    class Limited:
+        def infer(self, batch: np.ndarray) -> np.ndarray:
+            if len(batch) > most:
+                raise RuntimeError("a reason\nof many\nlines")
+            return np.full((len(batch), 3), 1.0 if most == 1 else np.nan, np.float32)
+
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        warmup.warm_up(Limited(), (5, 7, 3), 3, [1, 2])  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
 
 
 def played(cores: IdleCores, few_s: float, all_s: float, pictures: int) -> list[bool]:

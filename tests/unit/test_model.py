@@ -1,6 +1,7 @@
 """`serving.model` and `serving.cpus`: what is read from files, and what is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         {"image": {"resize": 64, **STATISTICS}},
         {"image": {"resize": 0, "center_crop": 1, **STATISTICS}},
         {"image": {"resize": [1, 1], "mean": [0, 0, 0], "std": [1, 1, 0]}},
+        {"image": {"resize": [5000, 5000], **STATISTICS}},
+        {"image": {"resize": 64, "center_crop": 10**30, **STATISTICS}},
+        {"image": {"resize": [1, 1], "mean": [0, 0, math.nan], "std": [1, 1, 1]}},
+        {"image": {"resize": [1, 1], "mean": [0, 0, 0], "std": [1, 1, math.inf]}},
         {"files": {"1/model.onnx": "short"}},
         {"surprise": 1},
     ],
@@ -62,7 +67,7 @@ def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
     (tmp_path / "1" / "model.onnx").write_bytes(b"something else")
     with pytest.raises(ConfigurationError, match="is not the file"):
         model.file("model.onnx")
-    with pytest.raises(ConfigurationError, match=r"has no 1/model\.safetensors"):
+    with pytest.raises(ConfigurationError, match=r"has no 1/model\.safetensors for this backend"):
         model.file("model.safetensors")
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision.models import get_model
 from typer.testing import CliRunner
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
+from fastapi_pt.network import build, fill
+from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.scores import softmax
 from serving.settings import Settings
@@ -91,9 +94,114 @@ def test_a_pickled_module_needs_an_explicit_flag(
     network.load_state_dict(weights)
     file = tmp_path / "module.pt"
     torch.save(network, file)
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+    with pytest.raises(ConfigurationError, match="--i-trust-this-pickle"):
         export.read_weights(file, trust_pickle=False)
     assert export.read_weights(file, trust_pickle=True).keys() == weights.keys()
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model._orig_mod."])
+@pytest.mark.parametrize("key", [None, "state_dict", "model_state_dict", "model"])
+def test_weights_are_found_where_trainers_leave_them(
+    tmp_path: Path, weights: dict[str, torch.Tensor], prefix: str, key: str | None
+) -> None:
+    state = {prefix + name: tensor for name, tensor in weights.items()}
+    torch.save({key: state, "epoch": 3} if key else state, tmp_path / "mine.pt")
+    assert export.read_weights(tmp_path / "mine.pt", trust_pickle=False).keys() == weights.keys()
+    save_file(state, tmp_path / "mine.safetensors")
+    found = export.read_weights(tmp_path / "mine.safetensors", trust_pickle=False)
+    assert found.keys() == weights.keys()
+
+
+def test_labels_of_torchserve_and_of_other_systems(tmp_path: Path) -> None:
+    path = tmp_path / "index_to_name.json"
+    path.write_text('{"1": ["n2", "豆腐"], "0": "Käse"}', encoding="utf-8")
+    assert export.read_labels(path) == ["Käse", "豆腐"]
+    path.write_text('{"2": "no", "0": "zero"}')
+    with pytest.raises(ConfigurationError, match="index_to_name"):
+        export.read_labels(path)
+    path = tmp_path / "labels.txt"
+    path.write_bytes("\ufeffKäse\r\n豆腐\r\n".encode())
+    assert export.read_labels(path) == ["Käse", "豆腐"]
+    path.write_bytes("Käse".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"labels\.txt"):
+        export.read_labels(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"--weights": "nowhere.pt"}, "nowhere.pt"),
+        ({"--weights": "folder"}, "folder"),
+        ({"--weights": "text.pt"}, "not a state dict"),
+        ({"--weights": "text.safetensors"}, "not a state dict"),
+        ({"--weights": "list.pt"}, "holds no state dict"),
+        ({"--weights": "archive.mar"}, "TorchServe"),
+        ({"--weights": "other.pt"}, "tensors are missing"),
+        ({"--labels": "two.txt"}, "2 labels"),
+        ({"--labels": "empty.txt"}, "labels: "),
+        ({"--architecture": "ResNet18"}, "near: resnet18"),
+        ({"--architecture": "fasterrcnn_resnet50_fpn"}, "no classifier"),
+        ({"--resize": "256"}, "center_crop"),
+        ({"--resize": "99999x9"}, "4096"),
+        ({"--name": "my model"}, "name: "),
+        ({"--version": "v1"}, "version: "),
+        ({"--out": "text.pt"}, "text.pt"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: dict[str, torch.Tensor],
+    options: dict[str, str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("labels.txt").write_text("cat\ndog\nelk\n")
+    Path("two.txt").write_text("cat\ndog\n")
+    for name in ("empty.txt", "text.pt", "text.safetensors"):
+        Path(name).write_text("hello" if name.startswith("text") else "")
+    Path("folder").mkdir()
+    torch.save(weights, "mine.pt")
+    torch.save([1], "list.pt")
+    torch.save({"a.b": torch.zeros(1), "c.d": torch.zeros(1)}, "other.pt")
+    with zipfile.ZipFile("archive.mar", "w") as archive:
+        archive.write("mine.pt")
+    given = {"--weights": "mine.pt", "--labels": "labels.txt", "--architecture": ARCHITECTURE}
+    given |= {"--name": "mine", "--out": "out", "--resize": "64x64", **options}
+    result = CliRunner().invoke(
+        export.app, ["torchvision", *[each for pair in given.items() for each in pair]]
+    )
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    last = result.output.splitlines()[-1]
+    assert last.startswith("nothing was exported: ")
+    assert words in last
+    assert not Path("out").exists()
+
+
+def test_one_more_version_leaves_the_first_as_it_is(tmp_path: Path) -> None:
+    def write(version: str, label: str) -> None:
+        (tmp_path / version).mkdir(exist_ok=True)
+        (tmp_path / version / "model.onnx").write_bytes(label.encode())
+        fields = {"name": "mine", "version": version, "labels": [label]}
+        export.write_description(tmp_path, export.described(food11.IMAGE, **fields))
+
+    write("1", "cat")
+    write("2", "dog")
+    write("2", "elk")
+    assert Model.read(tmp_path).labels == ["cat"]
+    for version, label in (("1", "cat"), ("2", "elk")):
+        model = Model.read(tmp_path, version)
+        assert model.labels == [label]
+        assert model.file("model.onnx").read_bytes() == label.encode()
+        assert len(model.description.files) == 1
+
+
+def test_a_network_whose_layers_have_versions_is_filled() -> None:
+    weights = get_model("mnasnet0_5", weights=None, num_classes=3).state_dict()
+    network = build("mnasnet0_5", 3, None)
+    fill(network, dict(weights))  # without what torch.save keeps beside: safetensors has none
+    assert torch.equal(network.body.state_dict()["classifier.1.weight"], weights["classifier.1.weight"])
 
 
 def photos_zip(path: Path, count: int) -> None:
@@ -128,6 +236,17 @@ def test_cutmix_weighs_targets_by_area() -> None:
     for row, share in zip(mixed, shares, strict=True):
         for index in range(8):
             assert float((row[0] == index).float().mean()) == pytest.approx(float(share[index]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"batch_size": 64}, "--batch-size"), ({"classes": 2}, "--classes")]
+)
+def test_a_training_that_its_photos_do_not_fit_is_refused(
+    tmp_path: Path, options: dict[str, int], words: str
+) -> None:
+    photos_zip(tmp_path / "train.zip", 32)
+    with pytest.raises(typer.BadParameter, match=words):
+        train.main(tmp_path, tmp_path / "run", **{"classes": 3, "batch_size": 8, **options})  # type: ignore[arg-type]
 
 
 class PowerCutError(Exception):

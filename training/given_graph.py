@@ -1,0 +1,192 @@
+"""Brings an ONNX file from elsewhere to the form that is served, and tries it; called by `export.py`.
+
+That form is one input, float [N, 3, H, W], one output, float logits [N, classes], N open. Files in the
+wild are of one batch size, half precision or channels last, end in a softmax or have more outputs; what
+a few nodes at the graph's borders mend is mended, of the rest the user is told what to change.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from fastapi_onnx.backend import cpu_session
+from fastapi_onnx.graph import PIXELS, TENSOR, model_inputs, with_two_inputs
+from serving import agreement
+from serving.errors import ConfigurationError
+from serving.model import ImagePipeline
+from serving.settings import Settings
+
+Size = tuple[int, int]
+
+NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+INPUT, OUTPUT = "served_input", "served_output"
+ONE_AT_A_TIME = (
+    "it computes one picture at a time: export it again with an open batch dimension "
+    "(torch.onnx.export: dynamic_shapes, or dynamic_axes), or serve it with SERVING_MAX_BATCH_SIZE=1"
+)
+
+
+def read(path: Path) -> ModelProto:
+    """A whole file, weights that lie beside it included. Raises ConfigurationError and OSError."""
+    with path.open("rb"):
+        pass  # a missing file, a folder: OSError says it better than onnx
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+        return onnx.load(path)
+    except Exception as error:  # onnx raises types of its own, one per cause
+        raise ConfigurationError(f"{path} is not an ONNX file that can be used: {error}") from error
+
+
+def as_served(model: ModelProto, size: Size, output: str | None) -> tuple[ModelProto, list[str]]:
+    """The model in the form of the module, and what was changed, in words.
+
+    `size` is the pictures' (height, width), `output` the name of the logits, the first output where
+    there is none. Raises ConfigurationError for what cannot be changed.
+    """
+    result = ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    del graph.value_info[:]  # they speak of the old batch size
+    result.ir_version = max(4, result.ir_version)  # before, weights had to be inputs, too
+    notes = [*open_input(graph, size), *open_output(graph, output)]
+    onnx.checker.check_model(result)
+    return result, notes
+
+
+def open_input(graph: GraphProto, size: Size) -> list[str]:
+    """Makes the graph's only input float [N, 3, height, width]; what was changed."""
+    inputs = model_inputs(graph)
+    if len(inputs) != 1:
+        names = ", ".join(value.name for value in inputs) or "none"
+        raise ConfigurationError(f"the graph must have one input, of pictures; it has: {names}")
+    (given,) = inputs
+    kind, lengths = given.type.tensor_type.elem_type, dimensions(given)
+    if kind not in NUMBERS:
+        raise ConfigurationError(
+            f"the input {given.name!r} is {TensorProto.DataType.Name(kind).lower()}: export the network "
+            "without its own preprocessing, float [N, 3, H, W]; --mean and --std do it instead"
+        )
+    last = len(lengths) == 4 and lengths[3] == 3 and lengths[1] != 3
+    found = lengths[1:3] if last else lengths[2:]
+    if len(lengths) != 4 or (not last and lengths[1] not in (3, 0)):
+        raise ConfigurationError(
+            f"the input {given.name!r} has the shape {lengths}: [N, 3, H, W] is needed, of RGB pictures"
+        )
+    if any(length not in (0, wanted) for length, wanted in zip(found, size, strict=True)):
+        raise ConfigurationError(
+            f"the graph takes pictures of {'x'.join(map(str, found))} pixels, and the options make "
+            f"them {size[0]}x{size[1]}: see --resize, --center-crop, --enlarge"
+        )
+    nodes, notes, name = [], [], given.name
+    if last:
+        nodes.append(helper.make_node("Transpose", [INPUT], [name], perm=[0, 2, 3, 1]))
+        notes.append("its channels are the last dimension: a Transpose is put in front")
+    if kind != TensorProto.FLOAT:
+        before = name if not nodes else f"{INPUT}_cast"
+        for node in nodes:
+            node.input[0] = before
+        nodes.insert(0, helper.make_node("Cast", [INPUT], [before], to=kind))
+        notes.append("its input is not float32: a Cast is put in front")
+    del graph.input[:]
+    graph.input.append(
+        helper.make_tensor_value_info(INPUT if nodes else name, TensorProto.FLOAT, ["N", 3, *size])
+    )
+    put_in_front(graph, nodes)
+    return notes
+
+
+def open_output(graph: GraphProto, wanted: str | None) -> list[str]:
+    """Makes the graph's only output float, [N, ...], without a softmax; what was changed."""
+    outputs = {value.name: value for value in graph.output}
+    if wanted is not None and wanted not in outputs:
+        raise ConfigurationError(f"the graph has no output {wanted!r}, but: {', '.join(outputs)}")
+    name = wanted or next(iter(outputs), "")
+    notes = []
+    if len(outputs) > 1:
+        notes.append(f"of its outputs {', '.join(outputs)} {name} is served; --output names another")
+    given = outputs[name]
+    kind, rank = given.type.tensor_type.elem_type, len(dimensions(given))
+    if kind not in NUMBERS:
+        raise ConfigurationError(
+            f"the output {name!r} is {TensorProto.DataType.Name(kind).lower()}: logits are needed, "
+            "float [N, classes]"
+        )
+    softmax = next((n for n in graph.node if name in n.output and n.op_type == "Softmax"), None)
+    if softmax is not None:
+        if not any(name in node.input for node in graph.node):
+            graph.node.remove(softmax)
+        name = softmax.input[0]
+        notes.append("its last node, Softmax, is left out: the service computes probabilities")
+    if rank > 2:
+        graph.node.append(helper.make_node("Flatten", [name], [f"{OUTPUT}_flat"]))
+        name = f"{OUTPUT}_flat"
+    if kind != TensorProto.FLOAT:
+        graph.node.append(helper.make_node("Cast", [name], [OUTPUT], to=TensorProto.FLOAT))
+        name = OUTPUT
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", None]))
+    return notes
+
+
+def dimensions(value: ValueInfoProto) -> list[int]:
+    """Its lengths; 0 stands for an open one."""
+    return [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
+
+
+def put_in_front(graph: GraphProto, nodes: list[NodeProto]) -> None:
+    """A graph's nodes stand in the order in which they are computed."""
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *rest])
+
+
+def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
+    """Computes pictures as the service does; what the user has to know of it.
+
+    Raises ConfigurationError where the answers are no logits of that many classes.
+    """
+    try:
+        session = cpu_session(
+            lambda: with_two_inputs(model, image).SerializeToString(), Settings(device="cpu"), None
+        )
+    except Exception as error:  # onnxruntime's types have no common base
+        raise ConfigurationError(f"ONNX Runtime cannot load the graph: {error}") from error
+    pictures = agreement.pictures(image.output_size)[:2]
+    no_tensor = np.empty((0, 3, *image.output_size), np.float32)
+
+    def answers(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = session.run(None, {PIXELS: pixels, TENSOR: no_tensor})[0]
+        return found
+
+    try:
+        alone = [answers(picture[np.newaxis]) for picture in pictures]
+    except Exception as error:
+        raise ConfigurationError(f"the graph cannot compute a picture: {error}") from error
+    for logits in alone:
+        check(logits, classes)
+    try:
+        together = answers(pictures)
+    except Exception:  # whatever it is, one at a time it computes
+        return [ONE_AT_A_TIME]
+    expected = np.concatenate(alone)
+    same = together.shape == expected.shape and np.allclose(together, expected, rtol=1e-2, atol=1e-3)
+    return [] if same else [ONE_AT_A_TIME]
+
+
+def check(logits: NDArray[np.float32], classes: int) -> None:
+    """Raises ConfigurationError unless these are logits of one picture."""
+    if logits.shape != (1, classes):
+        raise ConfigurationError(
+            f"the graph answers with shape {list(logits.shape)} to one picture; "
+            f"{classes} labels need [1, {classes}] (--output names another output)"
+        )
+    if not np.isfinite(logits).all():
+        raise ConfigurationError("the graph's answer is not finite: its weights are damaged")
+    if classes > 1 and logits.min() >= 0 and abs(logits.sum() - 1) < 1e-3:
+        raise ConfigurationError(
+            "the graph answers probabilities: export the network without its softmax, the service "
+            "computes it"
+        )
