@@ -62,11 +62,24 @@ def run(loop: asyncio.AbstractEventLoop) -> None:
 
 async def end(loop: asyncio.AbstractEventLoop, last: Coroutine[Any, Any, None]) -> None:
     """The last task of a loop."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    for task in others():
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
     try:
+        await over()
         await last
+        await over()
     finally:
         loop.call_soon(loop.stop)
+
+
+def others() -> set[asyncio.Task[Any]]:
+    """All tasks of the loop but the current one."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def over() -> None:
+    """Returns when there is no other task: a generator left early becomes one, and then those in it."""
+    await asyncio.sleep(0)
+    while tasks := others():
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)

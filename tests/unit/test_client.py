@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import os
@@ -338,6 +339,17 @@ def test_closing_ends_what_waits(stub: StubApi) -> None:
         until(lambda: stub.inside == 1, "the request")
     with pytest.raises(CancelledError):
         future.result()
+
+
+def test_closing_ends_what_is_left_of_an_answer_that_is_too_long(
+    stub: StubApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):  # which end in the middle of its reading, by chance
+        stub.answers.append(Reply(200, b" " * 5_000_000))
+        with Client(stub.url) as one, pytest.raises(serving_client.InvalidAnswerError):
+            one.predict(PHOTO)
+        gc.collect()
+    assert not caplog.records
 
 
 def test_a_forgotten_client_ends_its_thread(stub: StubApi) -> None:
