@@ -326,9 +326,6 @@ def all_or_error(results: Sequence[NDArray[np.uint8] | BaseException]) -> Iterat
                 result.detail = f"element {index}: {result.detail}"
             try:
                 raise result
-            finally:
-                del (
-                    result,
-                    results,
-                )  # else it would know itself, and stay for a while
+            finally:  # else it would know itself, and stay for a while
+                del result, results
         yield result
