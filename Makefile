@@ -61,8 +61,8 @@ accuracy: .venv/dev.installed  ## DATA=folder with data/food11-64/ and photos/
 train: .venv/dev.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
 	$(BIN)/python -m training.food11 --data $(DATA) --run $(RUN)
 
-proto: .venv/dev.installed  ## the gRPC messages, from serving/frontends/grpc_generated/open_inference.proto
-	cd serving/frontends/grpc_generated && ../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
+proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc_generated/open_inference.proto
+	cd serving/protocols/v2/grpc_generated && ../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
 		python -m grpc_tools.protoc -I. --python_out=. open_inference.proto
 
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml

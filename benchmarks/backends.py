@@ -15,7 +15,7 @@ import typer
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from serving.backend import Backend
+from serving.backends.base import Backend
 from serving.model import Model
 from serving.settings import Settings
 

@@ -24,8 +24,8 @@ from benchmarks.payloads import Protocol
 from benchmarks.running import running
 from benchmarks.servers import GPU_SERVERS, Pipeline, Server
 from benchmarks.target import Plan, Target
-from serving import cpus
 from serving.settings import ROOT
+from serving.system import cpus
 
 CONNECTIONS = 256
 PLAN = Plan(3, 3, 3, 6)

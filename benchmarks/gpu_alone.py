@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from serving import buckets
-from serving.backend import Backend
-from serving.device_errors import OutOfDeviceMemoryError
+from serving.backends import batch_sizes
+from serving.backends.base import Backend
+from serving.backends.device_errors import OutOfDeviceMemoryError
 from serving.model import Model
 from serving.settings import Settings
 
@@ -53,7 +53,7 @@ def measure(
     backend: Backend = getattr(importlib.import_module(module), name)()
     info = backend.load(model, settings)
     found = []
-    for size in reversed(buckets.sizes(settings, "cuda")):
+    for size in reversed(batch_sizes.sizes(settings, "cuda")):
         try:
             per_second = rate(backend, size, model.description.image.output_size, seconds)
         except OutOfDeviceMemoryError:

@@ -22,12 +22,12 @@ from tqdm import tqdm
 from benchmarks import payloads, report
 from benchmarks.machine import write_results
 from benchmarks.options import numbers
-from serving import cpus
-from serving.backend import Backend, BackendInfo
+from serving.backends.base import Backend, BackendInfo
 from serving.errors import ConfigurationError
-from serving.images import ImageDecoder
 from serving.model import Model
 from serving.settings import Settings
+from serving.system import cpus
+from serving.tasks.image.decode import ImageDecoder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from serving import cpus
 from serving.settings import ROOT
+from serving.system import cpus
 
 OWN_PACKAGES = (
     "fastapi",

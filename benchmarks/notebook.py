@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from benchmarks import payloads, service
 from benchmarks.target import Plan
-from serving import cpus
+from serving.system import cpus
 
 T = TypeVar("T")
 QUICK = os.environ.get("NOTEBOOK_QUICK") == "1"

@@ -10,8 +10,8 @@ import grpc
 import orjson
 
 from benchmarks.http_client import LOST, Answer
-from serving.frontends import tcp_frames as frames
-from serving.frontends.grpc_generated import open_inference_pb2 as pb
+from serving.protocols import tcp_frames as frames
+from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

@@ -23,12 +23,12 @@ from PIL import Image
 
 from benchmarks import running, servers
 from fastapi_onnx.backend import OnnxBackend
-from serving.body import DECODER
-from serving.encoded import decode_base64
-from serving.images import ImageDecoder
+from serving.http.body import DECODER
 from serving.model import Model
-from serving.scores import best
 from serving.settings import Settings
+from serving.tasks.image.base64 import decode_base64
+from serving.tasks.image.classification import best
+from serving.tasks.image.decode import ImageDecoder
 
 CALLS = 200
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.optimised import CPU, optimised
-from serving.backend import BackendInfo
+from serving.backends.base import BackendInfo
 from serving.errors import ConfigurationError
-from serving.logs import logger
+from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
 

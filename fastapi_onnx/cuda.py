@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from fastapi_onnx import fixed
 from fastapi_onnx.graph import NORMALISED, PIXELS, model_input
-from serving import agreement, buckets, cuda_driver
-from serving.device_errors import OutOfDeviceMemoryError, meaning, translated
+from serving.backends import batch_sizes, cuda_driver, precision_check
+from serving.backends.device_errors import OutOfDeviceMemoryError, meaning, translated
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
@@ -46,7 +46,7 @@ class Device:
         if self.provider not in ort.get_available_providers():
             raise ConfigurationError("this onnxruntime is built without TensorRT")
         self._memory = int(cuda_driver.total_memory(self.index) * settings.gpu_memory_fraction)
-        self._sizes = buckets.sizes(settings, "cuda")
+        self._sizes = batch_sizes.sizes(settings, "cuda")
         self._said = load_libraries(self.provider)
 
     def open(
@@ -194,14 +194,14 @@ class CudaNetwork:
         self._device = device
         self._lanes: dict[int, Lane] = {}
         pipeline, classes = model.description.image, len(model.labels)
-        pictures = agreement.pictures(pipeline.output_size)
+        pictures = precision_check.pictures(pipeline.output_size)
         photos = fixed.normalised(pictures, pipeline)
         graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), photos)
         if precision != "fp32":
             self._network = Network(fixed.half(graph), True, pipeline, classes)
             found = np.concatenate([self.infer(picture[np.newaxis]) for picture in pictures])
             self._lanes.clear()  # what this thread has recorded is not for the one that will compute
-            if agreement.is_enough(expected, found, insist=precision == "fp16"):
+            if precision_check.is_enough(expected, found, insist=precision == "fp16"):
                 return
         self._network = Network(graph, False, pipeline, classes)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from serving.logs import logger
+from serving.logging import logger
 
 CPU = "CPUExecutionProvider"
 FOLDER, LOCK, GRAPH, WEIGHTS = "optimised", "lock", "model.onnx", "weights.bin"

@@ -20,9 +20,9 @@ from torch.fx.experimental.optimization import fuse
 
 from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.network import Network, build, fill
-from serving import agreement
-from serving.backend import BackendInfo
-from serving.device_errors import translated
+from serving.backends import precision_check
+from serving.backends.base import BackendInfo
+from serving.backends.device_errors import translated
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
@@ -121,11 +121,11 @@ class TorchBackend:
             return self._logits(torch.from_numpy(batch).contiguous(**CHANNELS_LAST))
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """See `serving.backend.SlotReader`; on a CPU there is nothing to gain."""
+        """See `serving.backends.base.SlotReader`; on a CPU there is nothing to gain."""
         return self._cuda is not None and self._cuda.attach(slots)
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
-        """See `serving.backend.SlotReader`."""
+        """See `serving.backends.base.SlotReader`."""
         assert self._cuda is not None  # noqa: S101 attach comes first
         return self._cuda.fetch(indices, size, place)
 
@@ -180,9 +180,9 @@ def in_half(
     half = copy.deepcopy(network).half()
     with torch.inference_mode():
         device = next(network.parameters()).device
-        photos = normalise(torch.from_numpy(agreement.pictures(size)).to(device))
+        photos = normalise(torch.from_numpy(precision_check.pictures(size)).to(device))
         expected, found = network(photos).cpu().numpy(), half(photos.half()).float().cpu().numpy()
-    return half if agreement.is_enough(expected, found, insist) else None
+    return half if precision_check.is_enough(expected, found, insist) else None
 
 
 def read_network(model: Model, path: Path) -> Network:

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from serving.device_errors import translated
-from serving.logs import logger
+from serving.backends.device_errors import translated
+from serving.logging import logger
 
 WARM_UP_RUNS = 3  # before a recording: the libraries allocate and choose in them
 NO_FLAGS = 0
@@ -82,7 +82,7 @@ class CudaNetwork:
             return self._answer(lane)
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
-        """See `serving.backend.SlotReader`. Raises what `device_errors.py` has, as does the result."""
+        """See `SlotReader`. Raises what `device_errors.py` has, as does the result."""
         assert self._slots is not None  # noqa: S101 attach comes first
         with self._working(size, self._copies) as lane:
             done = 0

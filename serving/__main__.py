@@ -4,7 +4,7 @@ The argument is a package with a `BACKEND` and an `app` module: `fastapi_onnx` o
 """
 
 if __name__ == "__main__":
-    from serving.early import end_on_signals
+    from serving.system.signals import end_on_signals
 
     end_on_signals()
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from serving.engine import layout
+from serving.engine import topology
 from serving.errors import ConfigurationError
 from serving.settings import Settings
 
@@ -48,7 +48,7 @@ def fill_standard_streams() -> None:
 def serve(package: str, given: dict[str, Any]) -> int:
     """With these settings over those of the environment. Raises ConfigurationError."""
     settings = Settings.read(**given)
-    given["web_processes"] = web_processes = layout.web_processes(settings)
+    given["web_processes"] = web_processes = topology.web_processes(settings)
     settings = settings.model_copy(update={"web_processes": web_processes})
     os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in given.items()}
     try:
@@ -56,7 +56,7 @@ def serve(package: str, given: dict[str, Any]) -> int:
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"there is no package {package}: {error}") from error
     if web_processes > 1:
-        from serving.cluster import Cluster
+        from serving.cluster.parent import Cluster
 
         return Cluster(package, settings).run()
     from serving.server import Server

@@ -11,31 +11,33 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving import __version__, logs
-from serving.classifier import Classifier
-from serving.context import RequestContext
-from serving.engine.source import EngineSource, OwnEngine
+from serving import __version__
+from serving.engine.provider import EngineSource, OwnEngine
 from serving.errors import InvalidRequestError, ServingError, by_status
-from serving.frontends import admin, native, tfserving, torchserve, v2
-from serving.frontends.door import Door
-from serving.frontends.models import NamedModels
-from serving.frontends.tcp import TcpServer
+from serving.http.access_log import told
+from serving.http.context import RequestContext
+from serving.http.middleware import Direct, Heads, LastAnswer, Observer, ShortWay
+from serving.http.responses import ErrorShapes
+from serving.inference.service import Classifier
+from serving.logging import configure_logging
 from serving.metrics import Metrics
-from serving.middleware import Direct, Heads, LastAnswer, Observer, ShortWay
 from serving.model import Model
-from serving.report import told
-from serving.responses import ErrorShapes
+from serving.protocols import admin, native, tfserving, torchserve
+from serving.protocols.admission import Door
+from serving.protocols.catalog import NamedModels
+from serving.protocols.tcp import TcpServer
+from serving.protocols.v2 import http
 from serving.settings import Settings
 
 
 def create_app(settings: Settings, backend: str, source: EngineSource | None = None) -> "Application":
     """The ASGI application.
 
-    `backend` names a `serving.backend.Backend` as `module:class`; only the workers import it. Without
+    `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. Without
     `source`, the application starts its own engine. Raises ConfigurationError when the model cannot
     be described.
     """
-    logs.configure(settings)
+    configure_logging(settings)
     metrics = Metrics(shared=source is not None)
     model = Model.read(settings.model_dir)
     classifier = Classifier(model, settings, metrics, source or OwnEngine(backend, settings))
@@ -109,9 +111,9 @@ def add_protocols(
     """The other protocols that are switched on; returns their short ways."""
     ways: dict[str, Direct] = {}
     if "v2" in classifier.settings.protocols:
-        infer = v2.Infer(classifier, door, models)
-        app.include_router(v2.create_router(classifier, door, models, infer))
-        errors.add("v2", v2.error_response)
+        infer = http.Infer(classifier, door, models)
+        app.include_router(http.create_router(classifier, door, models, infer))
+        errors.add("v2", http.error_response)
         ways |= infer.short_ways()
     if "tfserving" in classifier.settings.protocols:
         rows = tfserving.Predict(classifier, door, models)
@@ -133,9 +135,9 @@ def grpc_server(
     """Runs where a port is set; nothing of it is imported elsewhere."""
     if classifier.settings.grpc_port is None:
         return nullcontext()
-    from serving.frontends import v2_grpc
+    from serving.protocols.v2 import grpc
 
-    return v2_grpc.running(classifier, door, models)
+    return grpc.running(classifier, door, models)
 
 
 class Responder:

@@ -5,7 +5,7 @@ the page; everything else goes to the two as it is.
 """
 
 if __name__ == "__main__":
-    from serving.early import end_on_signals
+    from serving.system.signals import end_on_signals
 
     end_on_signals()
 
@@ -20,7 +20,7 @@ import urllib.request
 from functools import partial
 from types import FrameType
 
-from serving.parent import signal_at_its_end
+from serving.system.pdeathsig import signal_at_its_end
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30

@@ -7,11 +7,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from serving import cpus
-from serving.engine import gpus
+from serving.engine import gpu_monitor
 from serving.engine.memory import Memory, State
 from serving.engine.outcome import Outcome
 from serving.processes import web_cpu_seconds
+from serving.system import cpus
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
@@ -135,7 +135,7 @@ class EngineCollector(Collector):
 
 def gpu_metrics(memory: Memory) -> Iterator[Metric]:
     """None on a CPU."""
-    seen = gpus.figures(memory)
+    seen = gpu_monitor.figures(memory)
     if not seen:
         return
     busy = GaugeMetricFamily(

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 PROC = Path("/proc")
-WEB = b"serving.web"
+WEB = b"serving.cluster.frontend"
 
 
 def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:

@@ -18,10 +18,10 @@ from collections.abc import Generator, Iterator
 import uvicorn
 
 from serving.app import Application
-from serving.classifier import Classifier
-from serving.connections import Connection, Connections, most_connections
 from serving.errors import ConfigurationError
-from serving.logs import logger
+from serving.http.connections import Connection, Connections, most_connections
+from serving.inference.service import Classifier
+from serving.logging import logger
 from serving.settings import Settings
 
 BACKLOG = 2048
@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
                 lifespan="off",  # ours: see `startup`
                 access_log=False,
                 log_level="warning",
-                log_config=None,  # see `logs.configure`
+                log_config=None,  # see `logging.configure_logging`
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
             )

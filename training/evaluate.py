@@ -18,11 +18,11 @@ from tqdm import tqdm
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.backend import Backend
-from serving.images import ImageDecoder
+from serving.backends.base import Backend
 from serving.model import Model, Thresholds
-from serving.scores import softmax
 from serving.settings import Settings
+from serving.tasks.image.classification import softmax
+from serving.tasks.image.decode import ImageDecoder
 from training import data
 
 Probabilities = NDArray[np.float64]

@@ -23,8 +23,8 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from fastapi_pt.network import build
-from serving.images import ImageDecoder
 from serving.model import ImagePipeline, Model
+from serving.tasks.image.decode import ImageDecoder
 from training import data, evaluate, export, train
 
 LABELS = Path(__file__).with_name("labels.txt")

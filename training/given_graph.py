@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from fastapi_onnx.backend import cpu_session
 from fastapi_onnx.graph import PIXELS, TENSOR, model_inputs, with_two_inputs
-from serving import agreement
+from serving.backends import precision_check
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline
 from serving.settings import Settings
@@ -154,7 +154,7 @@ def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
         )
     except Exception as error:  # onnxruntime's types have no common base
         raise ConfigurationError(f"ONNX Runtime cannot load the graph: {error}") from error
-    pictures = agreement.pictures(image.output_size)[:2]
+    pictures = precision_check.pictures(image.output_size)[:2]
     no_tensor = np.empty((0, 3, *image.output_size), np.float32)
 
     def answers(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import onnx
 
 from fastapi_onnx.graph import with_two_inputs
-from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL
 from serving.model import Model
+from serving.protocols.catalog import PHOTO_MODEL, TENSOR_MODEL
 from serving.settings import ROOT, Settings
 from triton_repository.config import LABELS_FILE, Configs
 from triton_repository.graph import with_known_names
@@ -25,14 +25,16 @@ from triton_repository.graph import with_known_names
 PHOTO_CODE = Path(__file__).with_name("photo_model.py")
 CARRIED = (
     "__init__",
-    "encoded",
     "errors",
-    "images",
-    "jpeg",
     "model",
-    "picture_file",
-    "resize",
-    "scores",
+    "tasks/__init__",
+    "tasks/image/__init__",
+    "tasks/image/base64",
+    "tasks/image/classification",
+    "tasks/image/decode",
+    "tasks/image/jpeg",
+    "tasks/image/picture_file",
+    "tasks/image/resize",
 )
 """Modules of `serving` that `photo_model.py` imports, directly or not."""
 
@@ -52,10 +54,12 @@ def build(out: Path, settings: Settings) -> None:
     photo = emptied(out / PHOTO_MODEL)
     (photo / "config.pbtxt").write_text(configs.photo())
     version = photo / description.version
-    (version / "serving").mkdir(parents=True)
+    version.mkdir(parents=True)
     shutil.copyfile(PHOTO_CODE, version / "model.py")
     for name in CARRIED:
-        shutil.copyfile(ROOT / "serving" / f"{name}.py", version / "serving" / f"{name}.py")
+        copy = version / "serving" / f"{name}.py"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / "serving" / f"{name}.py", copy)
     onnx.save(with_pixels, version / "model.onnx")
 
     tensor = emptied(out / TENSOR_MODEL)

@@ -6,10 +6,10 @@ Called by `build.py`. The format is the text form of Triton's `ModelConfig`.
 import json
 from dataclasses import dataclass
 
-from serving import cpus
-from serving.frontends.models import PHOTO_MODEL, TENSOR_MODEL
 from serving.model import ModelDescription
+from serving.protocols.catalog import PHOTO_MODEL, TENSOR_MODEL
 from serving.settings import Settings
+from serving.system import cpus
 
 MAX_BATCH_SIZE = 16  # where the service would measure it
 LABELS_FILE = "labels.txt"

@@ -17,11 +17,11 @@ import onnxruntime as ort
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from serving.encoded import picture
 from serving.errors import InvalidRequestError, ServingError
-from serving.images import ImageDecoder
 from serving.model import ModelDescription
-from serving.scores import best
+from serving.tasks.image.base64 import picture
+from serving.tasks.image.classification import best
+from serving.tasks.image.decode import ImageDecoder
 
 Request = Any  # the backend's classes exist in Triton alone
 Response = Any

@@ -14,12 +14,12 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.body import from_json
-from serving.encoded import from_base64
-from serving.images import ImageDecoder
+from serving.http.body import from_json
 from serving.model import ImagePipeline, Model
-from serving.scores import best
 from serving.settings import Settings
+from serving.tasks.image.base64 import from_base64
+from serving.tasks.image.classification import best
+from serving.tasks.image.decode import ImageDecoder
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastapi_onnx.backend import OnnxBackend
-from serving import buckets
-from serving.encoded import from_base64
-from serving.images import ImageDecoder
+from serving.backends import batch_sizes
 from serving.model import Model
-from serving.scores import best
 from serving.settings import Settings
+from serving.tasks.image.base64 import from_base64
+from serving.tasks.image.classification import best
+from serving.tasks.image.decode import ImageDecoder
 
 LARGEST = 64
 Pixels = NDArray[np.uint8]
@@ -41,7 +41,7 @@ class Infer:
         settings = Settings(model_dir=Path(model_dir), device="cuda", max_batch_size=LARGEST)
         model = Model.read(settings.model_dir)
         self.labels = model.labels
-        self.sizes = buckets.sizes(settings, "cuda")
+        self.sizes = batch_sizes.sizes(settings, "cuda")
         self.room = np.zeros((LARGEST, *model.description.image.output_size, 3), np.uint8)
         self.backend = OnnxBackend()
         self.backend.load(model, settings)
@@ -52,6 +52,6 @@ class Infer:
         """One batch."""
         count = len(pictures)
         self.room[:count] = pictures
-        logits = self.backend.infer(self.room[: buckets.padded(count, self.sizes)])[:count]
+        logits = self.backend.infer(self.room[: batch_sizes.padded(count, self.sizes)])[:count]
         scores = [best(self.labels, row, 1)[0] for row in logits]
         return [{"prediction": score.label, "probability": score.probability} for score in scores]

@@ -13,18 +13,18 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from serving import buckets
-from serving.engine import layout, scratch, watchdog
+from serving.backends import batch_sizes
+from serving.engine import scratch, topology, watchdog
 from serving.engine.attachment import Attachment
 from serving.engine.client import NOTICE
-from serving.engine.gpus import GpuMonitor
+from serving.engine.gpu_monitor import GpuMonitor
 from serving.engine.memory import Geometry, Health, Memory, send
-from serving.engine.process import Process, ending, held_pipe
-from serving.engine.program import Arguments
 from serving.engine.rescue import rescue
 from serving.engine.worker import SERVE
+from serving.engine.worker_args import Arguments
+from serving.engine.worker_process import Process, ending, held_pipe
 from serving.errors import ConfigurationError
-from serving.logs import logger
+from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
 
@@ -38,13 +38,13 @@ class Supervisor:
         self._settings = settings
         self.version = model.description.version
         height, width = model.description.image.output_size
-        per_device = layout.instances(settings)
-        gpus = layout.gpus(settings)
+        per_device = topology.instances(settings)
+        gpus = topology.gpus(settings)
         self.geometry = Geometry(
             slots=-(-settings.queue_size // webs) * webs,
             webs=webs,
             workers=per_device * len(gpus),
-            max_batch=buckets.largest_batch(settings, "cuda"),
+            max_batch=batch_sizes.largest_batch(settings, "cuda"),
             height=height,
             width=width,
             classes=len(model.labels),
@@ -59,7 +59,7 @@ class Supervisor:
         self._processes = [
             Process(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
         ]
-        if settings.instances == "auto" and settings.device != "cpu" and layout.gpu_is_possible():
+        if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
                 process.start_at = None
         self._kick = (-1, -1)

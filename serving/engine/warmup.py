@@ -12,10 +12,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backend import Backend
-from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.backends.base import Backend
+from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
-from serving.logs import logger
+from serving.logging import logger
 from serving.settings import Settings
 
 T = TypeVar("T", np.uint8, np.float32)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from serving.engine.memory import Memory
-from serving.engine.process import Process
-from serving.logs import logger
+from serving.engine.worker_process import Process
+from serving.logging import logger
 from serving.settings import Settings
 
 LOAD_TIMEOUT_S = 600

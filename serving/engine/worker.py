@@ -27,16 +27,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serving import buckets, cpus, logs
-from serving.backend import SlotReader
-from serving.engine import layout, warmup
-from serving.engine.computing import Begun, Computing
+from serving.backends import batch_sizes
+from serving.backends.base import SlotReader
+from serving.engine import topology, warmup
+from serving.engine.executor import Begun, Computing
 from serving.engine.memory import Geometry, Kind, Memory, State, generation_of, slot_of
-from serving.engine.program import Arguments, die_with_parent, give_memory_back, gpu_uuid
 from serving.engine.queue import WorkQueue
+from serving.engine.worker_args import Arguments, die_with_parent, give_memory_back, gpu_uuid
 from serving.errors import ConfigurationError
+from serving.logging import configure_logging, logger
 from serving.model import Model
 from serving.settings import Settings
+from serving.system import cpus
 
 SERVE = b"s"
 
@@ -67,7 +69,7 @@ class Worker:
         shape = (geometry.height, geometry.width, 3)
         cap = self.memory.batch_cap[0]
         on_gpu = info.device != "cpu"
-        sizes = buckets.sizes(settings, info.device, cap)
+        sizes = batch_sizes.sizes(settings, info.device, cap)
         if on_gpu:
             sizes.reverse()  # the largest takes the memory that the others then share
             computing.device = ThreadPoolExecutor(1, "device")
@@ -77,7 +79,7 @@ class Worker:
             computing.buckets = list(profile)
             if isinstance(narrow, SlotReader) and narrow.attach(self.memory.inputs):
                 computing.reader = narrow
-        threads = layout.idle_threads(settings)
+        threads = topology.idle_threads(settings)
         if not on_gpu and threads > settings.intra_op_threads:
             computing.wide = wide = make()
             changes = {"intra_op_threads": threads, "device": "cpu"}
@@ -162,7 +164,7 @@ def main() -> None:
     arguments = Arguments(**json.loads(sys.argv[1]))
     die_with_parent(arguments.parent)
     settings = Settings()
-    logs.configure(settings)
+    configure_logging(settings)
     worker = Worker(arguments, settings)
 
     def tell(message: dict[str, Any]) -> None:
@@ -174,7 +176,7 @@ def main() -> None:
         tell({"error": str(error)})
         raise SystemExit(1) from error
     except Exception as error:
-        logs.logger().exception("the model cannot be loaded")
+        logger().exception("the model cannot be loaded")
         tell({"error": f"the model cannot be loaded: {error}"})
         raise SystemExit(1) from error
     if message["info"]["device"] == "cpu":

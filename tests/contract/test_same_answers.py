@@ -5,10 +5,10 @@ import pytest
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.images import ImageDecoder
 from serving.model import ImagePipeline, Model
-from serving.scores import softmax
 from serving.settings import Settings
+from serving.tasks.image.classification import softmax
+from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 
 

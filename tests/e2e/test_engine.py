@@ -20,7 +20,7 @@ import psutil
 import pytest
 import requests
 
-from serving.tcp_client import TcpClient
+from serving.protocols.tcp_client import TcpClient
 from tests import servers
 from tests.e2e.conftest import CLASSES, write_model
 from tests.e2e.test_service import metric, predict, raw_request, wait_for
@@ -28,7 +28,7 @@ from tests.fake.backend import Failure, command
 from tests.http_load import Answer, send_all
 
 WORKER = "serving.engine.worker"
-WEB = "serving.web"
+WEB = "serving.cluster.frontend"
 WATCHFUL = "tests.fake.watchful"
 
 

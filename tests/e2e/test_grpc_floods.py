@@ -41,7 +41,7 @@ class Service:
 
     def answers(self) -> bool:
         """Whether an ordinary client gets its answer, on a connection of its own."""
-        from serving.frontends.grpc_generated import open_inference_pb2 as pb
+        from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 
         tensor = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [1]}
         contents = {"bytes_contents": [command()]}

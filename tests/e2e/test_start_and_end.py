@@ -15,7 +15,7 @@ import psutil
 import pytest
 import requests
 
-from serving.cluster import metrics_parent
+from serving.cluster.parent import metrics_parent
 from tests import servers
 from tests.e2e.conftest import write_model
 from tests.e2e.test_engine import fake_service
@@ -212,7 +212,7 @@ def test_a_signal_while_it_imports_ends_it(
 @pytest.mark.parametrize(
     ("program", "then"),
     [
-        ("serving.web", psutil.STATUS_ZOMBIE),
+        ("serving.cluster.frontend", psutil.STATUS_ZOMBIE),
         ("serving.engine.worker", psutil.STATUS_SLEEPING),  # the supervisor ends it
     ],
 )

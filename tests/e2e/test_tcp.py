@@ -17,8 +17,8 @@ import psutil
 import pytest
 import requests
 
-from serving.frontends import tcp_frames as frames
-from serving.tcp_client import Answer, TcpClient
+from serving.protocols import tcp_frames as frames
+from serving.protocols.tcp_client import Answer, TcpClient
 from tests import pictures, servers
 from tests.e2e.test_service import wait_for
 from tests.fake.backend import Failure, command
@@ -129,7 +129,7 @@ def test_the_command(onnx_service: Service, tmp_path: Path) -> None:
 
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "serving.tcp_client", *arguments],
+            [sys.executable, "-m", "serving.protocols.tcp_client", *arguments],
             cwd=servers.ROOT,
             env={**os.environ, **env},
             capture_output=True,

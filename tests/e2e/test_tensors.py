@@ -15,9 +15,8 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.classifier import Classifier
 from serving.engine.memory import Kind
-from serving.engine.source import OwnEngine
+from serving.engine.provider import OwnEngine
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -28,9 +27,10 @@ from serving.errors import (
     ServingError,
     WorkerCrashedError,
 )
+from serving.inference.active_model import Logits
+from serving.inference.service import Classifier
 from serving.metrics import Metrics
 from serving.model import Model
-from serving.served import Logits
 from serving.settings import Settings
 from tests.fake import BACKEND
 from tests.fake.backend import Failure, command, command_tensor

@@ -17,9 +17,9 @@ from PIL import Image
 from PIL.Image import Resampling
 from tritonclient import http as triton
 
-from serving.images import ImageDecoder
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

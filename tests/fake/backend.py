@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.backend import BackendInfo
-from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.backends.base import BackendInfo
+from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -43,7 +43,7 @@ FITS = 2
 
 
 class FakeBackend:
-    """Implements `serving.backend.Backend` without a model."""
+    """Implements `serving.backends.base.Backend` without a model."""
 
     def __init__(self) -> None:
         self.classes = 0

@@ -2,9 +2,9 @@
 
 import sys
 
-from serving import cluster
 from serving.__main__ import main
+from serving.cluster import parent
 
 if __name__ == "__main__":
-    cluster.ASK_S = 1.0
+    parent.ASK_S = 1.0
     sys.exit(main())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving import cuda_driver
+from serving.backends import cuda_driver
 from serving.errors import ConfigurationError
 from tests import servers
 from tests.conftest import BACKENDS

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving import agreement, buckets
-from serving.backend import Backend, SlotReader
-from serving.device_errors import OutOfDeviceMemoryError
+from serving.backends import batch_sizes, precision_check
+from serving.backends.base import Backend, SlotReader
+from serving.backends.device_errors import OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -46,7 +46,7 @@ def load(package: str) -> Load:
 def pixels() -> NDArray[np.uint8]:
     """As many pictures as the largest batch has, no two alike."""
     model = Model.read(Settings().model_dir)
-    eight = agreement.pictures(model.description.image.output_size)
+    eight = precision_check.pictures(model.description.image.output_size)
     rounds = LARGEST // len(eight)
     return np.concatenate([np.roll(eight, 8 * shift, axis=1) for shift in range(rounds)])
 
@@ -60,7 +60,7 @@ def test_every_bucket_answers_as_the_cpu_does(
     expected = np.concatenate([on_cpu.infer(pixels[at : at + 8]) for at in range(0, LARGEST, 8)])
     on_gpu = load(device="cuda", precision=precision, cuda_graphs=graphs)
     close = TOLERANCE[precision]
-    sizes = buckets.sizes(Settings(max_batch_size=LARGEST), "cuda")
+    sizes = batch_sizes.sizes(Settings(max_batch_size=LARGEST), "cuda")
     for size in [*reversed(sizes), *sizes]:  # recorded, then each after another
         for first in {0, LARGEST - size}:
             part = slice(first, first + size)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving import agreement
+from serving.backends import precision_check
 from serving.model import Model
 from serving.settings import Settings
 
@@ -18,4 +18,4 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def pixels(model: Model) -> NDArray[np.uint8]:
     """Eight pictures."""
-    return agreement.pictures(model.description.image.output_size)
+    return precision_check.pictures(model.description.image.output_size)

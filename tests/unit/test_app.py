@@ -5,7 +5,6 @@ import asyncio
 import httpx
 import pytest
 
-from serving import logs
 from serving.app import create_app
 from serving.settings import Settings
 from tests.fake import BACKEND
@@ -17,7 +16,7 @@ from tests.fake import BACKEND
 def test_the_last_answer_has_the_shape_of_its_path(
     path: str, said: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "configure", lambda _: None)
+    monkeypatch.setattr("serving.app.configure_logging", lambda _: None)
     app = create_app(Settings(), BACKEND)
 
     @app.fastapi.get(path)

@@ -20,7 +20,7 @@ from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.optimised import FOLDER, GRAPH, WEIGHTS, optimised
 from fastapi_pt.backend import CHOICE, LAYOUTS, PLAIN, TorchBackend, optimised_for_cpu, settle_choice
-from serving.backend import Backend
+from serving.backends.base import Backend
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from serving.context import RequestContext, choose_id
-from serving.encoded import from_base64
 from serving.errors import InvalidBase64Error, by_status
-from serving.scores import best, softmax
+from serving.http.context import RequestContext, choose_id
+from serving.tasks.image.base64 import from_base64
+from serving.tasks.image.classification import best, softmax
 
 
 def test_softmax_is_stable() -> None:

@@ -12,7 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from serving import cluster, control
+from serving.cluster import messages
+from serving.cluster import parent as cluster
 from serving.engine.attachment import Attachment
 from serving.engine.memory import Geometry, Tally
 from serving.engine.supervisor import Supervisor
@@ -56,7 +57,7 @@ def webs(parent: cluster.Cluster) -> Iterator[list[tuple[cluster.Web, socket.soc
     with contextlib.ExitStack() as held:
         made = []
         for index in range(2):
-            ours, theirs = (held.enter_context(end) for end in control.pair())
+            ours, theirs = (held.enter_context(end) for end in messages.pair())
             theirs.setblocking(False)
             popen = held.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
             held.callback(popen.kill)
@@ -69,7 +70,7 @@ def questions(end: socket.socket) -> int:
     """How many a web process has been asked; it reads them all."""
     asked = 0
     with contextlib.suppress(BlockingIOError):
-        while end.recv(control.MAX_MESSAGE) == control.QUESTION:
+        while end.recv(messages.MAX_MESSAGE) == messages.QUESTION:
             asked += 1
     return asked
 
@@ -77,7 +78,7 @@ def questions(end: socket.socket) -> int:
 def answer(parent: cluster.Cluster, web: cluster.Web, end: socket.socket) -> None:
     """As a web process that has been asked once."""
     assert questions(end) == 1
-    control.send(end, type="here")
+    messages.send(end, type="here")
     parent._on_message(web)
 
 
@@ -90,12 +91,12 @@ def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
     parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Supervisor, "_make", refused)
-    ours, theirs = control.pair()
+    ours, theirs = messages.pair()
     with ours, theirs, subprocess.Popen(["true"]) as program:
         parent._load(cluster.Web(0, program, ours), "1")
         parent._loaders[0].join()
         parent._on_news()
-        answer = json.loads(theirs.recv(control.MAX_MESSAGE))
+        answer = json.loads(theirs.recv(messages.MAX_MESSAGE))
     assert answer["type"] == "switched"
     assert "not now" in answer["error"]
 
@@ -193,12 +194,12 @@ def test_connections_pass_by_a_web_process_that_does_not_read_them(
         while parent._hand_over(connection) and well.given == 1_000_000:
             pass
         assert silent.given > 0
-        assert its_end.recv(10) == control.CONNECTION
+        assert its_end.recv(10) == messages.CONNECTION
         for _ in range(silent.given):
             unread.recv(10)
         silent.given, silent.unanswered = 0, 2
         assert parent._hand_over(connection)
-        assert its_end.recv(10) == control.CONNECTION
+        assert its_end.recv(10) == messages.CONNECTION
 
 
 def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
@@ -208,7 +209,7 @@ def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
     silent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 1000))
     with socket.socket() as connection, contextlib.suppress(BlockingIOError):
         while True:
-            control.send_connection(silent.sock, connection)
+            messages.send_connection(silent.sock, connection)
     parent._current, engine = 0, Mock(version="1", profile={})
     engine.attachment.return_value = Attachment(0, GEOMETRY, 0, (0, 0), 0, 0)
     parent._engines[0] = engine

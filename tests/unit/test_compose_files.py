@@ -11,10 +11,10 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema.validators import validator_for
 
 from flask_app.settings import Settings as PageSettings
-from serving import cpus
-from serving.engine import layout
+from serving.engine import topology
 from serving.metrics import Metrics
 from serving.settings import ROOT, Settings
+from serving.system import cpus
 
 DOCKER = ROOT / "docker"
 FILES = sorted([*DOCKER.glob("docker-compose-*.yaml"), DOCKER / "services.yaml"])
@@ -175,8 +175,8 @@ def test_the_service_may_take_its_time_to_end() -> None:
 def test_the_threads_of_a_large_machine_fit_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpus, "usable", lambda: 192)
     settings = Settings(device="auto")
-    threads = layout.instances(settings) * (1 + layout.idle_threads(settings))
-    threads += layout.decoding_threads(settings)
+    threads = topology.instances(settings) * (1 + topology.idle_threads(settings))
+    threads += topology.decoding_threads(settings)
     service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
     assert threads + 256 < service["pids_limit"]
-    assert layout.idle_threads(Settings(idle_threads=20)) == 20
+    assert topology.idle_threads(Settings(idle_threads=20)) == 20

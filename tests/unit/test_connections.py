@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from serving import server as server_module
-from serving.connections import Connection, Connections, most_connections
+from serving.http.connections import Connection, Connections, most_connections
 from serving.server import Server
 from serving.settings import Settings
 

@@ -1,4 +1,4 @@
-"""`serving.control.GivenEngine`: what a web process makes of the cluster's messages."""
+"""`serving.cluster.messages.GivenEngine`: what a web process makes of the cluster's messages."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,10 @@ import socket
 from pathlib import Path
 from unittest.mock import Mock
 
-from serving import control
+from serving.cluster import messages
 from serving.engine.attachment import Attachment
 from serving.engine.memory import Geometry
-from serving.engine.source import Offer
+from serving.engine.provider import Offer
 from serving.settings import Settings
 from tests.e2e.conftest import write_model
 
@@ -22,7 +22,7 @@ def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: 
     write_model(tmp_path, "1")
     fd = os.open(os.devnull, os.O_RDWR)
     attachment = Attachment(0, GEOMETRY, fd, (fd, fd), fd, fd)
-    cluster, web = control.pair()
+    cluster, web = messages.pair()
     adopted: list[str] = []
 
     async def adopt(offer: Offer) -> None:
@@ -30,9 +30,9 @@ def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: 
         await offer.release()
 
     async def main() -> None:
-        source = control.GivenEngine(web, Settings(model_dir=tmp_path))
+        source = messages.GivenEngine(web, Settings(model_dir=tmp_path))
         for key, version in enumerate(("1", "2", "3")):
-            control.send_engine(cluster, key, version, attachment, {})
+            messages.send_engine(cluster, key, version, attachment, {})
         first = await source.first()
         assert first.model.description.version == "1"
         with contextlib.suppress(BlockingIOError):
@@ -40,7 +40,7 @@ def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: 
                 await asyncio.sleep(0)
         await asyncio.sleep(0)  # what came last has been looked at
         source.start(adopt, Mock(), Mock())
-        said = [await asyncio.to_thread(cluster.recv, control.MAX_MESSAGE) for _ in range(3)]
+        said = [await asyncio.to_thread(cluster.recv, messages.MAX_MESSAGE) for _ in range(3)]
         assert [json.loads(message).get("key") for message in said] == [None, 1, 2]
 
     cluster.settimeout(20)
@@ -51,12 +51,12 @@ def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: 
 
 
 def test_a_question_is_answered_also_while_the_engine_is_awaited(tmp_path: Path) -> None:
-    cluster, web = control.pair()
+    cluster, web = messages.pair()
 
     async def main() -> bytes:
-        waiting = asyncio.create_task(control.GivenEngine(web, Settings(model_dir=tmp_path)).first())
-        cluster.send(control.QUESTION)
-        said = await asyncio.to_thread(cluster.recv, control.MAX_MESSAGE)
+        waiting = asyncio.create_task(messages.GivenEngine(web, Settings(model_dir=tmp_path)).first())
+        cluster.send(messages.QUESTION)
+        said = await asyncio.to_thread(cluster.recv, messages.MAX_MESSAGE)
         waiting.cancel()
         asyncio.get_running_loop().remove_reader(web)
         return said

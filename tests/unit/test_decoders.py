@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.classifier import all_or_error
-from serving.decoders import DecoderThreads
+from serving.inference.service import all_or_error
+from serving.inference.thread_pool import DecoderThreads
 from tests.servers import ROOT
 
 MEGABYTES_KEPT = """
 import asyncio, re
 from pathlib import Path
 from PIL import Image
-from serving.decoders import DecoderThreads
-from serving.images import ImageDecoder
+from serving.inference.thread_pool import DecoderThreads
+from serving.tasks.image.decode import ImageDecoder
 from serving.model import ImagePipeline
 from tests.pictures import encode
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving import buckets, cpus
-from serving.engine import process, scratch, warmup, watchdog
+from serving.backends import batch_sizes
+from serving.engine import scratch, warmup, watchdog, worker_process
 from serving.engine.idle import TIMES, TRY_OTHER, TRY_SOON, IdleCores
 from serving.engine.memory import (
     RECORD_BYTES,
@@ -25,11 +25,12 @@ from serving.engine.memory import (
     record,
     slot_of,
 )
-from serving.engine.process import Process, ending
-from serving.engine.program import Arguments
 from serving.engine.queue import WorkQueue, waiting_records
+from serving.engine.worker_args import Arguments
+from serving.engine.worker_process import Process, ending
 from serving.errors import ConfigurationError
 from serving.settings import Settings
+from serving.system import cpus
 
 GEOMETRY = Geometry(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
 
@@ -226,10 +227,10 @@ def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap() -> None:
 
 
 def test_every_power_of_two_and_the_largest_are_run() -> None:
-    assert buckets.sizes(Settings(), "cpu") == [1, 2, 4, 8]
-    assert buckets.sizes(Settings(), "cuda:0")[-1] == 64
-    assert buckets.sizes(Settings(max_batch_size=6), "cpu") == [1, 2, 4, 6]
-    assert buckets.sizes(Settings(), "cpu", 2) == [1, 2]
+    assert batch_sizes.sizes(Settings(), "cpu") == [1, 2, 4, 8]
+    assert batch_sizes.sizes(Settings(), "cuda:0")[-1] == 64
+    assert batch_sizes.sizes(Settings(max_batch_size=6), "cpu") == [1, 2, 4, 6]
+    assert batch_sizes.sizes(Settings(), "cpu", 2) == [1, 2]
 
 
 def test_measuring_needs_outputs_of_the_right_shape() -> None:
@@ -337,7 +338,7 @@ def test_a_worker_that_gets_no_core_does_not_count_as_hung(
     place: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = {1: 5.0, 2: 7.0}
-    monkeypatch.setattr("serving.cpus.waited", lambda _: dict(waited))
+    monkeypatch.setattr("serving.system.cpus.waited", lambda _: dict(waited))
     assert not place.is_stuck(True, 100.0, 0.5)
     waited |= {1: 5.9, 3: 8.0}  # the third one has just begun
     assert not place.is_stuck(True, 101.0, 0.5)
@@ -373,7 +374,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         opened.append(os.pipe())
         return opened[0]
 
-    monkeypatch.setattr(process, "pipe", pipe)
+    monkeypatch.setattr(worker_process, "pipe", pipe)
     arguments = Arguments(
         index=0,
         parent=os.getpid(),
@@ -389,7 +390,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         done_fds=(),
     )
     with pytest.raises(OSError, match="too many"):
-        process.Process(0, 0).start(arguments)
+        worker_process.Process(0, 0).start(arguments)
     for fd in opened[0]:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)

@@ -10,13 +10,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving import body
 from serving.engine.memory import Kind
 from serving.errors import ServingError
-from serving.frontends import tcp_frames as frames
-from serving.frontends import tfserving, torchserve, v2_grpc_messages
-from serving.frontends.grpc_generated import open_inference_pb2 as pb
-from serving.frontends.models import NamedModel, TensorSpec
+from serving.http import body
+from serving.protocols import tcp_frames as frames
+from serving.protocols import tfserving, torchserve
+from serving.protocols.catalog import NamedModel, TensorSpec
+from serving.protocols.v2 import grpc_messages
+from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 
 PHOTO = NamedModel(
     "photo", "1", Kind.PIXELS, TensorSpec("INPUT_IMAGE", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
@@ -83,7 +84,7 @@ def check_elements(data: Any, model: NamedModel) -> None:  # Any: pictures, or a
 def check_infer(request: Any, model: NamedModel) -> None:  # Any: protobuf's
     """Read, or refused."""
     try:
-        question = v2_grpc_messages.parse(request, model, MOST)
+        question = grpc_messages.parse(request, model, MOST)
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return

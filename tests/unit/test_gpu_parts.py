@@ -1,4 +1,4 @@
-"""What is there for GPUs and needs none: buckets, errors, figures, the number of processes."""
+"""What is there for GPUs and needs none: batch_sizes, errors, figures, the number of processes."""
 
 import ctypes
 import gc
@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving import buckets, cpus, cuda_driver
-from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError, translated
-from serving.engine import gpus, layout, warmup
-from serving.engine.computing import Computing
+from serving.backends import batch_sizes, cuda_driver
+from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError, translated
+from serving.engine import gpu_monitor, topology, warmup
+from serving.engine.executor import Computing
 from serving.engine.memory import Geometry, Memory, State
-from serving.engine.program import gathered
 from serving.engine.queue import WorkQueue
+from serving.engine.worker_args import gathered
 from serving.errors import ConfigurationError
 from serving.metrics import Metrics
 from serving.settings import Settings
+from serving.system import cpus
 
 GEOMETRY = Geometry(slots=4, webs=1, workers=2, max_batch=8, height=2, width=2, classes=3)
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
@@ -40,14 +41,14 @@ def memory() -> Iterator[Memory]:
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
 def test_a_batch_is_padded_to_the_next_bucket(count: int, size: int) -> None:
-    assert buckets.padded(count, [1, 2, 4, 6]) == size
-    assert buckets.padded(count, []) == count
+    assert batch_sizes.padded(count, [1, 2, 4, 6]) == size
+    assert batch_sizes.padded(count, []) == count
 
 
 @pytest.mark.parametrize(("cap", "half"), [(64, 32), (6, 2), (4, 2), (2, 1), (1, 1)])
 def test_half_of_a_cap_is_a_bucket(cap: int, half: int) -> None:
-    assert buckets.halved(cap, [1, 2, 6, 32, 64]) == half
-    assert buckets.halved(cap, []) == max(1, cap // 2)
+    assert batch_sizes.halved(cap, [1, 2, 6, 32, 64]) == half
+    assert batch_sizes.halved(cap, []) == max(1, cap // 2)
 
 
 def test_a_padded_batch_begins_with_its_inputs() -> None:
@@ -194,11 +195,11 @@ def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.
     metrics = Metrics()
     metrics.follow(memory)
     assert b"serving_gpu" not in metrics.text()
-    monitor = gpus.GpuMonitor(memory)
+    monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 3, UUID)
     monitor.watch(1, 3, UUID)  # a second worker on the same one
     wait_for(memory, 1)
-    assert gpus.figures(memory) == [gpus.GpuFigures(3, 75, 5 << 30, 16 << 30)]
+    assert gpu_monitor.figures(memory) == [gpu_monitor.GpuFigures(3, 75, 5 << 30, 16 << 30)]
     rows = [line.split() for line in metrics.text().decode().splitlines()]
     values = {row[0]: float(row[1]) for row in rows if "{gpu=" in row[0]}
     assert values == {
@@ -213,13 +214,13 @@ def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.
 def test_a_lost_gpu_has_no_figures(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml(looks=1)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(gpus, "PERIOD_S", 0.01)
-    monitor = gpus.GpuMonitor(memory)
+    monkeypatch.setattr(gpu_monitor, "PERIOD_S", 0.01)
+    monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 0, UUID)
     assert nvml.lost.wait(60)
     wait_for(memory, 0)
     assert memory.gpu_memory_total[0] == 16 << 30  # it had some before
-    assert gpus.figures(memory) == []
+    assert gpu_monitor.figures(memory) == []
     monitor.close()
 
 
@@ -228,10 +229,10 @@ def test_without_nvml_there_are_no_figures(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, nvml: Nvml | None
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monitor = gpus.GpuMonitor(memory)
+    monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 0, UUID)
     monitor.close()
-    assert gpus.figures(memory) == []
+    assert gpu_monitor.figures(memory) == []
 
 
 class Driver:
@@ -280,7 +281,7 @@ def test_web_processes_take_the_cores_that_workers_leave(monkeypatch: pytest.Mon
     monkeypatch.setattr(cpus, "usable", lambda: 16)
 
     def webs(**values: object) -> int:
-        return layout.web_processes(Settings.model_validate(values))
+        return topology.web_processes(Settings.model_validate(values))
 
     assert webs(device="cuda") == 15
     assert webs(device="cuda", devices="0,1", instances=2) == 12
@@ -297,4 +298,4 @@ def test_web_processes_share_the_decoding_threads(
     monkeypatch: pytest.MonkeyPatch, cores: int, web_processes: int, threads: int
 ) -> None:
     monkeypatch.setattr(cpus, "usable", lambda: cores)
-    assert layout.decoding_threads(Settings(web_processes=web_processes)) == threads
+    assert topology.decoding_threads(Settings(web_processes=web_processes)) == threads

@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from serving.errors import InvalidRequestError, SlowBodyError
-from serving.frontends.grpc_generated import open_inference_pb2 as pb
-from serving.frontends.v2_grpc_calls import Calls, parsed
-from serving.frontends.v2_grpc_limits import Arrivals, options
 from serving.metrics import Metrics
+from serving.protocols.v2.grpc_calls import Calls, parsed
+from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
+from serving.protocols.v2.grpc_limits import Arrivals, options
 from serving.settings import Settings
 
 MB = 2**20

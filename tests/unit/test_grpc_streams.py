@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from serving.errors import OverloadedError, SlowBodyError
-from serving.frontends.v2_grpc_streams import IDLE_S, UNDER_WAY, Streams
+from serving.protocols.v2.grpc_streams import IDLE_S, UNDER_WAY, Streams
 from serving.settings import Settings
 
 MB = 2**20
@@ -118,7 +118,7 @@ def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
 @pytest.mark.parametrize("reads", [True, False])
 def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     assert IDLE_S > 60
-    monkeypatch.setattr("serving.frontends.v2_grpc_streams.IDLE_S", 0.05 if reads else 60)
+    monkeypatch.setattr("serving.protocols.v2.grpc_streams.IDLE_S", 0.05 if reads else 60)
 
     async def main() -> None:
         own, client = streams(timeout_ms=50), Client(reads)

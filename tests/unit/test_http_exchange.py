@@ -8,7 +8,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.server import ServerState
 
-from serving.http_exchange import CONTINUE, Exchange, Line
+from serving.http.exchange import CONTINUE, Exchange, Line
 
 App = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]  # Any: ASGI's messages
 Headers = Sequence[tuple[bytes, bytes]]

@@ -14,8 +14,8 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.http_exchange import CONTINUE, Departure
-from serving.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, HttpProtocol, Patience
+from serving.http.exchange import CONTINUE, Departure
+from serving.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, HttpProtocol, Patience
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -1,4 +1,4 @@
-"""`serving.images`: equal to torchvision where no shortcut is taken, and safe with any bytes."""
+"""`decode`: equal to torchvision where no shortcut is taken, and safe with any bytes."""
 
 import io
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.images import ImageDecoder
 from serving.model import ImagePipeline
+from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 
 IDENTITY: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

@@ -1,4 +1,4 @@
-"""`serving.jpeg`: which files are plain, and that those have Pillow's own pixels."""
+"""`serving.tasks.image.jpeg`: which files are plain, and that those have Pillow's own pixels."""
 
 import struct
 from typing import Any
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving import jpeg
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.images import ImageDecoder
-from serving.jpeg import MAX_SCANS, MAX_SEGMENTS, SMALLEST_SIDE, Head
 from serving.model import ImagePipeline
-from serving.resize import MAX_SIMD_PIXELS
+from serving.tasks.image import jpeg
+from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image.jpeg import MAX_SCANS, MAX_SEGMENTS, SMALLEST_SIDE, Head
+from serving.tasks.image.resize import MAX_SIMD_PIXELS
 from tests import pictures
 from tests.pictures import jpeg_with, segment
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import logs
-from serving.logs import Sink
+from serving.logging import Sink, configure_logging, logger
 from serving.settings import Settings
 
 LINE = b"x" * 199 + b"\n"
@@ -59,7 +58,7 @@ def root() -> Iterator[logging.Logger]:
 
 def test_libraries_log_in_our_form(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        logs.configure(Settings())
+        configure_logging(Settings())
     root.info("nobody wants to know")
     logging.getLogger("uvicorn.error").warning("Invalid %s received.", "request")
     try:
@@ -76,8 +75,8 @@ def test_a_path_cannot_paint_on_a_terminal(
     root: logging.Logger,  # noqa: ARG001 as before afterwards
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    logs.configure(Settings(log_format="console"))
-    logs.logger().info("request", path="/\x1b[2J\x9b1A\0é", status=404)
+    configure_logging(Settings(log_format="console"))
+    logger().info("request", path="/\x1b[2J\x9b1A\0é", status=404)
     logging.getLogger("uvicorn.error").warning("one\nline")
     said = capfd.readouterr().err
     assert "path=/\\x1b[2J\\x9b1A\\x00é" in said
@@ -89,12 +88,12 @@ def test_a_path_cannot_paint_on_a_terminal(
 def test_tracebacks_for_people_show_no_variables(
     root: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    logs.configure(Settings(log_format="console"))
+    configure_logging(Settings(log_format="console"))
     api_key = "secret" + str(len(root.name))
     try:
         raise ValueError("broken")
     except ValueError:
-        logs.logger().exception("inference failed")
+        logger().exception("inference failed")
     said = capfd.readouterr().err
     assert "ValueError: broken" in said
     assert api_key not in said

@@ -1,4 +1,4 @@
-"""`serving.model` and `serving.cpus`: what is read from files, and what is refused."""
+"""`serving.model` and `serving.system.cpus`: what is read from files, and what is refused."""
 
 import json
 import math
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from serving import cpus
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
+from serving.system import cpus
 
 STATISTICS: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 DESCRIPTION: dict[str, Any] = {

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fastapi_onnx import cuda, fixed
 from fastapi_onnx.backend import OnnxBackend
-from serving import agreement
-from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.backends import precision_check
+from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -80,7 +80,7 @@ def test_every_size_answers_as_on_the_cpu(
 
 
 def test_fp16_is_only_used_where_it_agrees(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "LARGEST_DIFFERENCE", 0.0)
+    monkeypatch.setattr(precision_check, "LARGEST_DIFFERENCE", 0.0)
     network = cuda.CudaNetwork(model, Processor(), "auto")  # type: ignore[arg-type]
     assert network.precision == "fp32"
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used: in fp16"):
@@ -89,9 +89,9 @@ def test_fp16_is_only_used_where_it_agrees(model: Model, monkeypatch: pytest.Mon
 
 def test_what_has_no_numbers_does_not_agree() -> None:
     logits = np.array([[1, 2]], np.float32)
-    assert agreement.difference(logits, logits) == 0
-    assert agreement.difference(logits, np.array([[1, np.nan]], np.float32)) == float("inf")
-    assert agreement.difference(logits, logits[:, ::-1]) == pytest.approx(0.462, abs=1e-3)
+    assert precision_check.difference(logits, logits) == 0
+    assert precision_check.difference(logits, np.array([[1, np.nan]], np.float32)) == float("inf")
+    assert precision_check.difference(logits, logits[:, ::-1]) == pytest.approx(0.462, abs=1e-3)
 
 
 @pytest.mark.parametrize(

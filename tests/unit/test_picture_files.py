@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving import picture_file
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.images import ImageDecoder
 from serving.model import ImagePipeline
+from serving.tasks.image import picture_file
+from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 from tests.pictures import jpeg_with, segment
 

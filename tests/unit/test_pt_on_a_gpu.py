@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fastapi_pt import cuda
 from fastapi_pt.backend import Normalise, TorchBackend, in_half, read_network
-from serving import agreement
-from serving.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.backends import precision_check
+from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -237,7 +237,7 @@ def test_half_precision_is_only_used_where_it_agrees(
     assert half is not None
     assert next(half.parameters()).dtype is torch.float16
     assert next(network.parameters()).dtype is torch.float32
-    monkeypatch.setattr(agreement, "LARGEST_DIFFERENCE", 0.0)
+    monkeypatch.setattr(precision_check, "LARGEST_DIFFERENCE", 0.0)
     assert in_half(network, Normalise(image), image.output_size, insist=False) is None
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
         in_half(network, Normalise(image), image.output_size, insist=True)

@@ -1,4 +1,4 @@
-"""`serving.resize`: Pillow's answer within one grey level, with the SIMD code and without."""
+"""`resize`: Pillow's answer within one grey level, with the SIMD code and without."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.Image import Resampling
 
-from serving import resize
-from serving.resize import MAX_SIMD_PIXELS, Resizer
+from serving.tasks.image import resize
+from serving.tasks.image.resize import MAX_SIMD_PIXELS, Resizer
 
 SIDES = st.integers(1, 400)
 SHARES = st.floats(0, 1)

@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from serving.frontends import tcp_frames as frames
-from serving.frontends.tcp_connection import Connection
+from serving.protocols import tcp_frames as frames
+from serving.protocols.tcp_connection import Connection
 from serving.settings import Settings
 from tests import pictures
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import InvalidJsonError, InvalidRequestError, PayloadTooLargeError
-from serving.frontends import tcp_frames as frames
+from serving.protocols import tcp_frames as frames
 
 NUMBERS = st.integers(0, frames.MAX_ID)
 OPTIONS = st.builds(

@@ -20,8 +20,8 @@ from fastapi_pt.backend import TorchBackend
 from fastapi_pt.network import build, fill
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.scores import softmax
 from serving.settings import Settings
+from serving.tasks.image.classification import softmax
 from training import augment, evaluate, export, food11, train
 
 ARCHITECTURE = "mobilenet_v3_small"

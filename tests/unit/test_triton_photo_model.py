@@ -13,10 +13,10 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.images import ImageDecoder
 from serving.model import Model
-from serving.scores import best
 from serving.settings import Settings
+from serving.tasks.image.classification import best
+from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 from tests.fake import triton_backend as backend
 from tests.fake.triton_backend import Request

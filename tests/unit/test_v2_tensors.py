@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.compression import pack, unpack
-from serving.encoded import picture
 from serving.engine.memory import Kind
 from serving.engine.statistics import Stages
 from serving.errors import InvalidRequestError, ServingError
-from serving.frontends.door import Terms
-from serving.frontends.models import NamedModel, TensorSpec
-from serving.frontends.v2_inference import Question, WantedOutput, infer
-from serving.frontends.v2_tensors import header_length, parse
-from serving.served import Logits
+from serving.http.compression import pack, unpack
+from serving.inference.active_model import Logits
+from serving.protocols.admission import Terms
+from serving.protocols.catalog import NamedModel, TensorSpec
+from serving.protocols.v2.codec import header_length, parse
+from serving.protocols.v2.inference import Question, WantedOutput, infer
+from serving.tasks.image.base64 import picture
 
 PHOTO = NamedModel(
     "photo", "1", Kind.PIXELS, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)

@@ -1,0 +1,1 @@
+"""What the CUDA and CPU backends implement and share."""

@@ -1,0 +1,1 @@
+"""Several web processes over one engine, on one port."""

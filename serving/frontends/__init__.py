@@ -1,1 +1,0 @@
-"""Protocols: each module parses its requests, calls `Classifier.classify`, and formats the answer."""

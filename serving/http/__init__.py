@@ -1,0 +1,1 @@
+"""What surrounds every HTTP request: connections, bounds, middleware, bodies, responses."""

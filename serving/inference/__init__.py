@@ -1,0 +1,1 @@
+"""The core call that every protocol makes, and the model in service."""

@@ -1,0 +1,1 @@
+"""The ways into the service; each parses a request, calls `inference`, and formats the answer."""

@@ -1,0 +1,73 @@
+"""`/admin`: which version of the model is served. Exists only where an admin key is set."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, SecretStr
+
+from serving.errors import ConfigurationError, InvalidRequestError
+from serving.http.context import RequestContext
+from serving.http.responses import json_response
+from serving.inference.service import Classifier
+from serving.logging import logger
+from serving.protocols import native_docs as docs
+from serving.protocols.admission import Door
+from serving.protocols.guard import KeyCheck
+from serving.protocols.v2.codec import decoded
+
+VERSION = "^[1-9][0-9]{0,9}$"
+BODY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"version": {"type": "string", "pattern": VERSION}},
+    "required": ["version"],
+}
+
+
+class VersionRequest(msgspec.Struct):
+    """The version to serve from now on; BODY says so to OpenAPI."""
+
+    version: Annotated[str, msgspec.Meta(pattern=VERSION)]
+
+
+REQUEST = msgspec.json.Decoder(VersionRequest)
+
+
+class VersionResponse(BaseModel):
+    """The version in service."""
+
+    version: str
+
+
+def create_router(classifier: Classifier, door: Door, key: SecretStr) -> APIRouter:
+    """The admin path, bound to one classifier."""
+    router = APIRouter()
+    check_key = KeyCheck(key)
+
+    @router.post(
+        "/admin/version",
+        summary="Serve another version of the model",
+        response_model=VersionResponse,
+        responses=docs.errors(400, 401, 408, 413, 415, 422, 500, 503),
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": BODY}}}
+        },
+        dependencies=check_key.documented(),
+    )
+    async def switch(request: Request) -> Response:
+        """Loads it beside the one in service and switches when its workers are warm.
+
+        Answers when the version before has answered all it had accepted, and is gone.
+        """
+        check_key(request)  # before the body is read
+        async with door.body(request) as content:
+            wanted: VersionRequest = decoded(REQUEST, content)
+        try:
+            await classifier.switch(wanted.version)
+        except ConfigurationError as error:
+            raise InvalidRequestError(f"version {wanted.version} cannot be served: {error}") from error
+        request_id = RequestContext.of(request).request_id
+        logger().warning("version switched", version=wanted.version, request_id=request_id)
+        return json_response({"version": wanted.version})
+
+    return router

@@ -1,0 +1,155 @@
+"""What every way in shares: key, free slots, body, deadline, and clients that go away."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from serving.engine.memory import Kind
+from serving.errors import InvalidRequestError
+from serving.http.body import BodyReader
+from serving.http.exchange import Departure
+from serving.inference.service import Classifier
+from serving.protocols.guard import KeyCheck
+
+T = TypeVar("T")
+SMALL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under which a request was let in."""
+
+    timeout_ms: int
+    bulk: bool
+
+    def deadline(self) -> float:
+        """A time of time.monotonic(), counted from now: the body is here."""
+        return time.monotonic() + self.timeout_ms / 1000
+
+    def within(self, microseconds: int) -> "Terms":
+        """Of a request whose body asks for less time; 0 asks for nothing."""
+        if not microseconds:
+            return self
+        return Terms(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
+
+
+class Door:
+    """One for all protocols of a web process: bodies that are held count together."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        settings = classifier.settings
+        self.classifier = classifier
+        self.check_key = KeyCheck(settings.api_key)
+        self.largest_timeout_ms = settings.request_timeout_ms
+        self.reader = BodyReader(
+            settings.max_body_bytes, settings.max_buffered_bytes, settings.body_timeout_ms / 1000
+        )
+        self.small = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, self.reader.timeout_s)
+
+    def admit(self, request: Request, kind: Kind = Kind.PIXELS) -> Terms:
+        """Looks at the headers, and whether there is a slot, before the body is read.
+
+        Raises UnauthorizedError, InvalidRequestError or RetryableError.
+        """
+        headers = request.headers
+        return self.admit_by(
+            headers.get("authorization", ""),
+            headers.get("x-request-timeout-ms"),
+            headers.get("x-priority"),
+            kind,
+        )
+
+    def admit_by(
+        self, authorization: str, timeout_ms: str | None, priority: str | None, kind: Kind
+    ) -> Terms:
+        """The same by the headers' values, wherever they stand."""
+        self.check_key.check(authorization)
+        wanted_ms = number(timeout_ms, "X-Request-Timeout-Ms", self.largest_timeout_ms)
+        bulk = is_bulk(priority)
+        self.classifier.check_free_slot(bulk, kind)
+        return Terms(wanted_ms or self.largest_timeout_ms, bulk)
+
+    def body(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
+        """See `BodyReader.read`."""
+        return self.reader.read(request, compressed)
+
+    def small_body(self, request: Request) -> AbstractAsyncContextManager[bytes]:
+        """Of what needs no key: takes nothing of what the bodies of those who have one may hold."""
+        return self.small.read(request)
+
+    def held(self, size: int) -> AbstractContextManager[None]:
+        """See `BodyReader.held`."""
+        return self.reader.held(size)
+
+
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Awaits `work`; cancels it when the client goes away first. Raises ClientDisconnect then.
+
+    The body must have been read: the next message can only be the disconnect.
+    """
+    this = asyncio.current_task()
+    assert this is not None  # noqa: S101 a coroutine runs in a task
+    gone = False
+
+    def on_gone(*_: object) -> None:
+        nonlocal gone
+        gone = True
+        this.cancel()
+
+    with departure(request, on_gone):
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            this.uncancel()
+            raise ClientDisconnect from None
+
+
+@contextmanager
+def departure(request: Request, then: Callable[..., None]) -> Iterator[None]:
+    """Calls `then` where the client goes away within the block."""
+    known: Departure | None = request.scope.get("departure")
+    if known is not None:
+        if known.happened:
+            then()
+        known.then = then
+        try:
+            yield
+        finally:
+            known.then = None
+        return
+    message = asyncio.ensure_future(request.receive())  # another server, that has ASGI's word for it
+    message.add_done_callback(then)
+    try:
+        yield
+    finally:
+        message.remove_done_callback(then)
+        message.cancel()
+
+
+def number(text: str | None, name: str, largest: int) -> int | None:
+    """A whole number from 1 to `largest`, or None where none was sent. Raises InvalidRequestError.
+
+    By hand, and not by FastAPI's parameters, which the short way to the handler goes around.
+    """
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= largest):
+        raise InvalidRequestError(f"{name} must be a whole number from 1 to {largest}")
+    return int(text)
+
+
+def is_bulk(text: str | None) -> bool:
+    """Whether X-Priority asks to give way. Raises InvalidRequestError for an unknown class."""
+    if text in (None, "interactive"):
+        return False
+    if text == "bulk":
+        return True
+    raise InvalidRequestError("X-Priority must be interactive or bulk")

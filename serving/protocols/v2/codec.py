@@ -1,0 +1,317 @@
+"""The codec of the Open Inference Protocol's HTTP bodies: JSON, with binary tensors after it or not.
+
+Tensors are views of the body or come out of one decoder's call, never of a loop over numbers.
+"""
+
+import struct
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from serving.engine.memory import Kind
+from serving.errors import InvalidJsonError, InvalidRequestError
+from serving.protocols.catalog import NamedModel
+from serving.protocols.v2.inference import (
+    MAX_CLASSES,
+    MAX_TIMEOUT_US,
+    Answer,
+    OutputTensor,
+    Parameters,
+    Pictures,
+    Question,
+    WantedOutput,
+    check_input,
+    check_outputs,
+    check_parameters,
+    flag,
+    whole_number,
+)
+
+HEADER = "Inference-Header-Content-Length"
+MAX_DIMS, MAX_TENSORS = 8, 8
+LENGTH = struct.Struct("<I")
+FLOAT32 = np.dtype("<f4")
+
+OTHER_COMMAS = 16 * 1024  # of a request, which are not between its elements
+MAX_PARAMETERS_BYTES = 8192  # of JSON: objects of many keys would take many times their bytes
+Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class InputTensor(msgspec.Struct):
+    """As it stands in the JSON; `data` is decoded when its type is known."""
+
+    name: str
+    datatype: str
+    shape: Annotated[list[Dimension], msgspec.Meta(min_length=1, max_length=MAX_DIMS)]
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class RequestedOutput(msgspec.Struct):
+    """As it stands in the JSON."""
+
+    name: str
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class InferRequest(msgspec.Struct):
+    """The JSON part of a request; keys that the protocol does not have are skipped."""
+
+    inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
+    id: str = ""
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    outputs: Annotated[list[RequestedOutput], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
+
+
+REQUEST = msgspec.json.Decoder(InferRequest)
+SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
+SYNTAX = msgspec.json.Decoder(msgspec.Raw)
+TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
+NUMBERS: tuple[msgspec.json.Decoder[Any], ...] = (
+    msgspec.json.Decoder(list[float]),
+    msgspec.json.Decoder(list[list[float]]),
+    msgspec.json.Decoder(list[list[list[float]]]),
+    msgspec.json.Decoder(list[list[list[list[float]]]]),
+)
+
+
+def header_length(text: str | None, body_bytes: int) -> int | None:
+    """How many bytes of the body are JSON; None: all of them. Raises InvalidRequestError."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= body_bytes):
+        raise InvalidRequestError(f"{HEADER} must be a whole number up to the body's {body_bytes} bytes")
+    return int(text)
+
+
+def parse(body: bytes, length: int | None, model: NamedModel, most: int) -> Question:
+    """A whole body, whose first `length` bytes are JSON -> what is asked, for up to `most` inputs.
+
+    0 says that the body is the one element of the one input. Raises InvalidJsonError or
+    InvalidRequestError.
+    """
+    if length == 0:
+        return raw_question(body, model)
+    text = body if length is None else memoryview(body)[:length]
+    check_size(text, model, most, OTHER_COMMAS)
+    request = decoded(REQUEST, text)
+    parameters = scalars(request.parameters)
+    if len(request.inputs) != 1:
+        raise InvalidRequestError(f"{model.name} has one input, not {len(request.inputs)}")
+    given = request.inputs[0]
+    count = check_input(model, given.name, given.datatype, given.shape, most)
+    tail = memoryview(b"" if length is None else body)[length or 0 :]
+    binary = flag(parameters, "binary_data_output") or False
+    wanted = [requested(output, binary) for output in request.outputs or []]
+    return Question(
+        model=model,
+        shape=given.shape,
+        data=content(model, given, count, tail),
+        outputs=check_outputs(model, wanted, binary),
+        id=request.id,
+        timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
+        top_k=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
+    )
+
+
+def raw_question(body: bytes, model: NamedModel) -> Question:
+    """The body is the tensor: of a picture its file, of numbers their bytes."""
+    shape = list(model.input.dims)
+    data: Pictures | NDArray[np.float32]
+    if model.kind is Kind.PIXELS:
+        if not body:
+            raise InvalidRequestError("the body is empty")
+        data = [body]
+    else:
+        data = float_tensor(memoryview(body), model, 1)
+    return Question(model, shape, data, check_outputs(model, [], binary=True))
+
+
+def content(
+    model: NamedModel, given: InputTensor, count: int, tail: memoryview
+) -> Pictures | NDArray[np.float32]:
+    """The input's elements, from its JSON or from the bytes after all JSON."""
+    parameters = scalars(given.parameters)
+    if "binary_data_size" in parameters:
+        if given.data is not msgspec.UNSET:
+            raise InvalidRequestError(f"{given.name} has both data and binary_data_size")
+        size = whole_number(parameters, "binary_data_size", 2**40)
+        if size != len(tail):
+            raise InvalidRequestError(
+                f"{given.name} has binary_data_size {size}, but {len(tail)} bytes follow the JSON"
+            )
+        if model.kind is Kind.PIXELS:
+            return binary_elements(tail, count)
+        return float_tensor(tail, model, count)
+    if tail:
+        raise InvalidRequestError(f"{len(tail)} bytes follow the JSON, but no input claims them")
+    if given.data is msgspec.UNSET:
+        raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
+    if model.kind is Kind.PIXELS:
+        return json_texts(given.data, count)
+    return json_floats(given.data, given.shape, model, count)
+
+
+def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
+    """One of the `parameters` objects. Raises InvalidRequestError."""
+    if isinstance(raw, msgspec.UnsetType):
+        return {}
+    if len(memoryview(raw)) > MAX_PARAMETERS_BYTES:
+        raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
+    parameters: Parameters = decoded(SCALARS, raw) or {}
+    check_parameters(parameters)
+    return parameters
+
+
+def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
+    """One entry of the request's `outputs`."""
+    parameters = scalars(output.parameters)
+    own = flag(parameters, "binary_data")
+    classes = whole_number(parameters, "classification", MAX_CLASSES)
+    return WantedOutput(output.name, classes, binary if own is None else own)
+
+
+def float_tensor(data: memoryview, model: NamedModel, count: int) -> NDArray[np.float32]:
+    """Little-endian float32 -> [count, *dims], a view of the body."""
+    shape = (count, *model.input.dims)
+    needed = int(np.prod(shape)) * FLOAT32.itemsize
+    if len(data) != needed:
+        raise InvalidRequestError(f"{model.input.name} needs {needed} bytes, not {len(data)}")
+    return np.frombuffer(data, FLOAT32).reshape(shape)
+
+
+def binary_elements(data: memoryview, count: int) -> list[bytes]:
+    """`count` elements, each a little-endian uint32 length and so many bytes, and nothing else."""
+    elements = []
+    for index in range(count):
+        if len(data) < LENGTH.size:
+            raise InvalidRequestError(f"the data end before element {index}")
+        (size,) = LENGTH.unpack_from(data)
+        if size > len(data) - LENGTH.size:
+            raise InvalidRequestError(f"element {index} has {size} bytes, more than follow")
+        elements.append(bytes(data[LENGTH.size : LENGTH.size + size]))
+        data = data[LENGTH.size + size :]
+    if data:
+        raise InvalidRequestError(f"{len(data)} bytes follow the last of {count} elements")
+    return elements
+
+
+def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
+    """Base64 texts, flat or nested by the batch."""
+    depth = depth_of(raw)
+    if depth > 2:
+        raise InvalidRequestError("data is nested more deeply than its shape")
+    if commas(raw) > 2 * count:  # between the texts, and one in each data URL
+        raise InvalidRequestError(f"data has more than the {count} elements of its shape")
+    found = decoded(TEXTS[depth - 1], raw)
+    texts: list[str] = found if depth == 1 else [text for row in found for text in row]
+    if len(texts) != count:
+        raise InvalidRequestError(f"data has {len(texts)} elements, its shape {count}")
+    return texts
+
+
+def json_floats(
+    raw: msgspec.Raw, shape: list[int], model: NamedModel, count: int
+) -> NDArray[np.float32]:
+    """Numbers, flat or nested as the shape says -> [count, *dims]."""
+    depth = depth_of(raw)
+    if depth not in (1, len(shape)):
+        raise InvalidRequestError("data must be flat, or nested as its shape says")
+    needed = int(np.prod(shape))
+    if commas(raw) != needed - 1:
+        raise InvalidRequestError(f"data has {commas(raw) + 1} numbers, its shape {needed}")
+    try:
+        with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
+            array = np.array(decoded(NUMBERS[depth - 1], raw), np.float32)
+    except ValueError as error:
+        raise InvalidRequestError("data is nested unevenly") from error
+    wanted = tuple(shape) if depth > 1 else (needed,)
+    if array.shape != wanted:
+        raise InvalidRequestError(f"data has the shape {list(array.shape)}, not {list(wanted)}")
+    return array.reshape(count, *model.input.dims)
+
+
+def check_size(
+    text: bytes | memoryview | msgspec.Raw, model: NamedModel, most: int, others: int = 0
+) -> None:
+    """Before anything is built of JSON for up to `most` inputs. Raises InvalidRequestError.
+
+    A picture has a comma behind it, and one in its data URL; `others` are those that no input has.
+    """
+    of_one = 2 if model.kind is Kind.PIXELS else int(np.prod(model.input.dims))
+    if commas(text) > of_one * most + others:
+        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
+
+
+def commas(text: bytes | memoryview | msgspec.Raw) -> int:
+    """What bounds the elements of JSON before they are built, each many times its bytes."""
+    return bytes(text).count(b",")
+
+
+def depth_of(raw: msgspec.Raw) -> int:
+    """How many brackets JSON opens before anything else, at least 1 and at most 9."""
+    depth = 0
+    for byte in bytes(memoryview(raw)[:64]):
+        if byte == ord("["):
+            depth += 1
+        elif byte not in b" \t\r\n":
+            break
+    return max(1, min(depth, MAX_DIMS + 1))
+
+
+T = Any  # of a decoder whose type says what it returns
+
+
+def decoded(decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgspec.Raw) -> T:
+    """Raises InvalidJsonError for what is not JSON, InvalidRequestError for JSON of another shape."""
+    try:
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError as error:
+            SYNTAX.decode(data)  # what breaks off further on is no JSON at all
+            raise InvalidRequestError(f"the request is not as documented: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidJsonError(f"the request is not JSON: {error}"[:200]) from error
+
+
+def encode(question: Question, answer: Answer) -> tuple[bytes, int | None]:
+    """The body of an answer, and how many of its bytes are JSON where binary tensors follow."""
+    outputs, tails = [], []
+    for tensor in answer.outputs:
+        entry: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": tensor.shape,
+        }
+        if tensor.binary:
+            data = binary_data(tensor)
+            entry["parameters"] = {"binary_data_size": len(data)}
+            tails.append(data)
+        else:
+            entry["data"] = json_data(tensor)
+        outputs.append(entry)
+    content: dict[str, Any] = {"id": question.id} if question.id else {}
+    content |= {
+        "model_name": question.model.name,
+        "model_version": question.model.version,
+        "outputs": outputs,
+    }
+    head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join([head, *tails]), len(head) if tails else None
+
+
+def binary_data(tensor: OutputTensor) -> bytes:
+    """A tensor as it follows the JSON."""
+    if isinstance(tensor.data, list):
+        return b"".join(LENGTH.pack(len(text)) + text for text in tensor.data)
+    return tensor.data.astype(FLOAT32, copy=False).tobytes()
+
+
+def json_data(tensor: OutputTensor) -> NDArray[np.float32] | list[str]:
+    """What orjson makes the flat `data` of."""
+    if isinstance(tensor.data, list):
+        return [text.decode() for text in tensor.data]
+    return tensor.data

@@ -1,0 +1,113 @@
+"""What every call of the gRPC port shares: who asks, how errors are told, what is counted and logged."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from serving.errors import InvalidRequestError, ServingError
+from serving.http.access_log import CLIENT_GONE, HEALTH_PATH, record, told
+from serving.http.context import RequestContext, choose_id
+from serving.metrics import Metrics
+from serving.protocols.v2.grpc_fields import check_fields
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH, CHECK = HEALTH_PATH.strip("/").split("/")
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+SMALL_BYTES = 64 * 1024  # of a message; whatever is in it, it becomes a few megabytes at most
+Message = Any  # protobuf's classes are made at run time
+Context = Any  # grpc.aio.ServicerContext, which has no types
+
+
+@dataclass
+class Outcome:
+    """Of one request."""
+
+    own: RequestContext
+    error: ServingError | None = None
+
+
+class Calls:
+    """Counts and logs, as `middleware.Observer` does for HTTP."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    @contextmanager
+    def recording(self, name: str, context: Context) -> Iterator[Outcome]:
+        """One request from its beginning to its end; an error of the block is the outcome's."""
+        outcome = Outcome(own_context(context))
+        status = CLIENT_GONE
+        try:
+            yield outcome
+            status = 200
+        except Exception as caught:
+            outcome.error = error = told(caught, outcome.own)
+            # gRPC keeps how a call was aborted until a collection: not what it had sent, too
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            status = outcome.error.status
+        finally:
+            self._record(name, status, context, outcome.own)
+
+    async def fail(self, name: str, context: Context, caught: Exception) -> None:
+        """Ends a call that failed outside of any request."""
+        own = own_context(context)
+        error = told(caught, own)
+        self._record(name, error.status, context, own)
+        await abort(context, error)
+
+    def _record(self, name: str, status: int, context: Context, own: RequestContext) -> None:
+        path = HEALTH_PATH if name == CHECK else f"/{SERVICE}/{name}"
+        record(
+            self._metrics,
+            own,
+            status,
+            method="gRPC",
+            path=path,
+            series=path,
+            client=context.peer(),
+            timed=bool(own.stages),
+        )
+
+
+def own_context(context: Context) -> RequestContext:
+    """With the client's request id, where it sent one."""
+    metadata = dict(context.invocation_metadata() or ())
+    return RequestContext(choose_id(str(metadata.get("x-request-id", "")).encode()))
+
+
+def authorization(context: Context) -> str:
+    """As HTTP's header; bytes, which gRPC has for other names, are none."""
+    value = dict(context.invocation_metadata() or ()).get("authorization", "")
+    return value if isinstance(value, str) else ""
+
+
+def parsed(kind: Message, data: bytes) -> Message:
+    """A message of this kind. Raises InvalidRequestError."""
+    if len(data) > SMALL_BYTES:
+        check_fields(data, kind.DESCRIPTOR)
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequestError("the message cannot be read") from error
+
+
+async def abort(context: Context, error: ServingError) -> None:
+    """Ends the call."""
+    code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
+    retry_after = error.headers.get("Retry-After")
+    trailing = (("retry-after", retry_after),) if retry_after else ()
+    await context.abort(code, error.detail, trailing)

@@ -1,0 +1,1 @@
+"""What the operating system tells and is asked: cores, signals, a parent's death."""

@@ -1,0 +1,1 @@
+"""What a request means: from bytes to tensors and back."""

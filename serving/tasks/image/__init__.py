@@ -1,0 +1,1 @@
+"""Image classification: decode, resize, and the classes of logits."""
