@@ -12,25 +12,31 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving import __version__
-from serving.engine.provider import EngineSource, OwnEngine
+from serving.engine.provider import EngineProvider, LocalEngine
 from serving.errors import InvalidRequestError, ServingError, by_status
-from serving.http.access_log import told
+from serving.http.access_log import to_client_error
 from serving.http.context import RequestContext
-from serving.http.middleware import Direct, Heads, LastAnswer, Observer, ShortWay
+from serving.http.middleware import (
+    AccessLogMiddleware,
+    FastPathMiddleware,
+    FastRoute,
+    HeadMiddleware,
+    ServerErrorMiddleware,
+)
 from serving.http.responses import ErrorShapes
 from serving.inference.service import Classifier
 from serving.logging import configure_logging
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.protocols import admin, native, tfserving, torchserve
-from serving.protocols.admission import Door
-from serving.protocols.catalog import NamedModels
+from serving.protocols.admission import Admission
+from serving.protocols.catalog import ModelCatalog
 from serving.protocols.tcp import TcpServer
 from serving.protocols.v2 import http
 from serving.settings import Settings
 
 
-def create_app(settings: Settings, backend: str, source: EngineSource | None = None) -> "Application":
+def create_app(settings: Settings, backend: str, source: EngineProvider | None = None) -> "Application":
     """The ASGI application.
 
     `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. Without
@@ -40,8 +46,8 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     configure_logging(settings)
     metrics = Metrics(shared=source is not None)
     model = Model.read(settings.model_dir)
-    classifier = Classifier(model, settings, metrics, source or OwnEngine(backend, settings))
-    door, models = Door(classifier), NamedModels(classifier)
+    classifier = Classifier(model, settings, metrics, source or LocalEngine(backend, settings))
+    door, models = Admission(classifier), ModelCatalog(classifier)
     predict = native.Predict(classifier, door)
     tcp = TcpServer(classifier, door.reader)
 
@@ -65,12 +71,12 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
     if settings.admin_key:
         app.include_router(admin.create_router(classifier, door, settings.admin_key))
     errors = ErrorShapes()
-    ways = {"/predict": Direct("/predict", predict)}
+    ways = {"/predict": FastRoute("/predict", predict)}
     ways |= add_protocols(app, classifier, door, models, errors)
-    respond = Responder(errors)
+    respond = ErrorHandler(errors)
     add_error_handlers(app, respond)
-    app.add_middleware(LastAnswer, on_error=respond)
-    inside: ASGIApp = ShortWay(app, ways, respond)
+    app.add_middleware(ServerErrorMiddleware, on_error=respond)
+    inside: ASGIApp = FastPathMiddleware(app, ways, respond)
     if settings.cors_origins:
         inside = CORSMiddleware(
             inside,
@@ -85,7 +91,7 @@ def create_app(settings: Settings, backend: str, source: EngineSource | None = N
             ],
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    return Application(app, Observer(Heads(inside), metrics, errors), classifier)
+    return Application(app, AccessLogMiddleware(HeadMiddleware(inside), metrics, errors), classifier)
 
 
 class Application:
@@ -106,31 +112,31 @@ class Application:
 
 
 def add_protocols(
-    app: FastAPI, classifier: Classifier, door: Door, models: NamedModels, errors: ErrorShapes
-) -> dict[str, Direct]:
+    app: FastAPI, classifier: Classifier, door: Admission, models: ModelCatalog, errors: ErrorShapes
+) -> dict[str, FastRoute]:
     """The other protocols that are switched on; returns their short ways."""
-    ways: dict[str, Direct] = {}
+    ways: dict[str, FastRoute] = {}
     if "v2" in classifier.settings.protocols:
         infer = http.Infer(classifier, door, models)
         app.include_router(http.create_router(classifier, door, models, infer))
         errors.add("v2", http.error_response)
-        ways |= infer.short_ways()
+        ways |= infer.fast_routes()
     if "tfserving" in classifier.settings.protocols:
         rows = tfserving.Predict(classifier, door, models)
         app.include_router(tfserving.create_router(models, rows))
         errors.add(tfserving.SEGMENT, tfserving.error_response)
-        ways |= rows.short_ways()
+        ways |= rows.fast_routes()
     if "torchserve" in classifier.settings.protocols:
         photos = torchserve.Predict(classifier, door, models)
         app.include_router(torchserve.create_router(classifier, models, photos))
         for segment in torchserve.SEGMENTS:
             errors.add(segment, torchserve.error_response)
-        ways |= photos.short_ways()
+        ways |= photos.fast_routes()
     return ways
 
 
 def grpc_server(
-    classifier: Classifier, door: Door, models: NamedModels
+    classifier: Classifier, door: Admission, models: ModelCatalog
 ) -> AbstractAsyncContextManager[None]:
     """Runs where a port is set; nothing of it is imported elsewhere."""
     if classifier.settings.grpc_port is None:
@@ -140,7 +146,7 @@ def grpc_server(
     return grpc.running(classifier, door, models)
 
 
-class Responder:
+class ErrorHandler:
     """The answer for an error; what went wrong inside stays in the log."""
 
     def __init__(self, errors: ErrorShapes) -> None:
@@ -149,10 +155,10 @@ class Responder:
     def __call__(self, request: Request, error: Exception) -> Response:
         """In the shape of the path's protocol."""
         context = RequestContext.of(request)
-        return self.errors.response(request.scope["path"], told(error, context), context)
+        return self.errors.response(request.scope["path"], to_client_error(error, context), context)
 
 
-def add_error_handlers(app: FastAPI, respond: Responder) -> None:
+def add_error_handlers(app: FastAPI, respond: ErrorHandler) -> None:
     """Every error leaves in the shape of its path."""
 
     @app.exception_handler(ServingError)

@@ -1,6 +1,9 @@
 """Prometheus metrics of one service, in a registry of their own; served at `/metrics`."""
 
+import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -8,12 +11,15 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from serving.engine import gpu_monitor
+from serving.engine.client import Outcome
 from serving.engine.memory import Memory, State
-from serving.engine.outcome import Outcome
-from serving.processes import web_cpu_seconds
 from serving.system import cpus
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+PROC = Path("/proc")
+WEB = b"serving.cluster.frontend"
 
 
 class Metrics:
@@ -68,7 +74,7 @@ class Metrics:
                 self.skipped.inc()
             return
         self.queue.observe(outcome.queue_s)
-        if outcome.leads:
+        if outcome.is_batch_leader:
             self.infer.observe(outcome.infer_s)
             self.batch_size.observe(outcome.batch_size)
 
@@ -151,3 +157,30 @@ def gpu_metrics(memory: Memory) -> Iterator[Metric]:
         used.add_metric(label, one.memory_used_bytes)
         total.add_metric(label, one.memory_total_bytes)
     yield from (busy, used, total)
+
+
+def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:
+    """CPU time of this web process, or with `shared` of all that its parent has started now.
+
+    A counter that begins anew, lower, when a web process is replaced. Where there is no `/proc`, this
+    process counts alone.
+    """
+    if not shared:
+        return time.process_time()
+    parent = os.getppid()
+    try:
+        children = (proc / f"{parent}/task/{parent}/children").read_text().split()
+    except OSError:
+        return time.process_time()
+    return sum(_cpu_seconds(proc / child) for child in children)
+
+
+def _cpu_seconds(process: Path) -> float:
+    """User and system time of one process; 0 unless it is a web process that still runs."""
+    try:
+        if WEB not in (process / "cmdline").read_bytes().split(b"\0"):
+            return 0.0
+        numbers = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")

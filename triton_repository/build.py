@@ -33,7 +33,6 @@ CARRIED = (
     "tasks/image/classification",
     "tasks/image/decode",
     "tasks/image/jpeg",
-    "tasks/image/picture_file",
     "tasks/image/resize",
 )
 """Modules of `serving` that `photo_model.py` imports, directly or not."""

@@ -11,7 +11,7 @@ import socket
 import sys
 
 from serving.app import create_app
-from serving.cluster.messages import GivenEngine
+from serving.cluster.messages import RemoteEngine
 from serving.engine import topology
 from serving.engine.memory import Tally
 from serving.engine.worker_args import die_with_parent
@@ -23,7 +23,7 @@ from serving.settings import Settings
 class FedServer(Server):
     """Listens nowhere: its connections are accepted elsewhere."""
 
-    source: GivenEngine
+    source: RemoteEngine
 
     def claim_door(self) -> None:
         """Nothing to claim."""
@@ -39,7 +39,7 @@ def main() -> None:
     die_with_parent(parent)
     settings = Settings()
     tally = Tally(tally_fd, topology.web_processes(settings))
-    source = GivenEngine(socket.socket(fileno=control), settings)
+    source = RemoteEngine(socket.socket(fileno=control), settings)
     app = create_app(settings, importlib.import_module(package).BACKEND, source)
 
     def on_ended(count: int) -> None:

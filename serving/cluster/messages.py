@@ -14,9 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from serving.engine.attachment import Attachment
-from serving.engine.memory import Geometry
-from serving.engine.provider import Adopt, Offer
+from serving.engine.memory import EngineFds, SlotLayout
+from serving.engine.provider import Adopt, EngineHandle
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -33,7 +32,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_engine(
-    sock: socket.socket, key: int, version: str, attachment: Attachment, profile: dict[str, Any]
+    sock: socket.socket, key: int, version: str, attachment: EngineFds, profile: dict[str, Any]
 ) -> None:
     """An engine for one web process."""
     message = {
@@ -65,28 +64,28 @@ def send(sock: socket.socket, **message: Any) -> None:
     sock.send(json.dumps(message).encode())
 
 
-class GivenEngine:
-    """A web process's end: an `EngineSource`, and where its connections come from."""
+class RemoteEngine:
+    """A web process's end: an `EngineProvider`, and where its connections come from."""
 
     def __init__(self, sock: socket.socket, settings: Settings) -> None:
         self._sock = sock
         self._settings = settings
         self._adopt: Adopt | None = None
-        self._first: asyncio.Future[Offer] | None = None
-        self._early: list[Offer] = []
+        self._first: asyncio.Future[EngineHandle] | None = None
+        self._early: list[EngineHandle] = []
         self._answer: asyncio.Future[str | None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._connect: Callable[[socket.socket], None] | None = None
         self._lose: Callable[[], None] | None = None
 
-    async def first(self) -> Offer:
-        """See `EngineSource`."""
+    async def first(self) -> EngineHandle:
+        """See `EngineProvider`."""
         loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
-        offer: asyncio.Future[Offer] = loop.create_future()
+        offer: asyncio.Future[EngineHandle] = loop.create_future()
         self._first = offer
 
-        async def take(engine: Offer) -> None:
+        async def take(engine: EngineHandle) -> None:
             if offer.done():  # the version has been switched while this process was starting
                 self._early.append(engine)
             else:
@@ -110,14 +109,14 @@ class GivenEngine:
         send(self._sock, type="ready")
 
     async def switch(self, version: str, adopt: Adopt) -> None:  # noqa: ARG002 it comes by message
-        """See `EngineSource`; every web process of the cluster adopts the new version."""
+        """See `EngineProvider`; every web process of the cluster adopts the new version."""
         self._answer = asyncio.get_running_loop().create_future()
         send(self._sock, type="switch", version=version)
         if (error := await self._answer) is not None:
             raise ConfigurationError(error)
 
     def abandon(self) -> None:
-        """See `EngineSource`; what the cluster loads, it gives up itself."""
+        """See `EngineProvider`; what the cluster loads, it gives up itself."""
         reason = "the service is shutting down"
         if self._first is not None and not self._first.done():
             self._first.set_exception(ConfigurationError(reason))
@@ -150,11 +149,11 @@ class GivenEngine:
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message.get("error"))
 
-    def _offer(self, message: dict[str, Any], fds: list[int]) -> Offer:
+    def _offer(self, message: dict[str, Any], fds: list[int]) -> EngineHandle:
         memory_fd, interactive_fd, bulk_fd, done_fd, kick_fd = fds
-        attachment = Attachment(
+        attachment = EngineFds(
             web=message["web"],
-            geometry=Geometry(**message["geometry"]),
+            geometry=SlotLayout(**message["geometry"]),
             memory_fd=memory_fd,
             work_fds=(interactive_fd, bulk_fd),
             done_fd=done_fd,
@@ -167,7 +166,7 @@ class GivenEngine:
             send(self._sock, type="released", key=message["key"])
 
         model = Model.read(self._settings.model_dir, message["version"])
-        return Offer(model, attachment, message["profile"], release)
+        return EngineHandle(model, attachment, message["profile"], release)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -42,7 +42,7 @@ METRICS = "serving-metrics-"
 
 
 @dataclass
-class Web:
+class FrontendProcess:
     """One web process's place."""
 
     index: int
@@ -65,7 +65,7 @@ class Cluster:
         self._settings = settings
         self._count = topology.web_processes(settings)
         self._selector = selectors.DefaultSelector()
-        self._webs: dict[int, Web] = {}
+        self._webs: dict[int, FrontendProcess] = {}
         self._engines: dict[int, Supervisor] = {}
         self._users: dict[int, set[int]] = {}
         self._current = -1
@@ -81,8 +81,8 @@ class Cluster:
         """A time of time.monotonic(): the web processes are not asked again before it."""
 
         self._wake_reader, self._wake_writer = os.pipe()
-        self._news: list[tuple[Web | None, Supervisor | str]] = []
-        self._askers: dict[int, Web] = {}
+        self._news: list[tuple[FrontendProcess | None, Supervisor | str]] = []
+        self._askers: dict[int, FrontendProcess] = {}
         """By the engine that is still to end: who asked for its successor."""
 
     def run(self) -> int:
@@ -189,7 +189,7 @@ class Cluster:
             or any(self._open_connections(web) > 0 for web in self._webs.values())
         )
 
-    def _ask(self, web: Web) -> None:
+    def _ask(self, web: FrontendProcess) -> None:
         if web.unanswered >= MOST_UNANSWERED:
             self._give_up(web)
             return
@@ -197,7 +197,7 @@ class Cluster:
         with contextlib.suppress(OSError):  # it has died, or reads nothing
             web.sock.send(messages.QUESTION, socket.MSG_DONTWAIT)
 
-    def _give_up(self, web: Web) -> None:
+    def _give_up(self, web: FrontendProcess) -> None:
         """Its event loop does not run; `_on_death` hears of the end."""
         logger().error("a web process does not answer", web=web.index)
         web.ready = False
@@ -225,11 +225,11 @@ class Cluster:
             except OSError:
                 ours.close()
                 raise
-        web = Web(index, popen, ours)
+        web = FrontendProcess(index, popen, ours)
         self._webs[index] = web
         self._selector.register(ours, selectors.EVENT_READ, web)
 
-    def _offer(self, web: Web) -> None:
+    def _offer(self, web: FrontendProcess) -> None:
         """Gives the current engine to a web process."""
         engine = self._engines[self._current]
         self._users.setdefault(self._current, set()).add(web.index)
@@ -242,7 +242,7 @@ class Cluster:
         except OSError:  # it has died; that is noticed elsewhere
             pass
 
-    def _on_message(self, web: Web) -> None:
+    def _on_message(self, web: FrontendProcess) -> None:
         try:
             data = web.sock.recv(messages.MAX_MESSAGE)
         except ConnectionError:
@@ -263,7 +263,7 @@ class Cluster:
         else:
             self._released(message["key"], web.index)
 
-    def _on_death(self, web: Web) -> None:
+    def _on_death(self, web: FrontendProcess) -> None:
         """What it had asked for is not computed any more; its successor takes over its slots."""
         self._selector.unregister(web.sock)
         web.sock.close()
@@ -280,13 +280,13 @@ class Cluster:
             engine.abandon(web.index)
             self._released(key, web.index)
 
-    def _load(self, asker: Web | None, version: str | None) -> None:
+    def _load(self, asker: FrontendProcess | None, version: str | None) -> None:
         """Begins; `_on_news` goes on. Nobody asks for the engine to begin with."""
         loader = threading.Thread(target=self._load_on_thread, args=(asker, version))
         self._loaders = [*filter(threading.Thread.is_alive, self._loaders), loader]
         loader.start()
 
-    def _load_on_thread(self, asker: Web | None, version: str | None) -> None:
+    def _load_on_thread(self, asker: FrontendProcess | None, version: str | None) -> None:
         """On a thread of its own, which the workers outlive: the supervisor's starts them."""
         result: Supervisor | str
         try:
@@ -364,7 +364,7 @@ class Cluster:
     def _hand_over(self, connection: socket.socket) -> bool:
         """Whether a web process has it; one that may not be there any more is the last that is tried."""
 
-        def burden(web: Web) -> tuple[bool, int]:
+        def burden(web: FrontendProcess) -> tuple[bool, int]:
             return web.unanswered > 1, self._open_connections(web)
 
         ready = [web for web in list(self._webs.values()) if web.ready]  # another thread's
@@ -377,11 +377,11 @@ class Cluster:
             return True
         return False
 
-    def _open_connections(self, web: Web) -> int:
+    def _open_connections(self, web: FrontendProcess) -> int:
         return web.given - self._tally.ended[web.index]
 
 
-def tell(asker: Web, error: str | None) -> None:
+def tell(asker: FrontendProcess, error: str | None) -> None:
     """What became of the version it asked for."""
     with contextlib.suppress(OSError):  # it has died
         messages.send(asker.sock, type="switched", error=error)

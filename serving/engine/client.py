@@ -8,30 +8,67 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.attachment import Attachment
 from serving.engine.memory import (
+    EngineFds,
     Health,
-    Kind,
     Memory,
+    Signature,
     State,
     generation_of,
     record,
     send,
     slot_of,
 )
-from serving.engine.outcome import Outcome, error_for
 from serving.engine.statistics import Statistics
 from serving.errors import (
+    DeadlineExceededError,
+    InternalError,
     OverloadedError,
     UnavailableError,
+    WorkerCrashedError,
 )
 
 WATCH_S = 0.25
 NOTICE = 0xFFFFFFFFFFFFFFFF  # in a done pipe: the engine's health has changed
+
+
+@dataclass(slots=True)  # not frozen: that costs time for each picture
+class Outcome:
+    """The answer for one input."""
+
+    logits: NDArray[np.float32]
+    """[classes]."""
+
+    started_at: float
+    """time.monotonic() when the computation began."""
+
+    finished_at: float
+    """And when it was over."""
+
+    queue_s: float
+    """Seconds between `submit` and the start of the computation."""
+
+    infer_s: float
+    """Seconds of computation, of the whole batch."""
+
+    batch_size: int
+    is_batch_leader: bool
+    """Whether this is the first answer of its batch, so that each batch is counted once."""
+
+
+def error_for(state: State) -> Exception:
+    """What the caller of `submit` gets for a slot that ended in this state."""
+    errors: dict[State, Any] = {
+        State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
+        State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
+    }
+    return errors.get(state) or InternalError("inference failed")
 
 
 Inputs = Sequence[NDArray[np.uint8]] | Sequence[NDArray[np.float32]] | NDArray[np.float32]
@@ -55,8 +92,10 @@ class Slots:
         if not self.submitted:
             self.client.free(self.indices)
 
-    async def submit(self, kind: Kind, inputs: Inputs, deadline: float, bulk: bool) -> list[Outcome]:
-        """One input per slot -> their logits, in order; see `Kind` for their shape and type.
+    async def submit(
+        self, kind: Signature, inputs: Inputs, deadline: float, bulk: bool
+    ) -> list[Outcome]:
+        """One input per slot -> their logits, in order; see `Signature` for their shape and type.
 
         `deadline` is a time of `time.monotonic()`. Where one fails, so does the call, and what has not
         begun is never computed; the same where it is cancelled. Raises DeadlineExceededError,
@@ -79,7 +118,7 @@ class Slots:
 class EngineClient:
     """Holds one web process's share of the slots; `open` and `close` belong together."""
 
-    def __init__(self, attachment: Attachment, on_finished: OnFinished) -> None:
+    def __init__(self, attachment: EngineFds, on_finished: OnFinished) -> None:
         self._attachment = attachment
         self._on_finished = on_finished
         self._web = attachment.web
@@ -150,14 +189,14 @@ class EngineClient:
     def enqueue(
         self,
         slot: int,
-        kind: Kind,
+        kind: Signature,
         value: NDArray[np.uint8] | NDArray[np.float32],
         deadline: float,
         bulk: bool,
     ) -> asyncio.Future[Outcome]:
         """Hands an acquired slot over to the workers; see `Slots.submit`."""
         memory = self.memory
-        if kind is Kind.PIXELS:
+        if kind is Signature.IMAGE:
             memory.inputs[slot] = value
         else:
             memory.tensors[slot] = value
@@ -231,8 +270,8 @@ class EngineClient:
         future = self._futures.pop(slot)
         outcome = self._outcome(slot) if state is State.DONE else None
         if outcome:
-            kind = Kind(memory.kind[slot])
-            self.statistics.executed(kind, outcome.batch_size, outcome.leads, outcome.infer_s)
+            kind = Signature(memory.kind[slot])
+            self.statistics.executed(kind, outcome.batch_size, outcome.is_batch_leader, outcome.infer_s)
         self._on_finished(state, outcome)
         if future is not None and not future.done():
             if outcome:
@@ -251,7 +290,7 @@ class EngineClient:
             queue_s=started - memory.queued_at[slot],
             infer_s=finished - started,
             batch_size=memory.batch_size[slot],
-            leads=bool(memory.leads[slot]),
+            is_batch_leader=bool(memory.is_batch_leader[slot]),
         )
 
     def _on_notice(self) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,26 +14,57 @@ from numpy.typing import NDArray
 from serving.backends import batch_sizes
 from serving.backends.base import Backend, SlotReader
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
-from serving.engine.idle import IdleCores
-from serving.engine.memory import Kind, Memory, State, record, send
+from serving.engine.memory import Memory, Signature, State, record, send
 from serving.engine.queue import WorkQueue
-from serving.engine.worker_args import Room, gathered
+from serving.engine.worker_args import BatchBuffer, gathered
 from serving.logging import logger
 
 DEVICE_LOST = 3  # exit code
 
 
+TIMES = 8  # kept of each; the shortest counts, which a short disturbance does not change
+TRY_SOON, TRY_OTHER = 4, 128  # pictures between two trials of the other: more each time it loses again
+WORTH_IT = 0.85  # of the time on fewer threads: the cores are somebody else's, too
+
+
+class AllCoresTrial:
+    """One worker's times for a picture that is alone, on few threads and on all."""
+
+    def __init__(self) -> None:
+        self._few: deque[float] = deque(maxlen=TIMES)
+        self._all: deque[float] = deque(maxlen=TIMES)
+        self._preferred: bool | None = None
+        self._between = self._left = TRY_SOON
+
+    def pay(self) -> bool:
+        """Whether the next picture that is alone is to be computed on all cores."""
+        if len(self._all) < TIMES or len(self._few) < TIMES:
+            return len(self._all) <= len(self._few)
+        preferred = min(self._all) < WORTH_IT * min(self._few)
+        if preferred is not self._preferred:
+            self._preferred, self._between, self._left = preferred, TRY_SOON, TRY_SOON
+        self._left -= 1
+        if self._left:
+            return preferred
+        self._between = self._left = min(2 * self._between, TRY_OTHER)
+        return not preferred
+
+    def took(self, all_cores: bool, seconds: float) -> None:
+        """Notes what the last one took."""
+        (self._all if all_cores else self._few).append(seconds)
+
+
 @dataclass(frozen=True)
-class Begun:
+class InFlightBatch:
     """A batch that is under way."""
 
     slots: list[int]
-    room: Room
+    room: BatchBuffer
     logits: Callable[[], NDArray[np.float32]]
     """[slots, classes], when they are there. Raises what the backend raised."""
 
 
-class Computing:
+class BatchExecutor:
     """Of one worker, which fills in what it has loaded, and then calls `open`."""
 
     def __init__(self, memory: Memory, index: int, queue: WorkQueue, done_fds: tuple[int, ...]) -> None:
@@ -40,16 +72,16 @@ class Computing:
         self._index = index
         self._queue = queue
         self._done_fds = done_fds
-        self._idle_cores = IdleCores()
-        self._rooms: list[Room] = []
+        self._idle_cores = AllCoresTrial()
+        self._rooms: list[BatchBuffer] = []
         """Free ones: one for each batch that may be under way."""
 
-        self.narrow: Backend | None = None
-        self.wide: Backend | None = None
+        self.backend: Backend | None = None
+        self.all_cores_backend: Backend | None = None
         """Another one, of all threads, for a picture that is alone."""
 
         self.reader: SlotReader | None = None
-        """The same as `narrow`, where that reads the slots itself."""
+        """The same as `backend`, where that reads the slots itself."""
 
         self.buckets: list[int] = []
         """On a GPU the batch sizes that are run, ascending; empty on a CPU, where every size is."""
@@ -60,12 +92,14 @@ class Computing:
     @property
     def backends(self) -> list[Backend]:
         """What is loaded."""
-        return [backend for backend in (self.narrow, self.wide) if backend]
+        return [backend for backend in (self.backend, self.all_cores_backend) if backend]
 
     def open(self, cap: int) -> None:
         """Ready for batches up to `cap`, or up to what fits."""
         self.limit(min(cap, self.buckets[-1]) if self.buckets else cap)
-        self._rooms = [Room.of(self._memory, cap, place) for place in range(2 if self.device else 1)]
+        self._rooms = [
+            BatchBuffer.of(self._memory, cap, place) for place in range(2 if self.device else 1)
+        ]
 
     def close(self) -> None:
         """Nothing is under way any more."""
@@ -78,7 +112,7 @@ class Computing:
         """No larger batch from now on."""
         self._queue.cap = self._memory.cap[self._index] = cap
 
-    def begin(self, slots: list[int]) -> Begun:
+    def begin(self, slots: list[int]) -> InFlightBatch:
         """One batch is computed from now on, or, on a CPU, when `finish` asks for it."""
         memory = self._memory
         started = time.monotonic()
@@ -93,28 +127,28 @@ class Computing:
             work = self._work(slots, room)
         except (DeviceLostError, OutOfDeviceMemoryError) as error:
             work = partial(fail, error)
-        return Begun(slots, room, self.device.submit(work).result if self.device else work)
+        return InFlightBatch(slots, room, self.device.submit(work).result if self.device else work)
 
-    def finish(self, begun: Begun) -> None:
+    def finish(self, begun: InFlightBatch) -> None:
         """The logits into the slots' outputs; in parts when the batch fails."""
         memory, slots = self._memory, begun.slots
         if (logits := self._attempt(begun)) is None:
             return
         finished = time.monotonic()
         good = np.atleast_1d(np.isfinite(logits).all(axis=1))
-        if memory.kind[slots[0]] == Kind.TENSOR:  # a client's own numbers have the logits they have
+        if memory.kind[slots[0]] == Signature.TENSOR:  # a client's own numbers have the logits they have
             good[:] = True
         leader = slots[int(good.argmax())]
         for slot, row, usable in zip(slots, logits, good, strict=True):
             memory.outputs[slot] = row
             memory.finished_at[slot] = finished
-            memory.leads[slot] = slot == leader
+            memory.is_batch_leader[slot] = slot == leader
             memory.state[slot] = State.DONE if usable else State.FAILED
             if not usable:
                 logger().error("the model answered with numbers that are not finite")
         self.report(slots)
 
-    def _attempt(self, begun: Begun) -> NDArray[np.float32] | None:
+    def _attempt(self, begun: InFlightBatch) -> NDArray[np.float32] | None:
         """The logits; None when the batch failed, and its parts have been dealt with."""
         slots, parts = begun.slots, []
         try:
@@ -156,19 +190,19 @@ class Computing:
             return []
         return [slots[first : first + cap] for first in range(0, len(slots), cap)]
 
-    def _work(self, slots: list[int], room: Room) -> Callable[[], NDArray[np.float32]]:
+    def _work(self, slots: list[int], room: BatchBuffer) -> Callable[[], NDArray[np.float32]]:
         """Gathers the batch; what computes it, to logits [slots, classes].
 
         On a GPU it is padded to the next bucket meanwhile.
         """
         memory = self._memory
         size = batch_sizes.padded(len(slots), self.buckets)
-        alone = self.wide is not None and sum(memory.in_flight) <= 1
+        alone = self.all_cores_backend is not None and sum(memory.in_flight) <= 1
         all_cores = alone and self._idle_cores.pay()
-        backend = self.wide if all_cores else self.narrow
+        backend = self.all_cores_backend if all_cores else self.backend
         assert backend is not None  # noqa: S101 load comes first
         infer: Callable[[], NDArray[np.float32]]
-        if memory.kind[slots[0]] == Kind.TENSOR:
+        if memory.kind[slots[0]] == Signature.TENSOR:
             infer = partial(backend.infer_tensor, gathered(memory.tensors, slots, room.tensors, size))
         elif self.reader is not None:
             infer = self.reader.fetch(slots, size, room.place)

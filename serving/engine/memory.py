@@ -39,10 +39,10 @@ class State(IntEnum):
     CRASHED = 7  # it was running in two workers that died
 
 
-class Kind(IntEnum):
+class Signature(IntEnum):
     """Of a slot's input; each has an array of its own, and pages that are never used cost nothing."""
 
-    PIXELS = 0  # uint8 [height, width, 3], as `images.py` decodes them
+    IMAGE = 0  # uint8 [height, width, 3], as `images.py` decodes them
     TENSOR = 1  # float32 [3, height, width], normalised by the client
 
 
@@ -56,7 +56,7 @@ class Health(IntEnum):
 
 
 @dataclass(frozen=True)
-class Geometry:
+class SlotLayout:
     """What decides the mapping's layout; the same in every process."""
 
     slots: int
@@ -73,6 +73,23 @@ class Geometry:
     def share(self) -> int:
         """Slots of one web process; slot s belongs to web process s // share."""
         return self.slots // self.webs
+
+
+@dataclass(frozen=True)
+class EngineFds:
+    """What a web process needs of an engine; descriptors are valid in the process that has it."""
+
+    web: int
+    geometry: SlotLayout
+    memory_fd: int
+    work_fds: tuple[int, int]
+    """Ends to write: interactive, bulk."""
+
+    done_fd: int
+    """The end to read."""
+
+    kick_fd: int
+    """The end to write: asks the supervisor to look after its workers."""
 
 
 def statistics_row(max_batch: int) -> int:
@@ -118,7 +135,7 @@ def anonymous_file(size: int) -> int:
 class Memory:
     """Views into the mapping: plain arrays, indexed by slot, by worker or by web process."""
 
-    def __init__(self, fd: int, geometry: Geometry) -> None:
+    def __init__(self, fd: int, geometry: SlotLayout) -> None:
         self.fd = fd
         self.geometry = geometry
         self._map = mmap.mmap(fd, self.size(geometry))
@@ -136,7 +153,7 @@ class Memory:
         self.in_flight = self._array("i", webs)
 
         row = statistics_row(geometry.max_batch)
-        self.statistics = [[self._array("q", row) for _ in Kind] for _ in range(webs)]
+        self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(webs)]
 
         # workers, each written by its own; an inbox is what it has taken and not yet reported
         self.busy_since = self._times(workers)
@@ -160,7 +177,7 @@ class Memory:
         self.cancelled = self._array("b", slots)
         self.attempts = self._array("i", slots)
         self.batch_size = self._array("i", slots)
-        self.leads = self._array("b", slots)  # the first answer of its batch
+        self.is_batch_leader = self._array("b", slots)  # the first answer of its batch
         self.deadline = self._times(slots)
         self.queued_at = self._times(slots)
         self.started_at = self._times(slots)
@@ -171,17 +188,17 @@ class Memory:
         self.tensors: NDArray[np.float32] = self._numbers("f4", (slots, 3, *size))
 
     @staticmethod
-    def size(geometry: Geometry) -> int:
+    def size(geometry: SlotLayout) -> int:
         """Bytes; pages that are never touched cost nothing."""
         pixels = geometry.height * geometry.width * 3
         slot = 64 + geometry.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
         worker = 64 + geometry.max_batch * 16
-        web = 16 + len(Kind) * (64 + 8 * statistics_row(geometry.max_batch))
+        web = 16 + len(Signature) * (64 + 8 * statistics_row(geometry.max_batch))
         fixed = PAGE * 5 + 64 * (27 + geometry.workers)
         return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * web
 
     @classmethod
-    def create(cls, geometry: Geometry) -> "Memory":
+    def create(cls, geometry: SlotLayout) -> "Memory":
         """A new mapping, all zeros. Raises OSError."""
         fd = anonymous_file(cls.size(geometry))
         try:

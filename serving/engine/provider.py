@@ -5,18 +5,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serving.engine.attachment import Attachment
+from serving.engine.memory import EngineFds
 from serving.engine.supervisor import Supervisor
 from serving.model import Model
 from serving.settings import Settings
 
 
 @dataclass(frozen=True)
-class Offer:
+class EngineHandle:
     """An engine whose workers are ready, as one web process sees it."""
 
     model: Model
-    attachment: Attachment
+    attachment: EngineFds
     profile: dict[str, Any]
     """What the first ready worker measured; see `worker.Worker.load`."""
 
@@ -24,13 +24,13 @@ class Offer:
     """To be called when this web process needs it no more."""
 
 
-Adopt = Callable[[Offer], Awaitable[None]]
+Adopt = Callable[[EngineHandle], Awaitable[None]]
 
 
-class EngineSource(Protocol):
+class EngineProvider(Protocol):
     """Of one web process."""
 
-    async def first(self) -> Offer:
+    async def first(self) -> EngineHandle:
         """The engine to begin with. Raises ConfigurationError."""
 
     async def switch(self, version: str, adopt: Adopt) -> None:
@@ -40,7 +40,7 @@ class EngineSource(Protocol):
         """Nobody wants what is being loaded: `first` or `switch` raises ConfigurationError soon."""
 
 
-class OwnEngine:
+class LocalEngine:
     """The web process is the supervisor's process, too."""
 
     def __init__(self, backend: str, settings: Settings) -> None:
@@ -48,20 +48,20 @@ class OwnEngine:
         self._settings = settings
         self._loading: Supervisor | None = None
 
-    async def first(self) -> Offer:
-        """See `EngineSource`."""
+    async def first(self) -> EngineHandle:
+        """See `EngineProvider`."""
         return await self._load(None)
 
     async def switch(self, version: str, adopt: Adopt) -> None:
-        """See `EngineSource`."""
+        """See `EngineProvider`."""
         await adopt(await self._load(version))
 
     def abandon(self) -> None:
-        """See `EngineSource`."""
+        """See `EngineProvider`."""
         if self._loading:
             self._loading.give_up()
 
-    async def _load(self, version: str | None) -> Offer:
+    async def _load(self, version: str | None) -> EngineHandle:
         model = Model.read(self._settings.model_dir, version)
         self._loading = supervisor = Supervisor(self._backend, model, self._settings)
         try:
@@ -72,4 +72,4 @@ class OwnEngine:
         async def release() -> None:
             await asyncio.to_thread(supervisor.close)
 
-        return Offer(model, supervisor.attachment(0), supervisor.profile, release)
+        return EngineHandle(model, supervisor.attachment(0), supervisor.profile, release)

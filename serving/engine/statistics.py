@@ -8,11 +8,11 @@ its siblings tell. Durations are whole nanoseconds.
 import time
 from dataclasses import dataclass
 
-from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Kind, Memory
+from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, Signature
 
 
 @dataclass(slots=True)  # not frozen: that costs time for each request
-class Stages:
+class Timings:
     """Seconds of one request, one after the other: together they are all of its time."""
 
     decode_s: float
@@ -75,16 +75,16 @@ class Statistics:
         self._own = memory.statistics[web]
         self._max_batch = memory.geometry.max_batch
 
-    def executed(self, kind: Kind, batch_size: int, leads: bool, infer_s: float) -> None:
+    def executed(self, kind: Signature, batch_size: int, is_batch_leader: bool, infer_s: float) -> None:
         """One input was computed; its batch counts with the one that leads it."""
-        if leads:
+        if is_batch_leader:
             row = self._own[kind]
             row[LAST] = time.time_ns() // 1_000_000
             place = batch_place(batch_size)
             row[place + BATCH_EXECUTIONS] += 1
             row[place + BATCH_INFER_NS] += nanoseconds(infer_s)
 
-    def succeeded(self, kind: Kind, stages: Stages, batch_sizes: list[int]) -> None:
+    def succeeded(self, kind: Signature, stages: Timings, batch_sizes: list[int]) -> None:
         """One request was answered; its inputs were computed in batches of these sizes."""
         row = self._own[kind]
         decode, output = nanoseconds(stages.decode_s), nanoseconds(stages.output_s)
@@ -101,18 +101,18 @@ class Statistics:
             row[place + BATCH_DECODE_NS] += decode // len(batch_sizes)
             row[place + BATCH_OUTPUT_NS] += output // len(batch_sizes)
 
-    def failed(self, kind: Kind, seconds: float) -> None:
+    def failed(self, kind: Signature, seconds: float) -> None:
         """One request was refused, expired, cancelled, or failed, after this time."""
         row = self._own[kind]
         row[FAILURES] += 1
         row[FAILURE_NS] += nanoseconds(seconds)
 
-    def totals(self, kind: Kind) -> Totals:
+    def totals(self, kind: Signature) -> Totals:
         """Over all web processes."""
         columns = [[row[place] for row in self._of(kind)] for place in range(TOTALS)]
         return Totals(max(columns[LAST]), *(sum(column) for column in columns[1:]))
 
-    def by_batch_size(self, kind: Kind) -> dict[int, BatchTotals]:
+    def by_batch_size(self, kind: Signature) -> dict[int, BatchTotals]:
         """Over all web processes, for each batch size that was computed."""
         found = {}
         for batch_size in range(1, self._max_batch + 1):
@@ -123,7 +123,7 @@ class Statistics:
                 found[batch_size] = batch
         return found
 
-    def _of(self, kind: Kind) -> list[memoryview]:
+    def _of(self, kind: Signature) -> list[memoryview]:
         return [rows[kind] for rows in self._rows]
 
 

@@ -14,15 +14,13 @@ from dataclasses import asdict
 from typing import Any
 
 from serving.backends import batch_sizes
-from serving.engine import scratch, topology, watchdog
-from serving.engine.attachment import Attachment
+from serving.engine import scratch, topology, worker_process
 from serving.engine.client import NOTICE
 from serving.engine.gpu_monitor import GpuMonitor
-from serving.engine.memory import Geometry, Health, Memory, send
-from serving.engine.rescue import rescue
+from serving.engine.memory import EngineFds, Health, Memory, SlotLayout, send
 from serving.engine.worker import SERVE
-from serving.engine.worker_args import Arguments
-from serving.engine.worker_process import Process, ending, held_pipe
+from serving.engine.worker_args import WorkerArgs
+from serving.engine.worker_process import WorkerProcess, ending, held_pipe, requeue_inflight
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
@@ -40,7 +38,7 @@ class Supervisor:
         height, width = model.description.image.output_size
         per_device = topology.instances(settings)
         gpus = topology.gpus(settings)
-        self.geometry = Geometry(
+        self.geometry = SlotLayout(
             slots=-(-settings.queue_size // webs) * webs,
             webs=webs,
             workers=per_device * len(gpus),
@@ -57,7 +55,7 @@ class Supervisor:
 
         self._error: str | None = None
         self._processes = [
-            Process(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
+            WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
         ]
         if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
@@ -104,9 +102,9 @@ class Supervisor:
         with contextlib.suppress(OSError):  # `start` has yet to begin
             os.write(self._kick[1], b"k")
 
-    def attachment(self, web: int) -> Attachment:
+    def attachment(self, web: int) -> EngineFds:
         """What the web process needs; the descriptors are this process's."""
-        return Attachment(
+        return EngineFds(
             web=web,
             geometry=self.geometry,
             memory_fd=self.memory.fd,
@@ -137,18 +135,18 @@ class Supervisor:
                 self._start_due()
                 self._set_health()
                 self._wait()
-                watchdog.kill_silent(self._processes, self.memory, self._hang_limit)
+                worker_process.kill_silent(self._processes, self.memory, self._hang_limit)
         except Exception:  # a defect here must not pass for a healthy service
             logger().exception("the supervisor failed")
             self._error = "the supervisor failed"
             self._first_round_over.set()
             self._publish(Health.DOWN)
         finally:
-            watchdog.end_all(self._processes, self._hang_limit)
+            worker_process.end_all(self._processes, self._hang_limit)
 
     @property
     def _hang_limit(self) -> float:
-        return watchdog.hang_limit(self._settings, self.profile)
+        return worker_process.hang_limit(self._settings, self.profile)
 
     def _wait(self) -> None:
         """Until a worker speaks or ends, a web process asks, or something is due."""
@@ -158,7 +156,7 @@ class Supervisor:
         for fd in running:
             poll.register(fd, select.POLLIN)
         due = [p.start_at for p in self._processes if p.start_at is not None]
-        due += [p.begun_at + watchdog.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
+        due += [p.begun_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
         for fd, _ in poll.poll(timeout):
             if fd == self._kick[0]:
@@ -166,13 +164,13 @@ class Supervisor:
             else:
                 self._hear(running[fd])
 
-    def _hear(self, process: Process) -> None:
+    def _hear(self, process: WorkerProcess) -> None:
         data = os.read(process.status_fd, 65536)
         if not data:
             self._on_death(process)
             return
-        process.heard += data
-        *lines, process.heard = process.heard.split(b"\n")
+        process.status_buffer += data
+        *lines, process.status_buffer = process.status_buffer.split(b"\n")
         for line in lines:
             message = json.loads(line)
             if "error" in message:
@@ -193,9 +191,9 @@ class Supervisor:
                     logger().error("an inference worker cannot be started", reason=str(error))
                     process.start_at = now + process.backoff(now)
 
-    def _arguments(self, process: Process) -> Arguments:
+    def _arguments(self, process: WorkerProcess) -> WorkerArgs:
         """For the worker in this place; its own pipes are still missing."""
-        return Arguments(
+        return WorkerArgs(
             index=process.index,
             parent=os.getpid(),
             device=self._device or self._settings.device,
@@ -210,7 +208,7 @@ class Supervisor:
             done_fds=tuple(writer for _, writer in self._done),
         )
 
-    def _on_loaded(self, process: Process, message: dict[str, Any]) -> None:
+    def _on_loaded(self, process: WorkerProcess, message: dict[str, Any]) -> None:
         """A worker is warm and may begin; `start` waits for the first ones all."""
         process.failed_starts = 0
         self.profile = self.profile or message
@@ -235,7 +233,7 @@ class Supervisor:
         if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
             self._first_round_over.set()
 
-    def _on_death(self, process: Process) -> None:
+    def _on_death(self, process: WorkerProcess) -> None:
         """Requeues what the worker had taken, and plans its successor."""
         popen, process.popen = process.popen, None
         assert popen is not None  # noqa: S101 it was running
@@ -258,7 +256,7 @@ class Supervisor:
             restart_in_s=round(process.start_at - now, 1),
         )
         work = (self._work[0][1], self._work[1][1])
-        rescue(self.memory, process.index, work, tuple(writer for _, writer in self._done))
+        requeue_inflight(self.memory, process.index, work, tuple(writer for _, writer in self._done))
         self.memory.busy_since[process.index] = 0
 
     def _refuse(self, reason: str) -> None:

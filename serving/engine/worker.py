@@ -30,10 +30,10 @@ from typing import Any
 from serving.backends import batch_sizes
 from serving.backends.base import SlotReader
 from serving.engine import topology, warmup
-from serving.engine.executor import Begun, Computing
-from serving.engine.memory import Geometry, Kind, Memory, State, generation_of, slot_of
+from serving.engine.executor import BatchExecutor, InFlightBatch
+from serving.engine.memory import Memory, Signature, SlotLayout, State, generation_of, slot_of
 from serving.engine.queue import WorkQueue
-from serving.engine.worker_args import Arguments, die_with_parent, give_memory_back, gpu_uuid
+from serving.engine.worker_args import WorkerArgs, die_with_parent, give_memory_back, gpu_uuid
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
 from serving.model import Model
@@ -46,16 +46,16 @@ SERVE = b"s"
 class Worker:
     """The loop; see the module."""
 
-    def __init__(self, arguments: Arguments, settings: Settings) -> None:
+    def __init__(self, arguments: WorkerArgs, settings: Settings) -> None:
         self.index = arguments.index
         self.settings = settings
-        self.memory = Memory(arguments.memory_fd, Geometry(**arguments.geometry))
+        self.memory = Memory(arguments.memory_fd, SlotLayout(**arguments.geometry))
         self.queue = WorkQueue(
             self.memory, arguments.index, arguments.work_fds, arguments.control_fd, settings
         )
-        self._computing = Computing(self.memory, arguments.index, self.queue, arguments.done_fds)
+        self._computing = BatchExecutor(self.memory, arguments.index, self.queue, arguments.done_fds)
 
-    def load(self, arguments: Arguments) -> dict[str, Any]:
+    def load(self, arguments: WorkerArgs) -> dict[str, Any]:
         """Loads, warms up and measures; returns what the supervisor is told."""
         module, _, name = arguments.backend.partition(":")
         make = getattr(importlib.import_module(module), name)
@@ -64,8 +64,8 @@ class Worker:
         settings = self.settings.model_copy(update=own)
         geometry, computing = self.memory.geometry, self._computing
         scratch = Path(arguments.scratch) if arguments.scratch else None
-        computing.narrow = narrow = make()
-        info = narrow.load(model, settings, scratch)
+        computing.backend = backend = make()
+        info = backend.load(model, settings, scratch)
         shape = (geometry.height, geometry.width, 3)
         cap = self.memory.batch_cap[0]
         on_gpu = info.device != "cpu"
@@ -73,24 +73,24 @@ class Worker:
         if on_gpu:
             sizes.reverse()  # the largest takes the memory that the others then share
             computing.device = ThreadPoolExecutor(1, "device")
-        warm = partial(warmup.warm_both, narrow, shape, geometry.classes, sizes)
+        warm = partial(warmup.warm_both, backend, shape, geometry.classes, sizes)
         profile = computing.device.submit(warm).result() if computing.device else warm()
         if on_gpu:
             computing.buckets = list(profile)
-            if isinstance(narrow, SlotReader) and narrow.attach(self.memory.inputs):
-                computing.reader = narrow
+            if isinstance(backend, SlotReader) and backend.attach(self.memory.inputs):
+                computing.reader = backend
         threads = topology.idle_threads(settings)
         if not on_gpu and threads > settings.intra_op_threads:
-            computing.wide = wide = make()
+            computing.all_cores_backend = all_cores_backend = make()
             changes = {"intra_op_threads": threads, "device": "cpu"}
-            wide.load(model, settings.model_copy(update=changes), scratch)
-            warmup.warm_both(wide, shape, geometry.classes, [1])
+            all_cores_backend.load(model, settings.model_copy(update=changes), scratch)
+            warmup.warm_both(all_cores_backend, shape, geometry.classes, [1])
         return {
             "info": asdict(info),
             "gpu_uuid": gpu_uuid(arguments.gpu) if on_gpu else None,
             "batch_ms": profile,
             "batch_cap": cap or warmup.choose_cap(settings, profile),
-            "idle_threads": threads if computing.wide else None,
+            "idle_threads": threads if computing.all_cores_backend else None,
         }
 
     def serve(self) -> None:
@@ -100,7 +100,7 @@ class Worker:
             backend.trim()
         give_memory_back()
         computing.open(memory.batch_cap[0])  # the first worker's choice holds for all
-        under_way: Begun | None = None
+        under_way: InFlightBatch | None = None
         while (taken := self.queue.take(wait=under_way is None)) is not None:
             under_way = self._run(taken, under_way)
             if under_way:
@@ -111,7 +111,7 @@ class Worker:
             memory.busy_since[index] = 0
         computing.close()
 
-    def _run(self, taken: list[int], under_way: Begun | None) -> Begun | None:
+    def _run(self, taken: list[int], under_way: InFlightBatch | None) -> InFlightBatch | None:
         """Computes what was taken; returns the batch that the device is left to compute meanwhile.
 
         Suspects run while nothing else does. A queue delay asks for waiting, not for taking early.
@@ -138,7 +138,7 @@ class Worker:
         """What somebody waits for: batches by kind, and suspects, which are to run alone."""
         memory = self.memory
         now = time.monotonic()
-        fresh: tuple[list[int], ...] = tuple([] for _ in Kind)
+        fresh: tuple[list[int], ...] = tuple([] for _ in Signature)
         suspects, over = [], []
         for value in taken:
             slot = slot_of(value)
@@ -161,7 +161,7 @@ class Worker:
 
 def main() -> None:
     """Loads, reports that it is ready, waits for the word to start, serves."""
-    arguments = Arguments(**json.loads(sys.argv[1]))
+    arguments = WorkerArgs(**json.loads(sys.argv[1]))
     die_with_parent(arguments.parent)
     settings = Settings()
     configure_logging(settings)

@@ -18,7 +18,7 @@ T = TypeVar("T", np.uint8, np.float32)
 
 
 @dataclass(frozen=True)
-class Arguments:
+class WorkerArgs:
     """What the supervisor hands to a worker, as JSON."""
 
     index: int
@@ -55,7 +55,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Room:
+class BatchBuffer:
     """Where a batch is gathered, of pixels or of tensors; pages that are never used cost nothing."""
 
     place: int
@@ -65,7 +65,7 @@ class Room:
     tensors: NDArray[np.float32]
 
     @classmethod
-    def of(cls, memory: Memory, size: int, place: int) -> "Room":
+    def of(cls, memory: Memory, size: int, place: int) -> "BatchBuffer":
         """For batches up to `size`."""
         return cls(
             place,

@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from serving.engine.memory import RECORD_BYTES, Memory
-from serving.engine.worker_args import Arguments
+from serving.engine.memory import RECORD_BYTES, Memory, State, generation_of, record, send, slot_of
+from serving.engine.worker_args import WorkerArgs
+from serving.logging import logger
+from serving.settings import Settings
 from serving.system import cpus
 
 MAX_BACKOFF_S = 10.0
@@ -20,8 +24,15 @@ HEALTHY_AFTER_S = 10.0
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # Linux
 
 
+LOAD_TIMEOUT_S = 600
+LEAST_HANG_S = 3.0
+HANG_BATCHES = 20  # of the slowest measured batch
+LEAST_LONGER_S, LONGER_BATCHES = 0.5, 2  # and then
+MAX_ATTEMPTS = 2
+
+
 @dataclass
-class Process:
+class WorkerProcess:
     """One place; `popen` changes when the worker is replaced."""
 
     index: int
@@ -29,7 +40,7 @@ class Process:
     popen: subprocess.Popen[bytes] | None = None
     status_fd: int = -1
     control_fd: int = -1
-    heard: bytes = b""
+    status_buffer: bytes = b""
     ready: bool = False
     begun_at: float = 0.0
     ready_at: float = 0.0
@@ -51,7 +62,7 @@ class Process:
     start_at: float | None = 0.0
     """When it is to be started; None while it runs, or is not wanted yet."""
 
-    def start(self, arguments: Arguments) -> None:
+    def start(self, arguments: WorkerArgs) -> None:
         """Starts a worker with these arguments, its own pipes filled in. Raises OSError."""
         status = pipe(0)
         try:
@@ -77,7 +88,7 @@ class Process:
             os.close(status[1])
         os.set_blocking(control[1], False)
         self.status_fd, self.control_fd = status[0], control[1]
-        self.heard, self.ready, self.start_at, self.stuck_since = b"", False, None, None
+        self.status_buffer, self.ready, self.start_at, self.stuck_since = b"", False, None, None
         self.begun_at = time.monotonic()
 
     def tell(self, word: bytes) -> None:
@@ -110,7 +121,7 @@ class Process:
         waits = [seconds - self.waited.get(thread, seconds) for thread, seconds in now_waited]
         return now - self.stuck_since - max(waits, default=0.0) >= longer_s
 
-    def silent_for(self, memory: Memory, now: float) -> float:
+    def heartbeat_age(self, memory: Memory, now: float) -> float:
         """Seconds for which it computes one batch, or, idle, leaves a question unanswered."""
         if busy_since := memory.busy_since[self.index]:
             return now - float(busy_since)
@@ -119,6 +130,75 @@ class Process:
         self.asked_at = now
         self.tell(b"?")
         return 0.0
+
+
+def hang_limit(settings: Settings, profile: Mapping[str, Any]) -> float:
+    """Seconds after which a worker that gathers and computes one batch counts as hung.
+
+    `profile` is what the first ready worker has told, or empty.
+    """
+    delay = settings.max_queue_delay_us / 1e6
+    if settings.worker_timeout_ms != "auto":
+        return settings.worker_timeout_ms / 1000 + delay
+    slowest: float = max(profile.get("batch_ms", {"1": 0.0}).values()) / 1000
+    return max(LEAST_HANG_S, HANG_BATCHES * slowest) + delay
+
+
+def kill_silent(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float) -> None:
+    """Kills workers that have stopped answering or never get ready; their pipe tells of the end."""
+    now = time.monotonic()
+    longer_s = max(LEAST_LONGER_S, limit_s * LONGER_BATCHES / HANG_BATCHES)
+    for process in processes:
+        if process.popen is None:
+            continue
+        if process.ready:
+            stuck = process.is_stuck(process.heartbeat_age(memory, now) > limit_s, now, longer_s)
+        else:
+            stuck = now - process.begun_at > LOAD_TIMEOUT_S
+        if stuck:
+            logger().error("an inference worker does not answer", worker=process.index)
+            process.popen.kill()
+
+
+def end_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
+    """A worker that computes may finish its batch; none outlives `limit_s` seconds."""
+    running = [(process, process.popen) for process in processes if process.popen]
+    for process, _ in running:
+        os.close(process.control_fd)
+    end = time.monotonic() + limit_s
+    for process, popen in running:
+        if not process.ready:
+            popen.kill()
+        try:
+            popen.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait()
+        os.close(process.status_fd)
+
+
+def requeue_inflight(
+    memory: Memory, index: int, work_fds: tuple[int, int], done_fds: tuple[int, ...]
+) -> None:
+    """The worker's inbox: finished items are reported, the others are queued once more.
+
+    `work_fds` and `done_fds` are the ends to write. Who was computed by two workers that died is
+    given up.
+    """
+    inbox = memory.inbox[index]
+    for place, value in enumerate(inbox.tolist()):
+        slot = slot_of(value)
+        if not value or memory.generation[slot] != generation_of(value):
+            continue
+        inbox[place] = 0
+        state = memory.state[slot]
+        if state == State.RUNNING and memory.attempts[slot] >= MAX_ATTEMPTS:
+            memory.state[slot] = state = State.CRASHED
+        if state in (State.QUEUED, State.RUNNING):
+            memory.state[slot] = State.QUEUED
+            send(work_fds[memory.bulk[slot]], value)
+        elif state != State.FREE:
+            send(done_fds[memory.owner(slot)], record(slot, memory.generation[slot]))
 
 
 def ending(code: int) -> str:

@@ -1,6 +1,6 @@
 """What is told of a request: to the log and the metrics how it ended, to the client no secrets.
 
-Every way in ends here: HTTP with `middleware.Observer` and `app.Responder`, TCP and gRPC by themselves.
+HTTP ends here with `middleware.AccessLogMiddleware` and `app.ErrorHandler`, TCP and gRPC by themselves.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Refusals:
 refusals = Refusals()
 
 
-def told(error: Exception, context: RequestContext) -> ServingError:
+def to_client_error(error: Exception, context: RequestContext) -> ServingError:
     """The error as the client may know it: what went wrong inside goes to the log and no further.
 
     The log line of the request will have its code.

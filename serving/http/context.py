@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fastapi import Request
 
-from serving.engine.statistics import Stages
+from serving.engine.statistics import Timings
 
 VALID_ID = re.compile(r"[!-~]{1,128}")
 IDS = random.Random()
@@ -16,7 +16,7 @@ IDS = random.Random()
 
 @dataclass
 class RequestContext:
-    """Made by `middleware.Observer`, filled on the way."""
+    """Made by `middleware.AccessLogMiddleware`, filled on the way."""
 
     request_id: str
     started: float = field(default_factory=time.monotonic)
@@ -34,7 +34,7 @@ class RequestContext:
         context: RequestContext = request.scope["context"]
         return context
 
-    def time_went_to(self, stages: Stages) -> None:
+    def set_timings(self, stages: Timings) -> None:
         """What the classifier says of an answer."""
         self.stages = {"decode": stages.decode_s, "queue": stages.queue_s, "infer": stages.infer_s}
 

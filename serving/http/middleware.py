@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ServingError
-from serving.http.access_log import CLIENT_GONE, record, told
+from serving.http.access_log import CLIENT_GONE, record, to_client_error
 from serving.http.context import RequestContext, choose_id
 from serving.http.responses import ErrorShapes
 from serving.metrics import Metrics
@@ -20,7 +20,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 OnError = Callable[[Request, Exception], Response]
 
 
-class Observer:
+class AccessLogMiddleware:
     """Pure ASGI: it adds two headers and never touches a body."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, errors: ErrorShapes) -> None:
@@ -54,7 +54,7 @@ class Observer:
         except ClientDisconnect:
             status = CLIENT_GONE
         except Exception as error:
-            answer = told(error, context)
+            answer = to_client_error(error, context)
             if status:
                 raise
             response = self.errors.response(scope["path"], answer, context)
@@ -77,7 +77,7 @@ class Observer:
 
 
 @dataclass(frozen=True)
-class Direct:
+class FastRoute:
     """Where a request goes without FastAPI's routing, a quarter of the web process's time."""
 
     path: str
@@ -86,10 +86,10 @@ class Direct:
     handler: Handler
 
 
-class ShortWay:
+class FastPathMiddleware:
     """Calls some POST handlers directly; everything else goes on to FastAPI, which documents them."""
 
-    def __init__(self, app: ASGIApp, ways: Mapping[str, Direct], on_error: OnError) -> None:
+    def __init__(self, app: ASGIApp, ways: Mapping[str, FastRoute], on_error: OnError) -> None:
         self.app = app
         self.ways = ways
         self.on_error = on_error
@@ -109,7 +109,7 @@ class ShortWay:
         await response(scope, receive, send)
 
 
-class LastAnswer:
+class ServerErrorMiddleware:
     """Within FastAPI, whose own layer around it answers in plain text, and raises the error again."""
 
     def __init__(self, app: ASGIApp, on_error: OnError) -> None:
@@ -126,7 +126,7 @@ class LastAnswer:
             await self.on_error(Request(scope), error)(scope, receive, send)
 
 
-class Heads:
+class HeadMiddleware:
     """Answers HEAD as GET, for those who look whether the service is there; no body is sent."""
 
     def __init__(self, app: ASGIApp) -> None:

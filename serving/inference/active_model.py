@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.client import EngineClient
-from serving.engine.memory import Kind
-from serving.engine.outcome import Outcome
-from serving.engine.provider import Offer
-from serving.engine.statistics import Stages
+from serving.engine.client import EngineClient, Outcome
+from serving.engine.memory import Signature
+from serving.engine.provider import EngineHandle
+from serving.engine.statistics import Timings
 from serving.errors import InvalidTensorError
 from serving.metrics import Metrics
 from serving.settings import Settings
@@ -22,10 +21,10 @@ from serving.tasks.image.decode import ImageDecoder
 SLOW = 750.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
 
 
-class Served:
+class ActiveModel:
     """One model version in service: its description, its image pipeline, its engine."""
 
-    def __init__(self, offer: Offer, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, offer: EngineHandle, settings: Settings, metrics: Metrics) -> None:
         self.offer = offer
         self.labels = offer.model.labels
         self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
@@ -50,7 +49,7 @@ class Prediction:
     """The best classes, most probable first, and where the time went."""
 
     top: list[Score]
-    stages: Stages
+    stages: Timings
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class Predictions:
     """Of the pictures of one request, in their order."""
 
     tops: list[list[Score]]
-    stages: Stages
+    stages: Timings
 
 
 @dataclass(slots=True)
@@ -71,7 +70,7 @@ class Logits:
     labels: list[str]
     """Of the version that computed them, in the order of a row."""
 
-    stages: Stages
+    stages: Timings
 
     def check_finite(self) -> None:
         """For answers that have no other numbers, as JSON. Raises InvalidTensorError."""
@@ -81,11 +80,11 @@ class Logits:
 
 
 @dataclass(slots=True)
-class Passage:
+class InferenceResult:
     """What came back from the engine for one request."""
 
-    served: Served
-    kind: Kind
+    served: ActiveModel
+    kind: Signature
     outcomes: list[Outcome]
     began: float
     """time.monotonic() at admission."""
@@ -93,11 +92,11 @@ class Passage:
     submitted: float
     """And when the inputs were ready."""
 
-    def over(self) -> Stages:
+    def over(self) -> Timings:
         """The answer is ready: where its time went, which is counted."""
         started = min(outcome.started_at for outcome in self.outcomes)
         finished = max(outcome.finished_at for outcome in self.outcomes)
-        stages = Stages(
+        stages = Timings(
             decode_s=self.submitted - self.began,
             queue_s=started - self.submitted,
             infer_s=finished - started,
@@ -108,7 +107,7 @@ class Passage:
         return stages
 
 
-def throughput(offer: Offer) -> float:
+def throughput(offer: EngineHandle) -> float:
     """Pictures a second that all workers can compute, by what was measured at warm-up."""
     batch_ms: dict[str, float] = offer.profile["batch_ms"]
     fastest = max(int(size) / ms for size, ms in batch_ms.items())

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from serving.engine import gpu_monitor, topology
 from serving.engine.client import Inputs
-from serving.engine.memory import Health, Kind
-from serving.engine.provider import EngineSource, Offer
+from serving.engine.memory import Health, Signature
+from serving.engine.provider import EngineHandle, EngineProvider
 from serving.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -28,8 +28,8 @@ from serving.errors import (
     ServingError,
     UnavailableError,
 )
-from serving.inference.active_model import Logits, Passage, Prediction, Predictions, Served
-from serving.inference.thread_pool import DecoderThreads
+from serving.inference.active_model import ActiveModel, InferenceResult, Logits, Prediction, Predictions
+from serving.inference.thread_pool import ThreadPool
 from serving.logging import logger
 from serving.metrics import Metrics
 from serving.model import Model
@@ -46,13 +46,15 @@ SMALL_JPEG = 4_000_000  # pixels; what a JPEG of that many bytes and pixels cost
 class Classifier:
     """Holds the engine in service and the decoding threads; made by `app.create_app`."""
 
-    def __init__(self, model: Model, settings: Settings, metrics: Metrics, source: EngineSource) -> None:
+    def __init__(
+        self, model: Model, settings: Settings, metrics: Metrics, source: EngineProvider
+    ) -> None:
         self.model = model
         self.settings = settings
         self.metrics = metrics
         self.source = source
-        self._served: Served | None = None
-        self._decoders = DecoderThreads(topology.decoding_threads(settings))
+        self._served: ActiveModel | None = None
+        self._decoders = ThreadPool(topology.decoding_threads(settings))
         self._leaving = False
         self._draining = False
         self._switching = asyncio.Lock()
@@ -73,9 +75,9 @@ class Classifier:
                 await served.offer.release()
             self._decoders.close()
 
-    async def adopt(self, offer: Offer) -> None:
+    async def adopt(self, offer: EngineHandle) -> None:
         """Puts an engine into service; returns when the one before has answered all it had taken."""
-        new = Served(offer, self.settings, self.metrics)
+        new = ActiveModel(offer, self.settings, self.metrics)
         new.client.open()
         old, self._served = self._served, new
         self.metrics.follow(new.client.memory)
@@ -117,7 +119,7 @@ class Classifier:
                 raise
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ActiveModel:
         """What is in service. Raises UnavailableError before the model is loaded."""
         if self._served is None:
             raise UnavailableError("the model is not loaded yet")
@@ -170,7 +172,7 @@ class Classifier:
         if self.served.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
 
-    def check_free_slot(self, bulk: bool, kind: Kind = Kind.PIXELS) -> None:
+    def check_free_slot(self, bulk: bool, kind: Signature = Signature.IMAGE) -> None:
         """Raises what `classify` or `infer` would raise before it does anything."""
         self._check_open()
         try:
@@ -196,10 +198,10 @@ class Classifier:
         Cancelling the task frees the slot, and what has not begun is not computed.
         """
 
-        async def prepare(served: Served) -> Inputs:
+        async def prepare(served: ActiveModel) -> Inputs:
             return [await self._decode(served, read, size, bulk)]
 
-        passage = await self._pass(Kind.PIXELS, 1, prepare, deadline, bulk)
+        passage = await self._infer(Signature.IMAGE, 1, prepare, deadline, bulk)
         top = best(passage.served.labels, passage.outcomes[0].logits, top_k)
         return Prediction(top, passage.over())
 
@@ -216,7 +218,7 @@ class Classifier:
         raises, and InvalidRequestError for more pictures than `largest_request`.
         """
 
-        async def prepare(served: Served) -> Inputs:
+        async def prepare(served: ActiveModel) -> Inputs:
             return list(
                 all_or_error(
                     await asyncio.gather(
@@ -229,7 +231,7 @@ class Classifier:
         if len(pictures) == 1:
             one = await self.classify(*pictures[0], top_k, deadline, bulk)
             return Predictions([one.top], one.stages)
-        passage = await self._pass(Kind.PIXELS, len(pictures), prepare, deadline, bulk)
+        passage = await self._infer(Signature.IMAGE, len(pictures), prepare, deadline, bulk)
         labels = passage.served.labels
         tops = [best(labels, outcome.logits, top_k) for outcome in passage.outcomes]
         return Predictions(tops, passage.over())
@@ -241,14 +243,14 @@ class Classifier:
         Raises InvalidTensorError for another shape, and otherwise what `classify_all` raises.
         """
 
-        async def prepare(served: Served) -> Inputs:
+        async def prepare(served: ActiveModel) -> Inputs:
             geometry = served.offer.attachment.geometry
             wanted = (3, geometry.height, geometry.width)
             if tensors.shape[1:] != wanted:
                 raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {wanted}")
             return tensors
 
-        passage = await self._pass(Kind.TENSOR, len(tensors), prepare, deadline, bulk)
+        passage = await self._infer(Signature.TENSOR, len(tensors), prepare, deadline, bulk)
         rows = np.stack([outcome.logits for outcome in passage.outcomes])
         return Logits(rows, passage.served.labels, passage.over())
 
@@ -256,14 +258,14 @@ class Classifier:
         """Runs what would hold up the event loop, on a decoding thread: there are as many as cores."""
         return await self._decoders.run(work, bulk)
 
-    async def _pass(
+    async def _infer(
         self,
-        kind: Kind,
+        kind: Signature,
         count: int,
-        prepare: Callable[[Served], Awaitable[Inputs]],
+        prepare: Callable[[ActiveModel], Awaitable[Inputs]],
         deadline: float,
         bulk: bool,
-    ) -> Passage:
+    ) -> InferenceResult:
         """Through the engine with what `prepare` makes while the slots are held already."""
         self._check_open()
         served = self.served
@@ -289,10 +291,10 @@ class Classifier:
             if isinstance(error, asyncio.CancelledError):
                 self.metrics.cancelled.inc()
             raise
-        return Passage(served, kind, outcomes, began, submitted)
+        return InferenceResult(served, kind, outcomes, began, submitted)
 
     async def _decode(
-        self, served: Served, read: ReadPicture, size: int, bulk: bool
+        self, served: ActiveModel, read: ReadPicture, size: int, bulk: bool
     ) -> NDArray[np.uint8]:
         """Pixels [height, width, 3].
 
@@ -308,7 +310,7 @@ class Classifier:
         return await self._decode_on_thread(served, read, bulk)
 
     async def _decode_on_thread(
-        self, served: Served, read: ReadPicture, bulk: bool
+        self, served: ActiveModel, read: ReadPicture, bulk: bool
     ) -> NDArray[np.uint8]:
         return self._decoded(await self._decoders.run(lambda: served.decode(read), bulk))
 

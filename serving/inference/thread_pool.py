@@ -55,7 +55,7 @@ class Job(Generic[T]):
             future.set_exception(error)
 
 
-class DecoderThreads:
+class ThreadPool:
     """`count` threads, from `start` to `close`."""
 
     def __init__(self, count: int) -> None:

@@ -11,9 +11,8 @@ from serving.http.context import RequestContext
 from serving.http.responses import json_response
 from serving.inference.service import Classifier
 from serving.logging import logger
-from serving.protocols import native_docs as docs
-from serving.protocols.admission import Door
-from serving.protocols.guard import KeyCheck
+from serving.protocols.admission import Admission, KeyCheck
+from serving.protocols.native import documented_errors
 from serving.protocols.v2.codec import decoded
 
 VERSION = "^[1-9][0-9]{0,9}$"
@@ -39,7 +38,7 @@ class VersionResponse(BaseModel):
     version: str
 
 
-def create_router(classifier: Classifier, door: Door, key: SecretStr) -> APIRouter:
+def create_router(classifier: Classifier, door: Admission, key: SecretStr) -> APIRouter:
     """The admin path, bound to one classifier."""
     router = APIRouter()
     check_key = KeyCheck(key)
@@ -48,7 +47,7 @@ def create_router(classifier: Classifier, door: Door, key: SecretStr) -> APIRout
         "/admin/version",
         summary="Serve another version of the model",
         response_model=VersionResponse,
-        responses=docs.errors(400, 401, 408, 413, 415, 422, 500, 503),
+        responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503),
         openapi_extra={
             "requestBody": {"required": True, "content": {"application/json": {"schema": BODY}}}
         },

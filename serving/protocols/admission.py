@@ -1,28 +1,64 @@
 """What every way in shares: key, free slots, body, deadline, and clients that go away."""
 
 import asyncio
+import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fastapi import Request
+from fastapi import Request, Security, params
+from fastapi.security import HTTPBearer
+from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
-from serving.engine.memory import Kind
-from serving.errors import InvalidRequestError
+from serving.engine.memory import Signature
+from serving.errors import InvalidRequestError, UnauthorizedError
 from serving.http.body import BodyReader
 from serving.http.exchange import Departure
 from serving.inference.service import Classifier
-from serving.protocols.guard import KeyCheck
 
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
 
 
+BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for the documents; see `KeyCheck`
+
+
+class KeyCheck:
+    """Compares the bearer token in constant time; without a key, everything is allowed."""
+
+    def __init__(self, key: SecretStr | None) -> None:
+        self._key = key.get_secret_value().encode() if key else None
+
+    def __call__(self, request: Request) -> None:
+        """Raises UnauthorizedError."""
+        self.check(request.headers.get("authorization", ""))
+
+    def check(self, authorization: str) -> None:
+        """The header's value, or that of gRPC's metadata. Raises UnauthorizedError."""
+        if self._key is None:
+            return
+        scheme, _, token = authorization.partition(" ")
+        given = token.strip().encode("latin-1", "replace")
+        if scheme.lower() != "bearer" or not self.is_right(given):
+            raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+
+    def is_right(self, given: bytes) -> bool:
+        """Whether the key is this one; True where none is needed."""
+        return self._key is None or hmac.compare_digest(given, self._key)
+
+    def documented(self) -> list[params.Depends]:
+        """What makes Swagger offer to authorize; the check itself is the handler's.
+
+        FastAPI would read a body, however large, before it asks a dependency.
+        """
+        return [Security(BEARER)] if self._key is not None else []
+
+
 @dataclass(frozen=True)
-class Terms:
+class RequestOptions:
     """Under which a request was let in."""
 
     timeout_ms: int
@@ -32,14 +68,14 @@ class Terms:
         """A time of time.monotonic(), counted from now: the body is here."""
         return time.monotonic() + self.timeout_ms / 1000
 
-    def within(self, microseconds: int) -> "Terms":
+    def within(self, microseconds: int) -> "RequestOptions":
         """Of a request whose body asks for less time; 0 asks for nothing."""
         if not microseconds:
             return self
-        return Terms(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
+        return RequestOptions(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
 
 
-class Door:
+class Admission:
     """One for all protocols of a web process: bodies that are held count together."""
 
     def __init__(self, classifier: Classifier) -> None:
@@ -52,7 +88,7 @@ class Door:
         )
         self.small = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, self.reader.timeout_s)
 
-    def admit(self, request: Request, kind: Kind = Kind.PIXELS) -> Terms:
+    def admit(self, request: Request, kind: Signature = Signature.IMAGE) -> RequestOptions:
         """Looks at the headers, and whether there is a slot, before the body is read.
 
         Raises UnauthorizedError, InvalidRequestError or RetryableError.
@@ -66,14 +102,14 @@ class Door:
         )
 
     def admit_by(
-        self, authorization: str, timeout_ms: str | None, priority: str | None, kind: Kind
-    ) -> Terms:
+        self, authorization: str, timeout_ms: str | None, priority: str | None, kind: Signature
+    ) -> RequestOptions:
         """The same by the headers' values, wherever they stand."""
         self.check_key.check(authorization)
         wanted_ms = number(timeout_ms, "X-Request-Timeout-Ms", self.largest_timeout_ms)
         bulk = is_bulk(priority)
         self.classifier.check_free_slot(bulk, kind)
-        return Terms(wanted_ms or self.largest_timeout_ms, bulk)
+        return RequestOptions(wanted_ms or self.largest_timeout_ms, bulk)
 
     def body(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
         """See `BodyReader.read`."""

@@ -6,7 +6,7 @@ name in `model.json` is another name of the first.
 
 from dataclasses import dataclass
 
-from serving.engine.memory import Kind
+from serving.engine.memory import Signature
 from serving.errors import NotFoundError
 from serving.inference.service import Classifier
 
@@ -23,26 +23,26 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class NamedModel:
+class CatalogEntry:
     """What a client needs to know of one of them."""
 
     name: str
     version: str
-    kind: Kind
+    kind: Signature
     input: TensorSpec
     outputs: tuple[TensorSpec, ...]
 
 
-class NamedModels:
+class ModelCatalog:
     """All names, for the version that is in service."""
 
     def __init__(self, classifier: Classifier) -> None:
         self._classifier = classifier
         own = classifier.model.description.name
-        self.kinds = {own: Kind.PIXELS, PHOTO_MODEL: Kind.PIXELS, TENSOR_MODEL: Kind.TENSOR}
-        self._found: tuple[object, dict[str, NamedModel]] = (None, {})
+        self.kinds = {own: Signature.IMAGE, PHOTO_MODEL: Signature.IMAGE, TENSOR_MODEL: Signature.TENSOR}
+        self._found: tuple[object, dict[str, CatalogEntry]] = (None, {})
 
-    def find(self, name: str, version: str | None = None) -> NamedModel:
+    def find(self, name: str, version: str | None = None) -> CatalogEntry:
         """Raises NotFoundError for a name or a version that is not served, UnavailableError."""
         served = self._classifier.served
         if self._found[0] is not served:
@@ -55,13 +55,13 @@ class NamedModels:
             raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {found.version} is")
         return found
 
-    def _describe(self, name: str, kind: Kind) -> NamedModel:
+    def _describe(self, name: str, kind: Signature) -> CatalogEntry:
         offer = self._classifier.served.offer
         geometry = offer.attachment.geometry
-        if kind is Kind.PIXELS:
+        if kind is Signature.IMAGE:
             picture = TensorSpec("INPUT_IMAGE", "BYTES", (1,))
             outputs = TensorSpec("FOOD_LABEL", "BYTES", (1,)), TensorSpec("PROBABILITY", "FP32", (1,))
-            return NamedModel(name, offer.model.description.version, kind, picture, outputs)
+            return CatalogEntry(name, offer.model.description.version, kind, picture, outputs)
         tensor = TensorSpec("input", "FP32", (3, geometry.height, geometry.width))
         logits = (TensorSpec("output", "FP32", (geometry.classes,)),)
-        return NamedModel(name, offer.model.description.version, kind, tensor, logits)
+        return CatalogEntry(name, offer.model.description.version, kind, tensor, logits)

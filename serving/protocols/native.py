@@ -1,20 +1,110 @@
 """The native API: `/predict`, `/health`, `/model`, `/metrics`."""
 
+import base64
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.http import body
 from serving.http.context import RequestContext
 from serving.http.responses import json_response
 from serving.inference.active_model import Prediction
 from serving.inference.service import Classifier
-from serving.protocols import native_docs as docs
-from serving.protocols.admission import Door, number, unless_disconnected
-from serving.protocols.schemas import HealthResponse, ModelResponse, PredictResponse
+from serving.model import ImagePipeline, Thresholds
+from serving.protocols.admission import Admission, number, unless_disconnected
+
+EXAMPLE = Path(__file__).with_name("example.jpg")
+CODES = {
+    400: ("the body, the encoding or the picture cannot be read", "invalid_image"),
+    401: ("the API key is missing or wrong", "unauthorized"),
+    408: ("the body did not arrive in time", "request_timeout"),
+    413: ("too many bytes or too many pixels", "payload_too_large"),
+    415: ("a content type that is not understood", "unsupported_media_type"),
+    422: ("another shape than documented", "invalid_request"),
+    500: ("the server's fault; the request may be tried again", "internal_error"),
+    503: ("no free slot, shutting down, or not ready", "overloaded"),
+    504: ("the deadline passed", "deadline_exceeded"),
+}
+
+
+class PredictRequest(BaseModel):
+    """A picture as text."""
+
+    image: str = Field(
+        min_length=1,
+        description="The picture file in base64; a `data:image/...;base64,` prefix is accepted.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+
+
+class LabelProbability(BaseModel):
+    """One class."""
+
+    label: str
+    probability: float = Field(ge=0, le=1)
+
+
+class PredictResponse(BaseModel):
+    """The most probable class; `top` only when `top_k` was asked for."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"prediction": "Bread", "probability": 0.97}}
+    )
+
+    prediction: str
+    probability: float = Field(ge=0, le=1)
+    top: list[LabelProbability] | None = Field(default=None, description="Most probable first.")
+
+
+class ErrorResponse(BaseModel):
+    """What went wrong, in words and as a code."""
+
+    detail: str
+    code: str
+    request_id: str
+
+
+class HealthResponse(BaseModel):
+    """The process answers, or the model does."""
+
+    status: str
+
+
+class GpuResponse(BaseModel):
+    """One GPU within the last second, whoever uses it."""
+
+    index: int
+    busy_percent: int = Field(description="Share of the time in which any kernel ran.")
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
+class ModelResponse(BaseModel):
+    """The served model and how it is computed."""
+
+    name: str
+    version: str
+    description: str
+    labels: list[str]
+    image: ImagePipeline
+    thresholds: Thresholds | None
+    accuracy: dict[str, Any]  # as written in model.json
+    backend: str
+    device: str
+    execution_provider: str
+    precision: str
+    fallback: str | None = Field(description="Why `auto` did not take the GPU.")
+    instances: int
+    max_batch_size: int
+    web_processes: int
+    batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
+    idle_threads: int | None = Field(description="Threads for a picture that is alone in the service.")
+    gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")
 
 
 def content(prediction: Prediction, with_top: bool) -> dict[str, Any]:
@@ -30,7 +120,7 @@ def content(prediction: Prediction, with_top: bool) -> dict[str, Any]:
 class Predict:
     """The handler of `POST /predict`, bound to one classifier."""
 
-    def __init__(self, classifier: Classifier, door: Door) -> None:
+    def __init__(self, classifier: Classifier, door: Admission) -> None:
         self.classifier = classifier
         self.door = door
 
@@ -43,7 +133,7 @@ class Predict:
             read = partial(body.picture, sent, request.headers.get("content-type"))
             work = classifier.classify(read, len(sent), top_k or 1, terms.deadline(), terms.bulk)
             prediction = await unless_disconnected(request, work)
-        RequestContext.of(request).time_went_to(prediction.stages)
+        RequestContext.of(request).set_timings(prediction.stages)
         return json_response(content(prediction, top_k is not None))
 
 
@@ -55,8 +145,8 @@ def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
         "/predict",
         summary="Classify a photo",
         response_model=PredictResponse,
-        responses=docs.errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
-        openapi_extra=docs.predict_request(len(classifier.model.labels)),
+        responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
+        openapi_extra=predict_request(len(classifier.model.labels)),
         dependencies=predict.door.check_key.documented(),
     )
     async def classify_a_photo(request: Request) -> Response:
@@ -74,7 +164,7 @@ def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
         "/health/ready",
         summary="Photos can be classified",
         response_model=HealthResponse,
-        responses=docs.errors(503),
+        responses=documented_errors(503),
     )
     async def ready() -> Response:
         classifier.check_ready()
@@ -84,7 +174,7 @@ def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
         "/model",
         summary="What is served, and how",
         response_model=ModelResponse,
-        responses=docs.errors(503),
+        responses=documented_errors(503),
     )
     async def model() -> Response:
         return json_response(classifier.describe())
@@ -103,3 +193,56 @@ def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
         return RedirectResponse("docs")
 
     return router
+
+
+def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` for these statuses, each with an example of its body."""
+    return {status: documented_error(status) for status in statuses}
+
+
+def documented_error(status: int) -> dict[str, Any]:
+    """One documented error."""
+    text, code = CODES[status]
+    example = {"detail": text, "code": code, "request_id": "5f0c9a61e5b14a06a4b3f6d6f8b3c7aa"}
+    documented: dict[str, Any] = {
+        "model": ErrorResponse,
+        "description": text[0].upper() + text[1:],
+        "content": {"application/json": {"example": example}},
+    }
+    if status == 503:
+        seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
+        documented["headers"] = {"Retry-After": seconds}
+    return documented
+
+
+def predict_request(classes: int) -> dict[str, Any]:
+    """The parameters and the three kinds of body of `/predict`; the JSON one has a real picture.
+
+    X-Request-Timeout-Ms is not among them: a tool that tries its range would be answered 504, as it
+    had asked.
+    """
+    top_k = {"type": "integer", "minimum": 1, "maximum": classes}
+    priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
+    parameters = [
+        parameter("top_k", "query", top_k, "Also list the k most probable classes."),
+        parameter("X-Priority", "header", priority, "`bulk` gives way to everything else."),
+    ]
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    form = {
+        "type": "object",
+        "properties": {"image": {"type": "string", "format": "binary"}},
+        "required": ["image"],
+    }
+    example = {"image": base64.b64encode(EXAMPLE.read_bytes()).decode()}
+    content = {
+        "application/json": {"schema": PredictRequest.model_json_schema(), "example": example},
+        "image/jpeg": binary,
+        "application/octet-stream": binary,
+        "multipart/form-data": {"schema": form},
+    }
+    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
+
+
+def parameter(name: str, place: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """An optional one."""
+    return {"name": name, "in": place, "schema": schema, "description": description}

@@ -70,7 +70,9 @@ class TcpServer:
         listener = bind(settings)
         host, port = listener.getsockname()[:2]
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Door(self), sock=listener, backlog=BACKLOG)
+        server = await loop.create_server(
+            lambda: ConnectionProtocol(self), sock=listener, backlog=BACKLOG
+        )
         logger().info("listening", host=host, port=port, protocol="tcp")
         try:
             yield
@@ -108,7 +110,7 @@ class TcpServer:
             await asyncio.gather(*late, return_exceptions=True)
 
 
-class Door(asyncio.StreamReaderProtocol):
+class ConnectionProtocol(asyncio.StreamReaderProtocol):
     """A connection's protocol; tells at once that the client has left, also while nobody reads."""
 
     def __init__(self, server: TcpServer) -> None:

@@ -18,12 +18,12 @@ from serving.errors import (
     SlowBodyError,
     UnauthorizedError,
 )
-from serving.http.access_log import CLIENT_GONE, record, told
+from serving.http.access_log import CLIENT_GONE, record, to_client_error
 from serving.http.body import BodyReader
 from serving.http.context import RequestContext, choose_id
 from serving.inference.service import Classifier
 from serving.protocols import tcp_frames as frames
-from serving.protocols.guard import KeyCheck
+from serving.protocols.admission import KeyCheck
 from serving.protocols.native import content
 
 MAX_UNANSWERED = 32
@@ -209,7 +209,7 @@ class Connection:
             prediction = await self._classifier.classify(
                 lambda: photo, len(photo), options.top_k or 1, deadline, bulk
             )
-        context.time_went_to(prediction.stages)
+        context.set_timings(prediction.stages)
         return {
             **content(prediction, options.top_k is not None),
             "request_id": context.request_id,
@@ -283,7 +283,7 @@ class Connection:
 
 def failure(error: Exception, context: RequestContext) -> tuple[int, dict[str, Any]]:
     """Status and content."""
-    answer = told(error, context)
+    answer = to_client_error(error, context)
     return answer.status, frames.complaint(answer, context.request_id)
 
 

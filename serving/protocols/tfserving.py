@@ -13,15 +13,15 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from serving.engine.memory import Kind
-from serving.engine.statistics import Stages
+from serving.engine.memory import Signature
+from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, NotFoundError, ServingError
 from serving.http.context import RequestContext
-from serving.http.middleware import Direct
+from serving.http.middleware import FastRoute
 from serving.http.responses import json_response
 from serving.inference.service import Classifier
-from serving.protocols.admission import Door, Terms, unless_disconnected
-from serving.protocols.catalog import NamedModel, NamedModels, TensorSpec
+from serving.protocols.admission import Admission, RequestOptions, unless_disconnected
+from serving.protocols.catalog import CatalogEntry, ModelCatalog, TensorSpec
 from serving.protocols.v2.codec import check_size, commas, decoded
 from serving.tasks.image.base64 import from_base64
 
@@ -69,7 +69,7 @@ NUMBERS = msgspec.json.Decoder(Row4)
 class Asked:
     """A checked request."""
 
-    model: NamedModel
+    model: CatalogEntry
     data: list[str] | NDArray[np.float32]
     by_rows: bool
 
@@ -79,7 +79,7 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
     return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
-def parse(content: bytes, model: NamedModel, most: int) -> Asked:
+def parse(content: bytes, model: CatalogEntry, most: int) -> Asked:
     """Raises InvalidJsonError or InvalidRequestError."""
     request: PredictRequest = decoded(REQUEST, content)
     if request.signature_name != SIGNATURE:
@@ -96,7 +96,7 @@ def parse(content: bytes, model: NamedModel, most: int) -> Asked:
     return Asked(model, column(without_name(given, model), model, most), by_rows=False)
 
 
-def rows(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArray[np.float32]:
+def rows(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDArray[np.float32]:
     """`instances`: values, or objects that name the one input."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
         return column(raw, model, most)
@@ -106,14 +106,14 @@ def rows(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArray[
     return column(msgspec.Raw(b"[" + b",".join(values) + b"]"), model, most)
 
 
-def without_name(raw: msgspec.Raw, model: NamedModel) -> msgspec.Raw:
+def without_name(raw: msgspec.Raw, model: CatalogEntry) -> msgspec.Raw:
     """The value of the one input, whether it is named or not."""
     if bytes(memoryview(raw)[:1]) != b"{":
         return raw
     return msgspec.Raw(value_of(decoded(NAMED, raw), model))
 
 
-def value_of(named: Named, model: NamedModel) -> bytes:
+def value_of(named: Named, model: CatalogEntry) -> bytes:
     """The JSON of one input's value, which TorchServe's clients of this API call `data`.
 
     Raises InvalidRequestError for any other name.
@@ -130,9 +130,9 @@ def value_of(named: Named, model: NamedModel) -> bytes:
     return b"".join(map(bytes, given.values()))
 
 
-def column(raw: msgspec.Raw, model: NamedModel, most: int) -> list[str] | NDArray[np.float32]:
+def column(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDArray[np.float32]:
     """The batch of one input, by its kind; one picture may come without brackets."""
-    if model.kind is Kind.PIXELS:
+    if model.kind is Signature.IMAGE:
         if bytes(memoryview(raw)[:1]) != b"[":
             return [text_of(decoded(PICTURE, raw))]
         texts = [text_of(value) for value in decoded(PICTURES, raw)]
@@ -168,8 +168,8 @@ def check_count(count: int, most: int) -> None:
 
 
 async def infer(
-    classifier: Classifier, asked: Asked, terms: Terms
-) -> tuple[dict[str, list[Any]], Stages]:
+    classifier: Classifier, asked: Asked, terms: RequestOptions
+) -> tuple[dict[str, list[Any]], Timings]:
     """Each output's values, one per input, and where the time went."""
     if isinstance(asked.data, np.ndarray):
         logits = await classifier.infer(asked.data, terms.deadline(), terms.bulk)
@@ -196,7 +196,7 @@ def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
 class Predict:
     """The handler of `:predict`."""
 
-    def __init__(self, classifier: Classifier, door: Door, models: NamedModels) -> None:
+    def __init__(self, classifier: Classifier, door: Admission, models: ModelCatalog) -> None:
         self.classifier = classifier
         self.door = door
         self.models = models
@@ -207,24 +207,24 @@ class Predict:
         terms = self.door.admit(request, model.kind)
         async with self.door.body(request, compressed=True) as content:
             read = partial(parse, content, model, self.classifier.largest_request)
-            if len(content) > LARGE and model.kind is Kind.TENSOR:
+            if len(content) > LARGE and model.kind is Signature.TENSOR:
                 asked = await self.classifier.on_thread(read, terms.bulk)
             else:
                 asked = read()
             work = infer(self.classifier, asked, terms)
             columns, stages = await unless_disconnected(request, work)
-        RequestContext.of(request).time_went_to(stages)
+        RequestContext.of(request).set_timings(stages)
         return json_response(answer(columns, asked.by_rows))
 
-    def short_ways(self) -> dict[str, Direct]:
+    def fast_routes(self) -> dict[str, FastRoute]:
         """The paths that most requests are for, without a version."""
         return {
-            f"/v1/models/{name}:predict": Direct(PREDICT, partial(self, name, None))
+            f"/v1/models/{name}:predict": FastRoute(PREDICT, partial(self, name, None))
             for name in self.models.kinds
         }
 
 
-def create_router(models: NamedModels, handler: Predict) -> APIRouter:
+def create_router(models: ModelCatalog, handler: Predict) -> APIRouter:
     """All paths under `/v1`, bound to one classifier; their colon is not for OpenAPI's tools."""
     router = APIRouter(include_in_schema=False)
 
@@ -257,7 +257,7 @@ def before_verb(text: str) -> str:
     return name
 
 
-def status_of(model: NamedModel) -> dict[str, Any]:
+def status_of(model: CatalogEntry) -> dict[str, Any]:
     """The one version in service is AVAILABLE."""
     state = {
         "version": model.version,
@@ -267,7 +267,7 @@ def status_of(model: NamedModel) -> dict[str, Any]:
     return {"model_version_status": [state]}
 
 
-def metadata_of(model: NamedModel) -> dict[str, Any]:
+def metadata_of(model: CatalogEntry) -> dict[str, Any]:
     """The one signature."""
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from serving.engine.memory import Kind
+from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError, NotSupportedError, RetryableError, ServingError
 from serving.http import body
 from serving.http.context import RequestContext
-from serving.http.middleware import Direct
+from serving.http.middleware import FastRoute
 from serving.http.responses import json_response
 from serving.inference.service import Classifier
-from serving.protocols.admission import Door, unless_disconnected
-from serving.protocols.catalog import NamedModel, NamedModels
+from serving.protocols.admission import Admission, unless_disconnected
+from serving.protocols.catalog import CatalogEntry, ModelCatalog
 
 PREDICTIONS = "/predictions/{model}"
 SEGMENTS = ("predictions", "explanations", "ping", "models")
@@ -55,7 +55,7 @@ def picture(content: bytes, content_type: str | None) -> bytes:
     return content
 
 
-def find(models: NamedModels, name: str, version: str | None) -> NamedModel:
+def find(models: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
     """Version 1 is also 1.0, as TorchServe's archives have it by default. Raises NotFoundError."""
     return models.find(name, version and version.removesuffix(".0"))
 
@@ -63,7 +63,7 @@ def find(models: NamedModels, name: str, version: str | None) -> NamedModel:
 class Predict:
     """The handler of `/predictions`."""
 
-    def __init__(self, classifier: Classifier, door: Door, models: NamedModels) -> None:
+    def __init__(self, classifier: Classifier, door: Admission, models: ModelCatalog) -> None:
         self.classifier = classifier
         self.door = door
         self.models = models
@@ -71,25 +71,25 @@ class Predict:
     async def __call__(self, name: str, version: str | None, request: Request) -> Response:
         """Raises ServingError, and ClientDisconnect."""
         model = find(self.models, name, version)
-        if model.kind is Kind.TENSOR:
+        if model.kind is Signature.TENSOR:
             raise InvalidRequestError(f"{name} takes tensors, which this protocol has no form for")
         terms = self.door.admit(request)
         async with self.door.body(request, compressed=True) as content:
             read = partial(picture, content, request.headers.get("content-type"))
             work = self.classifier.classify(read, len(content), TOP, terms.deadline(), terms.bulk)
             prediction = await unless_disconnected(request, work)
-        RequestContext.of(request).time_went_to(prediction.stages)
+        RequestContext.of(request).set_timings(prediction.stages)
         return json_response({score.label: score.probability for score in prediction.top})
 
-    def short_ways(self) -> dict[str, Direct]:
+    def fast_routes(self) -> dict[str, FastRoute]:
         """The paths that most requests are for, without a version."""
         return {
-            f"/predictions/{name}": Direct(PREDICTIONS, partial(self, name, None))
+            f"/predictions/{name}": FastRoute(PREDICTIONS, partial(self, name, None))
             for name in self.models.kinds
         }
 
 
-def create_router(classifier: Classifier, models: NamedModels, handler: Predict) -> APIRouter:
+def create_router(classifier: Classifier, models: ModelCatalog, handler: Predict) -> APIRouter:
     """Bound to one classifier; bodies of any content type have no place in OpenAPI."""
     router = APIRouter(include_in_schema=False)
 
@@ -131,7 +131,7 @@ def create_router(classifier: Classifier, models: NamedModels, handler: Predict)
     return router
 
 
-def describe(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
+def describe(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
     """What TorchServe tells of a model, as far as it has a meaning here."""
     memory = classifier.served.client.memory
     workers, ready = memory.geometry.workers, memory.ready_workers[0]

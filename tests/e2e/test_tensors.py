@@ -15,8 +15,8 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.engine.memory import Kind
-from serving.engine.provider import OwnEngine
+from serving.engine.memory import Signature
+from serving.engine.provider import LocalEngine
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -53,7 +53,7 @@ async def engine(
     for name, value in {**settings, "SERVING_QUEUE_SIZE": "16", **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
-    source = OwnEngine(BACKEND, chosen)
+    source = LocalEngine(BACKEND, chosen)
     classifier = Classifier(Model.read(chosen.model_dir), chosen, Metrics(), source)
     async with classifier.running():
         yield classifier
@@ -111,9 +111,9 @@ async def test_tensors_come_back_in_order_and_in_batches(
         assert classes(await many) == [3, 1, 4, 1, 5]
         await until(lambda: free_slots(classifier) == 16)
         statistics = classifier.served.client.statistics
-        totals = statistics.totals(Kind.TENSOR)
+        totals = statistics.totals(Signature.TENSOR)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 2, 0)
-        batches = statistics.by_batch_size(Kind.TENSOR)
+        batches = statistics.by_batch_size(Signature.TENSOR)
         assert {size: batch.executions for size, batch in batches.items()} == {1: 2, 4: 1}
 
 
@@ -132,7 +132,7 @@ async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
         await first
         assert [top[0].label for top in (await photos).tops] == ["7", "8"]
         assert classes(await arrays) == [5, 6]
-        for kind in Kind:
+        for kind in Signature:
             assert classifier.served.client.statistics.by_batch_size(kind)[2].executions == 1
 
 
@@ -165,7 +165,7 @@ async def test_one_poisonous_tensor_fails_alone(
         assert isinstance(after, Logits)
         assert (classes(before), classes(after)) == ([1, 2], [3])
         assert type(failed) is error
-        totals = classifier.served.client.statistics.totals(Kind.TENSOR)
+        totals = classifier.served.client.statistics.totals(Signature.TENSOR)
         assert (totals.successes, totals.failures) == (3, 1)
 
 
@@ -216,7 +216,7 @@ async def test_deadline_and_cancellation_leave_nothing_behind(
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
         await until(lambda: free_slots(classifier) == 16)
-        totals = classifier.served.client.statistics.totals(Kind.TENSOR)
+        totals = classifier.served.client.statistics.totals(Signature.TENSOR)
         assert (totals.inferences, totals.successes, totals.failures) == (1, 1, 2)
 
 

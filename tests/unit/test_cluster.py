@@ -14,12 +14,11 @@ import pytest
 
 from serving.cluster import messages
 from serving.cluster import parent as cluster
-from serving.engine.attachment import Attachment
-from serving.engine.memory import Geometry, Tally
+from serving.engine.memory import EngineFds, SlotLayout, Tally
 from serving.engine.supervisor import Supervisor
 from serving.settings import Settings
 
-GEOMETRY = Geometry(slots=2, webs=2, workers=1, max_batch=1, height=8, width=8, classes=9)
+GEOMETRY = SlotLayout(slots=2, webs=2, workers=1, max_batch=1, height=8, width=8, classes=9)
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def webs(parent: cluster.Cluster) -> Iterator[list[tuple[cluster.Web, socket.socket]]]:
+def webs(parent: cluster.Cluster) -> Iterator[list[tuple[cluster.FrontendProcess, socket.socket]]]:
     """Two that are ready, each with its own end of a socket; they do only what a test does for them."""
     with contextlib.ExitStack() as held:
         made = []
@@ -61,7 +60,7 @@ def webs(parent: cluster.Cluster) -> Iterator[list[tuple[cluster.Web, socket.soc
             theirs.setblocking(False)
             popen = held.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
             held.callback(popen.kill)
-            parent._webs[index] = cluster.Web(index, popen, ours, ready=True)
+            parent._webs[index] = cluster.FrontendProcess(index, popen, ours, ready=True)
             made.append((parent._webs[index], theirs))
         yield made
 
@@ -75,7 +74,7 @@ def questions(end: socket.socket) -> int:
     return asked
 
 
-def answer(parent: cluster.Cluster, web: cluster.Web, end: socket.socket) -> None:
+def answer(parent: cluster.Cluster, web: cluster.FrontendProcess, end: socket.socket) -> None:
     """As a web process that has been asked once."""
     assert questions(end) == 1
     messages.send(end, type="here")
@@ -93,7 +92,7 @@ def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
     monkeypatch.setattr(Supervisor, "_make", refused)
     ours, theirs = messages.pair()
     with ours, theirs, subprocess.Popen(["true"]) as program:
-        parent._load(cluster.Web(0, program, ours), "1")
+        parent._load(cluster.FrontendProcess(0, program, ours), "1")
         parent._loaders[0].join()
         parent._on_news()
         answer = json.loads(theirs.recv(messages.MAX_MESSAGE))
@@ -117,7 +116,7 @@ def test_a_web_process_that_cannot_be_started_is_tried_again(
 
 
 def test_a_web_process_that_leaves_question_after_question_unanswered_is_killed(
-    parent: cluster.Cluster, webs: list[tuple[cluster.Web, socket.socket]], clock: Clock
+    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
 ) -> None:
     (well, its_end), (silent, _) = webs
     silent.given = 1
@@ -134,7 +133,7 @@ def test_a_web_process_that_leaves_question_after_question_unanswered_is_killed(
 
 
 def test_a_long_pause_of_all_processes_counts_once(
-    parent: cluster.Cluster, webs: list[tuple[cluster.Web, socket.socket]], clock: Clock
+    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
 ) -> None:
     webs[0][0].given = 1
     for _ in range(3 * cluster.MOST_UNANSWERED):
@@ -146,7 +145,7 @@ def test_a_long_pause_of_all_processes_counts_once(
 
 
 def test_who_has_no_connection_is_left_alone_and_the_first_one_begins_it(
-    parent: cluster.Cluster, webs: list[tuple[cluster.Web, socket.socket]], clock: Clock
+    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
 ) -> None:
     (web, end), (other, _) = webs
     assert parent._watch() is None
@@ -170,7 +169,7 @@ def test_connections_of_other_ports_are_not_known(port: str) -> None:
 
 
 def test_a_slow_start_is_not_ended_before_the_service_is(
-    parent: cluster.Cluster, webs: list[tuple[cluster.Web, socket.socket]], clock: Clock
+    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
 ) -> None:
     (web, _), (slow, its_end) = webs
     web.given, slow.ready = 1, False
@@ -186,7 +185,7 @@ def test_a_slow_start_is_not_ended_before_the_service_is(
 
 
 def test_connections_pass_by_a_web_process_that_does_not_read_them(
-    parent: cluster.Cluster, webs: list[tuple[cluster.Web, socket.socket]]
+    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]]
 ) -> None:
     (silent, unread), (well, its_end) = webs
     well.given = 1_000_000  # the other one's turn, were it not for its silence
@@ -203,7 +202,7 @@ def test_connections_pass_by_a_web_process_that_does_not_read_them(
 
 
 def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
-    parent: cluster.Cluster, webs: list[tuple[cluster.Web, socket.socket]]
+    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]]
 ) -> None:
     silent, _ = webs[0]
     silent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 1000))
@@ -211,7 +210,7 @@ def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
         while True:
             messages.send_connection(silent.sock, connection)
     parent._current, engine = 0, Mock(version="1", profile={})
-    engine.attachment.return_value = Attachment(0, GEOMETRY, 0, (0, 0), 0, 0)
+    engine.attachment.return_value = EngineFds(0, GEOMETRY, 0, (0, 0), 0, 0)
     parent._engines[0] = engine
     parent._offer(silent)
     assert silent.popen.wait(20) == -9

@@ -1,4 +1,4 @@
-"""`serving.cluster.messages.GivenEngine`: what a web process makes of the cluster's messages."""
+"""`serving.cluster.messages.RemoteEngine`: what a web process makes of the cluster's messages."""
 
 import asyncio
 import contextlib
@@ -9,28 +9,27 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from serving.cluster import messages
-from serving.engine.attachment import Attachment
-from serving.engine.memory import Geometry
-from serving.engine.provider import Offer
+from serving.engine.memory import EngineFds, SlotLayout
+from serving.engine.provider import EngineHandle
 from serving.settings import Settings
 from tests.e2e.conftest import write_model
 
-GEOMETRY = Geometry(slots=2, webs=1, workers=1, max_batch=1, height=8, width=8, classes=4096)
+GEOMETRY = SlotLayout(slots=2, webs=1, workers=1, max_batch=1, height=8, width=8, classes=4096)
 
 
 def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: Path) -> None:
     write_model(tmp_path, "1")
     fd = os.open(os.devnull, os.O_RDWR)
-    attachment = Attachment(0, GEOMETRY, fd, (fd, fd), fd, fd)
+    attachment = EngineFds(0, GEOMETRY, fd, (fd, fd), fd, fd)
     cluster, web = messages.pair()
     adopted: list[str] = []
 
-    async def adopt(offer: Offer) -> None:
+    async def adopt(offer: EngineHandle) -> None:
         adopted.append(offer.model.description.version)
         await offer.release()
 
     async def main() -> None:
-        source = messages.GivenEngine(web, Settings(model_dir=tmp_path))
+        source = messages.RemoteEngine(web, Settings(model_dir=tmp_path))
         for key, version in enumerate(("1", "2", "3")):
             messages.send_engine(cluster, key, version, attachment, {})
         first = await source.first()
@@ -54,7 +53,7 @@ def test_a_question_is_answered_also_while_the_engine_is_awaited(tmp_path: Path)
     cluster, web = messages.pair()
 
     async def main() -> bytes:
-        waiting = asyncio.create_task(messages.GivenEngine(web, Settings(model_dir=tmp_path)).first())
+        waiting = asyncio.create_task(messages.RemoteEngine(web, Settings(model_dir=tmp_path)).first())
         cluster.send(messages.QUESTION)
         said = await asyncio.to_thread(cluster.recv, messages.MAX_MESSAGE)
         waiting.cancel()

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from serving.inference.service import all_or_error
-from serving.inference.thread_pool import DecoderThreads
+from serving.inference.thread_pool import ThreadPool
 from tests.servers import ROOT
 
 MEGABYTES_KEPT = """
 import asyncio, re
 from pathlib import Path
 from PIL import Image
-from serving.inference.thread_pool import DecoderThreads
+from serving.inference.thread_pool import ThreadPool
 from serving.tasks.image.decode import ImageDecoder
 from serving.model import ImagePipeline
 from tests.pictures import encode
@@ -28,7 +28,7 @@ def own() -> int:
 async def main() -> None:
     photo = encode(Image.new("RGBA", (4000, 4000), (200, 30, 30, 128)), "PNG")
     pipeline = ImagePipeline(resize=64, center_crop=64, mean=(0, 0, 0), std=(1, 1, 1))
-    decoder, threads = ImageDecoder(pipeline, 50_000_000), DecoderThreads(2)
+    decoder, threads = ImageDecoder(pipeline, 50_000_000), ThreadPool(2)
     threads.start()
     before = own()
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_an_error_lets_go_what_was_sent() -> None:
         raise RefusedError
 
     async def main() -> None:
-        threads = DecoderThreads(1)
+        threads = ThreadPool(1)
         threads.start()
         kept = None
         try:

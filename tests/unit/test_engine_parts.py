@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 
 from serving.backends import batch_sizes
-from serving.engine import scratch, warmup, watchdog, worker_process
-from serving.engine.idle import TIMES, TRY_OTHER, TRY_SOON, IdleCores
+from serving.engine import scratch, warmup, worker_process
+from serving.engine.executor import TIMES, TRY_OTHER, TRY_SOON, AllCoresTrial
 from serving.engine.memory import (
     RECORD_BYTES,
-    Geometry,
     Memory,
+    SlotLayout,
     State,
     generation_of,
     record,
     slot_of,
 )
 from serving.engine.queue import WorkQueue, waiting_records
-from serving.engine.worker_args import Arguments
-from serving.engine.worker_process import Process, ending
+from serving.engine.worker_args import WorkerArgs
+from serving.engine.worker_process import WorkerProcess, ending
 from serving.errors import ConfigurationError
 from serving.settings import Settings
 from serving.system import cpus
 
-GEOMETRY = Geometry(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
+GEOMETRY = SlotLayout(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_warm_up_says_what_a_model_cannot(most: int, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def played(cores: IdleCores, few_s: float, all_s: float, pictures: int) -> list[bool]:
+def played(cores: AllCoresTrial, few_s: float, all_s: float, pictures: int) -> list[bool]:
     """Lets it choose for so many pictures that take these times; returns its choices."""
     choices = []
     for _ in range(pictures):
@@ -267,7 +267,7 @@ def played(cores: IdleCores, few_s: float, all_s: float, pictures: int) -> list[
 
 
 def test_all_cores_are_taken_where_they_pay_and_only_there() -> None:
-    faster, slower = IdleCores(), IdleCores()
+    faster, slower = AllCoresTrial(), AllCoresTrial()
     assert sum(played(faster, 8.0, 5.0, 2 * TIMES)) == TIMES  # both are known first
     assert sum(played(slower, 8.0, 7.5, 2 * TIMES)) == TIMES
     assert played(faster, 8.0, 5.0, 4 * TRY_OTHER).count(False) < 10
@@ -277,7 +277,7 @@ def test_all_cores_are_taken_where_they_pay_and_only_there() -> None:
 
 
 def test_the_choice_follows_the_machine() -> None:
-    cores = IdleCores()
+    cores = AllCoresTrial()
     played(cores, 8.0, 5.0, 10 * TRY_OTHER)
     played(cores, 8.0, 16.0, TIMES + 1)  # somebody else has the other core now
     assert not any(played(cores, 8.0, 16.0, TRY_SOON - 2))
@@ -319,14 +319,14 @@ def test_without_a_place_to_write_there_is_no_scratch(
 
 
 @pytest.fixture
-def place() -> Iterator[Process]:
+def place() -> Iterator[WorkerProcess]:
     """With a program that does nothing."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
-        yield Process(index=0, gpu=0, popen=popen)
+        yield WorkerProcess(index=0, gpu=0, popen=popen)
         popen.kill()
 
 
-def test_a_worker_counts_as_hung_at_a_second_look_only(place: Process) -> None:
+def test_a_worker_counts_as_hung_at_a_second_look_only(place: WorkerProcess) -> None:
     assert not place.is_stuck(True, 100.0, 0.5)  # all processes may just have been paused
     assert not place.is_stuck(True, 100.2, 0.5)
     assert not place.is_stuck(False, 100.4, 0.5)
@@ -335,7 +335,7 @@ def test_a_worker_counts_as_hung_at_a_second_look_only(place: Process) -> None:
 
 
 def test_a_worker_that_gets_no_core_does_not_count_as_hung(
-    place: Process, monkeypatch: pytest.MonkeyPatch
+    place: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = {1: 5.0, 2: 7.0}
     monkeypatch.setattr("serving.system.cpus.waited", lambda _: dict(waited))
@@ -345,7 +345,7 @@ def test_a_worker_that_gets_no_core_does_not_count_as_hung(
     assert place.is_stuck(True, 101.5, 0.5)
 
 
-def test_the_wait_for_a_core_is_known(place: Process) -> None:
+def test_the_wait_for_a_core_is_known(place: WorkerProcess) -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count it")
     assert place.popen
@@ -357,10 +357,10 @@ def test_the_wait_for_a_core_is_known(place: Process) -> None:
 
 @pytest.mark.parametrize("delay_us", [0, 500_000])
 def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> None:
-    for timeout_ms, least in ((100, 0.1), ("auto", watchdog.LEAST_HANG_S)):
+    for timeout_ms, least in ((100, 0.1), ("auto", worker_process.LEAST_HANG_S)):
         values = {"worker_timeout_ms": timeout_ms, "max_queue_delay_us": delay_us}
         settings = Settings.model_validate(values)
-        assert watchdog.hang_limit(settings, {}) == pytest.approx(least + delay_us / 1e6)
+        assert worker_process.hang_limit(settings, {}) == pytest.approx(least + delay_us / 1e6)
 
 
 def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
@@ -375,7 +375,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         return opened[0]
 
     monkeypatch.setattr(worker_process, "pipe", pipe)
-    arguments = Arguments(
+    arguments = WorkerArgs(
         index=0,
         parent=os.getpid(),
         backend="no:Backend",
@@ -390,7 +390,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         done_fds=(),
     )
     with pytest.raises(OSError, match="too many"):
-        worker_process.Process(0, 0).start(arguments)
+        worker_process.WorkerProcess(0, 0).start(arguments)
     for fd in opened[0]:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)

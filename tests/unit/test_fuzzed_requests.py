@@ -10,20 +10,28 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.memory import Kind
+from serving.engine.memory import Signature
 from serving.errors import ServingError
 from serving.http import body
 from serving.protocols import tcp_frames as frames
 from serving.protocols import tfserving, torchserve
-from serving.protocols.catalog import NamedModel, TensorSpec
+from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2 import grpc_messages
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 
-PHOTO = NamedModel(
-    "photo", "1", Kind.PIXELS, TensorSpec("INPUT_IMAGE", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
+PHOTO = CatalogEntry(
+    "photo",
+    "1",
+    Signature.IMAGE,
+    TensorSpec("INPUT_IMAGE", "BYTES", (1,)),
+    (TensorSpec("o", "FP32", (1,)),),
 )
-TENSOR = NamedModel(
-    "tensor", "1", Kind.TENSOR, TensorSpec("input", "FP32", (3, 2, 2)), (TensorSpec("o", "FP32", (4,)),)
+TENSOR = CatalogEntry(
+    "tensor",
+    "1",
+    Signature.TENSOR,
+    TensorSpec("input", "FP32", (3, 2, 2)),
+    (TensorSpec("o", "FP32", (4,)),),
 )
 MODELS = st.sampled_from([PHOTO, TENSOR])
 MOST = 4
@@ -72,16 +80,16 @@ REQUEST = st.builds(
 )
 
 
-def check_elements(data: Any, model: NamedModel) -> None:  # Any: pictures, or an array
+def check_elements(data: Any, model: CatalogEntry) -> None:  # Any: pictures, or an array
     """As many as a request may have, of the model's own shape."""
     assert 1 <= len(data) <= MOST
-    if model.kind is Kind.TENSOR:
+    if model.kind is Signature.TENSOR:
         assert isinstance(data, np.ndarray)
         assert data.dtype == np.float32
         assert data.shape[1:] == model.input.dims
 
 
-def check_infer(request: Any, model: NamedModel) -> None:  # Any: protobuf's
+def check_infer(request: Any, model: CatalogEntry) -> None:  # Any: protobuf's
     """Read, or refused."""
     try:
         question = grpc_messages.parse(request, model, MOST)
@@ -94,13 +102,13 @@ def check_infer(request: Any, model: NamedModel) -> None:  # Any: protobuf's
 
 @settings(max_examples=300, deadline=None)
 @given(request=REQUEST, model=MODELS)
-def test_grpc_messages_that_are_nearly_right(request: Any, model: NamedModel) -> None:
+def test_grpc_messages_that_are_nearly_right(request: Any, model: CatalogEntry) -> None:
     check_infer(request, model)
 
 
 @settings(max_examples=200, deadline=None)
 @given(request=REQUEST, model=MODELS, cut=st.integers(0, 40), junk=st.binary(max_size=8))
-def test_grpc_messages_that_break_off(request: Any, model: NamedModel, cut: int, junk: bytes) -> None:
+def test_grpc_messages_that_break_off(request: Any, model: CatalogEntry, cut: int, junk: bytes) -> None:
     data = request.SerializeToString()
     with contextlib.suppress(DecodeError):
         check_infer(pb.ModelInferRequest.FromString(data[: max(0, len(data) - cut)] + junk), model)
@@ -127,7 +135,7 @@ VALUES = st.lists(NAMED, max_size=6) | st.builds(lambda v: {"input": v}, st.list
     model=MODELS,
     cut=st.just(0) | st.integers(0, 20),
 )
-def test_tensorflow_serving(request: dict[str, Any], model: NamedModel, cut: int) -> None:
+def test_tensorflow_serving(request: dict[str, Any], model: CatalogEntry, cut: int) -> None:
     data = json.dumps(request).encode()
     try:
         asked = tfserving.parse(data[: len(data) - cut], model, MOST)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from serving.backends import batch_sizes, cuda_driver
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError, translated
 from serving.engine import gpu_monitor, topology, warmup
-from serving.engine.executor import Computing
-from serving.engine.memory import Geometry, Memory, State
+from serving.engine.executor import BatchExecutor
+from serving.engine.memory import Memory, SlotLayout, State
 from serving.engine.queue import WorkQueue
 from serving.engine.worker_args import gathered
 from serving.errors import ConfigurationError
@@ -27,7 +27,7 @@ from serving.metrics import Metrics
 from serving.settings import Settings
 from serving.system import cpus
 
-GEOMETRY = Geometry(slots=4, webs=1, workers=2, max_batch=8, height=2, width=2, classes=3)
+GEOMETRY = SlotLayout(slots=4, webs=1, workers=2, max_batch=8, height=2, width=2, classes=3)
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
@@ -106,8 +106,8 @@ class Forgetful:
 def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -> None:
     work, control, done = os.pipe(), os.pipe(), os.pipe()
     queue = WorkQueue(memory, 0, (work[0], work[0]), control[0], Settings())
-    computing = Computing(memory, 0, queue, (done[1],))
-    computing.narrow = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
+    computing = BatchExecutor(memory, 0, queue, (done[1],))
+    computing.backend = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
     computing.buckets = [1, 2]
     computing.device = ThreadPoolExecutor(1)
     computing.open(2)

@@ -11,15 +11,15 @@ from serving.errors import InvalidRequestError, SlowBodyError
 from serving.metrics import Metrics
 from serving.protocols.v2.grpc_calls import Calls, parsed
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
-from serving.protocols.v2.grpc_limits import Arrivals, options
+from serving.protocols.v2.grpc_limits import MessageReadLimiter, options
 from serving.settings import Settings
 
 MB = 2**20
 
 
-def arrivals(timeout_ms: int = 60_000) -> Arrivals:
+def arrivals(timeout_ms: int = 60_000) -> MessageReadLimiter:
     """With four places."""
-    return Arrivals(
+    return MessageReadLimiter(
         Settings(body_timeout_ms=timeout_ms, max_body_bytes=4 * MB, max_buffered_bytes=16 * MB)
     )
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.model import ImagePipeline
-from serving.tasks.image import picture_file
+from serving.tasks.image import decode
 from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 from tests.pictures import jpeg_with, segment
@@ -66,7 +66,7 @@ def test_what_costs_more_each_time_is_counted(make: Callable[[int], bytes], most
     ids=["jpeg segments", "jpeg padding", "png chunks", "gif blocks"],
 )
 def test_pieces_are_counted(make: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_file, "MAX_READS", 2000)
+    monkeypatch.setattr(decode, "MAX_READS", 2000)
     assert DECODER.decode(make(100)).shape == (224, 224, 3)
     with pytest.raises(InvalidImageError, match="too many pieces"):
         DECODER.decode(make(2000))

@@ -5,10 +5,10 @@ from dataclasses import fields
 
 import pytest
 
-from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Geometry, Kind, Memory
-from serving.engine.statistics import BatchTotals, Stages, Statistics, Totals
+from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, Signature, SlotLayout
+from serving.engine.statistics import BatchTotals, Statistics, Timings, Totals
 
-GEOMETRY = Geometry(slots=4, webs=2, workers=1, max_batch=8, height=2, width=2, classes=3)
+GEOMETRY = SlotLayout(slots=4, webs=2, workers=1, max_batch=8, height=2, width=2, classes=3)
 
 
 @pytest.fixture
@@ -25,41 +25,41 @@ def test_the_rows_have_room_for_the_fields() -> None:
 
 
 def test_nothing_has_happened_at_first(webs: list[Statistics]) -> None:
-    assert webs[0].totals(Kind.PIXELS) == Totals()
-    assert webs[0].by_batch_size(Kind.TENSOR) == {}
+    assert webs[0].totals(Signature.IMAGE) == Totals()
+    assert webs[0].by_batch_size(Signature.TENSOR) == {}
 
 
 def test_figures_of_all_web_processes_add_up(webs: list[Statistics]) -> None:
     for web, statistics in enumerate(webs):
-        for leads in (True, False, False):  # three inputs of two requests
-            statistics.executed(Kind.PIXELS, 3, leads, 0.5)
-        statistics.succeeded(Kind.PIXELS, Stages(0.25, 0.5, 1.0, 0.125), [3])
-        statistics.succeeded(Kind.PIXELS, Stages(0.5, 0.5, 1.0, 0.25), [3, 3])
-        statistics.failed(Kind.PIXELS, web)
+        for is_batch_leader in (True, False, False):  # three inputs of two requests
+            statistics.executed(Signature.IMAGE, 3, is_batch_leader, 0.5)
+        statistics.succeeded(Signature.IMAGE, Timings(0.25, 0.5, 1.0, 0.125), [3])
+        statistics.succeeded(Signature.IMAGE, Timings(0.5, 0.5, 1.0, 0.25), [3, 3])
+        statistics.failed(Signature.IMAGE, web)
     for statistics in webs:
-        totals = statistics.totals(Kind.PIXELS)
+        totals = statistics.totals(Signature.IMAGE)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 4, 2)
         assert totals.last_inference_ms > 0
         assert totals.failure_ns == 1_000_000_000
         parts = totals.decode_ns + totals.queue_ns + totals.infer_ns + totals.output_ns
         assert parts == totals.success_ns
-        batches = statistics.by_batch_size(Kind.PIXELS)
+        batches = statistics.by_batch_size(Signature.IMAGE)
         assert list(batches) == [3]
         assert batches[3].executions * 3 == totals.inferences
         assert batches[3].infer_ns == 1_000_000_000
         assert batches[3].decode_ns == totals.decode_ns
         assert batches[3].output_ns == totals.output_ns
-        assert statistics.totals(Kind.TENSOR) == Totals()
+        assert statistics.totals(Signature.TENSOR) == Totals()
 
 
 def test_every_batch_size_has_a_place_of_its_own(webs: list[Statistics]) -> None:
     for batch_size in range(1, 9):
         for _ in range(batch_size):
-            webs[0].executed(Kind.TENSOR, batch_size, True, 0.0)
-    found = webs[1].by_batch_size(Kind.TENSOR)
+            webs[0].executed(Signature.TENSOR, batch_size, True, 0.0)
+    found = webs[1].by_batch_size(Signature.TENSOR)
     assert {size: batch.executions for size, batch in found.items()} == {n: n for n in range(1, 9)}
 
 
 def test_clocks_that_disagree_count_as_no_time(webs: list[Statistics]) -> None:
-    webs[0].succeeded(Kind.PIXELS, Stages(-1e-9, -0.001, 0.5, 0.0), [1])
-    assert webs[0].totals(Kind.PIXELS).success_ns == 500_000_000
+    webs[0].succeeded(Signature.IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
+    assert webs[0].totals(Signature.IMAGE).success_ns == 500_000_000

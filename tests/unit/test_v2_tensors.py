@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.memory import Kind
-from serving.engine.statistics import Stages
+from serving.engine.memory import Signature
+from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.compression import pack, unpack
+from serving.http.body import pack, unpack
 from serving.inference.active_model import Logits
-from serving.protocols.admission import Terms
-from serving.protocols.catalog import NamedModel, TensorSpec
+from serving.protocols.admission import RequestOptions
+from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.codec import header_length, parse
-from serving.protocols.v2.inference import Question, WantedOutput, infer
+from serving.protocols.v2.inference import InferRequest, WantedOutput, infer
 from serving.tasks.image.base64 import picture
 
-PHOTO = NamedModel(
-    "photo", "1", Kind.PIXELS, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
+PHOTO = CatalogEntry(
+    "photo", "1", Signature.IMAGE, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
 )
-TENSOR = NamedModel(
-    "tensor", "1", Kind.TENSOR, TensorSpec("i", "FP32", (3, 2, 2)), (TensorSpec("o", "FP32", (4,)),)
+TENSOR = CatalogEntry(
+    "tensor", "1", Signature.TENSOR, TensorSpec("i", "FP32", (3, 2, 2)), (TensorSpec("o", "FP32", (4,)),)
 )
 MOST = 4
 
@@ -64,7 +64,7 @@ REQUEST = st.fixed_dictionaries(
 )
 
 
-def check_question(body: bytes, length: str | None, model: NamedModel) -> None:
+def check_question(body: bytes, length: str | None, model: CatalogEntry) -> None:
     """Parses, or refuses with an error that has a status below 500."""
     try:
         question = parse(body, header_length(length, len(body)), model, MOST)
@@ -72,7 +72,7 @@ def check_question(body: bytes, length: str | None, model: NamedModel) -> None:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
     assert 1 <= len(question.data) <= MOST
-    if model.kind is Kind.TENSOR:
+    if model.kind is Signature.TENSOR:
         assert isinstance(question.data, np.ndarray)
         assert question.data.dtype == np.float32
         assert question.data.shape[1:] == model.input.dims
@@ -82,7 +82,7 @@ def check_question(body: bytes, length: str | None, model: NamedModel) -> None:
 @settings(max_examples=300, deadline=None)
 @given(request=REQUEST, tail=st.binary(max_size=100), length=st.none() | st.integers(-3, 3))
 def test_requests_that_are_nearly_right(
-    model: NamedModel, request: dict[str, Any], tail: bytes, length: int | None
+    model: CatalogEntry, request: dict[str, Any], tail: bytes, length: int | None
 ) -> None:
     head = json.dumps(request).encode()
     check_question(head + tail, None if length is None else str(len(head) + length), model)
@@ -92,7 +92,7 @@ def test_requests_that_are_nearly_right(
 @pytest.mark.parametrize("model", [PHOTO, TENSOR], ids=["photo", "tensor"])
 @settings(max_examples=200, deadline=None)
 @given(body=st.binary(max_size=200), length=st.none() | st.text(max_size=4))
-def test_bodies_of_any_bytes(model: NamedModel, body: bytes, length: str | None) -> None:
+def test_bodies_of_any_bytes(model: CatalogEntry, body: bytes, length: str | None) -> None:
     check_question(body, length, model)
 
 
@@ -115,7 +115,7 @@ def test_numbers_are_a_view_of_the_body() -> None:
     values = np.arange(24, dtype="<f4")
     tensor = {"name": "i", "datatype": "FP32", "shape": [2, 3, 2, 2]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 96}}]}).encode()
-    question: Question = parse(head + values.tobytes(), len(head), TENSOR, MOST)
+    question: InferRequest = parse(head + values.tobytes(), len(head), TENSOR, MOST)
     assert isinstance(question.data, np.ndarray)
     assert question.data.ravel().tolist() == values.tolist()
     assert not question.data.flags.owndata
@@ -152,7 +152,9 @@ def test_compressed_bodies_unpack_within_the_limit(data: bytes, encoding: str, c
 
 @pytest.mark.parametrize("model", [PHOTO, TENSOR])
 @pytest.mark.parametrize("text", ['{"inputs": [%s]}', '{"outputs": [%s]}', '{"id": [%s]}'])
-def test_a_flood_of_small_things_is_refused_before_they_are_built(model: NamedModel, text: str) -> None:
+def test_a_flood_of_small_things_is_refused_before_they_are_built(
+    model: CatalogEntry, text: str
+) -> None:
     body = (text % ("{}," * 20_000 + "{}")).encode()
     with pytest.raises(InvalidRequestError, match="1 to 4 inputs, not so many"):
         parse(body, None, model, MOST)
@@ -167,11 +169,11 @@ class Switched:
 
     async def infer(self, *_: object) -> Logits:
         """By the one before."""
-        return Logits(np.array([[0, 1]], np.float32), ["old a", "old b"], Stages(0, 0, 0))
+        return Logits(np.array([[0, 1]], np.float32), ["old a", "old b"], Timings(0, 0, 0))
 
 
 def test_classes_are_named_by_the_version_that_computed_them() -> None:
     data = np.zeros((1, 3, 2, 2), np.float32)
-    question = Question(TENSOR, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
-    answer = asyncio.run(infer(Switched(), question, Terms(1000, False)))  # type: ignore[arg-type]
+    question = InferRequest(TENSOR, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
+    answer = asyncio.run(infer(Switched(), question, RequestOptions(1000, False)))  # type: ignore[arg-type]
     assert answer.outputs[0].data == [b"1.000000:1:old b", b"0.000000:0:old a"]

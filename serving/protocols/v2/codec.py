@@ -11,17 +11,17 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from serving.engine.memory import Kind
+from serving.engine.memory import Signature
 from serving.errors import InvalidJsonError, InvalidRequestError
-from serving.protocols.catalog import NamedModel
+from serving.protocols.catalog import CatalogEntry
 from serving.protocols.v2.inference import (
     MAX_CLASSES,
     MAX_TIMEOUT_US,
-    Answer,
+    InferRequest,
+    InferResponse,
     OutputTensor,
     Parameters,
     Pictures,
-    Question,
     WantedOutput,
     check_input,
     check_outputs,
@@ -57,7 +57,7 @@ class RequestedOutput(msgspec.Struct):
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class InferRequest(msgspec.Struct):
+class InferJson(msgspec.Struct):
     """The JSON part of a request; keys that the protocol does not have are skipped."""
 
     inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
@@ -66,7 +66,7 @@ class InferRequest(msgspec.Struct):
     outputs: Annotated[list[RequestedOutput], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
 
 
-REQUEST = msgspec.json.Decoder(InferRequest)
+REQUEST = msgspec.json.Decoder(InferJson)
 SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
@@ -87,7 +87,7 @@ def header_length(text: str | None, body_bytes: int) -> int | None:
     return int(text)
 
 
-def parse(body: bytes, length: int | None, model: NamedModel, most: int) -> Question:
+def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> InferRequest:
     """A whole body, whose first `length` bytes are JSON -> what is asked, for up to `most` inputs.
 
     0 says that the body is the one element of the one input. Raises InvalidJsonError or
@@ -106,7 +106,7 @@ def parse(body: bytes, length: int | None, model: NamedModel, most: int) -> Ques
     tail = memoryview(b"" if length is None else body)[length or 0 :]
     binary = flag(parameters, "binary_data_output") or False
     wanted = [requested(output, binary) for output in request.outputs or []]
-    return Question(
+    return InferRequest(
         model=model,
         shape=given.shape,
         data=content(model, given, count, tail),
@@ -117,21 +117,21 @@ def parse(body: bytes, length: int | None, model: NamedModel, most: int) -> Ques
     )
 
 
-def raw_question(body: bytes, model: NamedModel) -> Question:
+def raw_question(body: bytes, model: CatalogEntry) -> InferRequest:
     """The body is the tensor: of a picture its file, of numbers their bytes."""
     shape = list(model.input.dims)
     data: Pictures | NDArray[np.float32]
-    if model.kind is Kind.PIXELS:
+    if model.kind is Signature.IMAGE:
         if not body:
             raise InvalidRequestError("the body is empty")
         data = [body]
     else:
         data = float_tensor(memoryview(body), model, 1)
-    return Question(model, shape, data, check_outputs(model, [], binary=True))
+    return InferRequest(model, shape, data, check_outputs(model, [], binary=True))
 
 
 def content(
-    model: NamedModel, given: InputTensor, count: int, tail: memoryview
+    model: CatalogEntry, given: InputTensor, count: int, tail: memoryview
 ) -> Pictures | NDArray[np.float32]:
     """The input's elements, from its JSON or from the bytes after all JSON."""
     parameters = scalars(given.parameters)
@@ -143,14 +143,14 @@ def content(
             raise InvalidRequestError(
                 f"{given.name} has binary_data_size {size}, but {len(tail)} bytes follow the JSON"
             )
-        if model.kind is Kind.PIXELS:
+        if model.kind is Signature.IMAGE:
             return binary_elements(tail, count)
         return float_tensor(tail, model, count)
     if tail:
         raise InvalidRequestError(f"{len(tail)} bytes follow the JSON, but no input claims them")
     if given.data is msgspec.UNSET:
         raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
-    if model.kind is Kind.PIXELS:
+    if model.kind is Signature.IMAGE:
         return json_texts(given.data, count)
     return json_floats(given.data, given.shape, model, count)
 
@@ -174,7 +174,7 @@ def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
     return WantedOutput(output.name, classes, binary if own is None else own)
 
 
-def float_tensor(data: memoryview, model: NamedModel, count: int) -> NDArray[np.float32]:
+def float_tensor(data: memoryview, model: CatalogEntry, count: int) -> NDArray[np.float32]:
     """Little-endian float32 -> [count, *dims], a view of the body."""
     shape = (count, *model.input.dims)
     needed = int(np.prod(shape)) * FLOAT32.itemsize
@@ -214,7 +214,7 @@ def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
 
 
 def json_floats(
-    raw: msgspec.Raw, shape: list[int], model: NamedModel, count: int
+    raw: msgspec.Raw, shape: list[int], model: CatalogEntry, count: int
 ) -> NDArray[np.float32]:
     """Numbers, flat or nested as the shape says -> [count, *dims]."""
     depth = depth_of(raw)
@@ -235,13 +235,13 @@ def json_floats(
 
 
 def check_size(
-    text: bytes | memoryview | msgspec.Raw, model: NamedModel, most: int, others: int = 0
+    text: bytes | memoryview | msgspec.Raw, model: CatalogEntry, most: int, others: int = 0
 ) -> None:
     """Before anything is built of JSON for up to `most` inputs. Raises InvalidRequestError.
 
     A picture has a comma behind it, and one in its data URL; `others` are those that no input has.
     """
-    of_one = 2 if model.kind is Kind.PIXELS else int(np.prod(model.input.dims))
+    of_one = 2 if model.kind is Signature.IMAGE else int(np.prod(model.input.dims))
     if commas(text) > of_one * most + others:
         raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
 
@@ -277,7 +277,7 @@ def decoded(decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgsp
         raise InvalidJsonError(f"the request is not JSON: {error}"[:200]) from error
 
 
-def encode(question: Question, answer: Answer) -> tuple[bytes, int | None]:
+def encode(question: InferRequest, answer: InferResponse) -> tuple[bytes, int | None]:
     """The body of an answer, and how many of its bytes are JSON where binary tensors follow."""
     outputs, tails = [], []
     for tensor in answer.outputs:

@@ -14,7 +14,7 @@ import grpc
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from serving.engine.memory import Kind
+from serving.engine.memory import Signature
 from serving.errors import (
     ConfigurationError,
     NotFoundError,
@@ -24,13 +24,13 @@ from serving.errors import (
 from serving.http.context import RequestContext
 from serving.inference.service import Classifier
 from serving.logging import logger
-from serving.protocols.admission import Door, Terms
-from serving.protocols.catalog import PHOTO_MODEL, TENSOR_MODEL, NamedModel, NamedModels
+from serving.protocols.admission import Admission, RequestOptions
+from serving.protocols.catalog import PHOTO_MODEL, TENSOR_MODEL, CatalogEntry, ModelCatalog
 from serving.protocols.v2 import grpc_messages as messages
-from serving.protocols.v2 import metadata, refused
+from serving.protocols.v2 import metadata
 from serving.protocols.v2.grpc_calls import CHECK, HEALTH, SERVICE, Calls, abort, authorization, parsed
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
-from serving.protocols.v2.grpc_limits import CALLS, Arrivals, options
+from serving.protocols.v2.grpc_limits import CALLS, MessageReadLimiter, options
 from serving.protocols.v2.grpc_streams import Streams
 from serving.protocols.v2.inference import infer
 from serving.protocols.v2.repository import Repository
@@ -45,12 +45,12 @@ Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
 class Service:
     """The service's methods, bound to one classifier."""
 
-    def __init__(self, classifier: Classifier, door: Door, models: NamedModels) -> None:
+    def __init__(self, classifier: Classifier, door: Admission, models: ModelCatalog) -> None:
         self.classifier = classifier
         self.door = door
         self.models = models
         self.repository = Repository(classifier, models)
-        self.arrivals = Arrivals(classifier.settings)
+        self.arrivals = MessageReadLimiter(classifier.settings)
         self.calls = Calls(classifier.metrics)
         self.streams = Streams(classifier.settings)
 
@@ -74,7 +74,7 @@ class Service:
         }
         handlers |= {
             name: grpc.stream_unary_rpc_method_handler(self._refused(name, words))
-            for name, words in refused.CALLS.items()
+            for name, words in metadata.UNSUPPORTED_CALLS.items()
         }
         handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
             self._stream, response_serializer=lambda response: response.SerializeToString()
@@ -147,7 +147,7 @@ class Service:
             return False
         return True
 
-    def _model(self, request: Message) -> NamedModel:
+    def _model(self, request: Message) -> CatalogEntry:
         return self.models.find(request.name, request.version or None)
 
     async def server_live(self, _: Message, __: Context, ___: RequestContext) -> Message:
@@ -207,7 +207,7 @@ class Service:
             else:
                 question = parse()
             answer = await infer(self.classifier, question, terms)
-        own.time_went_to(answer.stages)
+        own.set_timings(answer.stages)
         return messages.encode(question, answer)
 
     async def repository_index(self, request: Message, _: Context, __: RequestContext) -> Message:
@@ -227,8 +227,8 @@ class Service:
         self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    def _admit(self, context: Context, kind: Kind) -> Terms:
-        """As `Door.admit`, with the client's own deadline."""
+    def _admit(self, context: Context, kind: Signature) -> RequestOptions:
+        """As `Admission.admit`, with the client's own deadline."""
         metadata = dict(context.invocation_metadata() or ())
         terms = self.door.admit_by(
             authorization(context),
@@ -241,7 +241,7 @@ class Service:
 
 
 @asynccontextmanager
-async def running(classifier: Classifier, door: Door, models: NamedModels) -> AsyncIterator[None]:
+async def running(classifier: Classifier, door: Admission, models: ModelCatalog) -> AsyncIterator[None]:
     """Serves until the block ends. Raises ConfigurationError when the port is taken."""
     settings = classifier.settings
     server = grpc.aio.server(options=options(settings), maximum_concurrent_rpcs=CALLS)

@@ -9,10 +9,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.access_log import CLIENT_GONE, HEALTH_PATH, record, told
+from serving.http.access_log import CLIENT_GONE, HEALTH_PATH, record, to_client_error
 from serving.http.context import RequestContext, choose_id
 from serving.metrics import Metrics
-from serving.protocols.v2.grpc_fields import check_fields
+from serving.protocols.v2.grpc_limits import check_fields
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH, CHECK = HEALTH_PATH.strip("/").split("/")
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class Calls:
-    """Counts and logs, as `middleware.Observer` does for HTTP."""
+    """Counts and logs, as `middleware.AccessLogMiddleware` does for HTTP."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -55,7 +55,7 @@ class Calls:
             yield outcome
             status = 200
         except Exception as caught:
-            outcome.error = error = told(caught, outcome.own)
+            outcome.error = error = to_client_error(caught, outcome.own)
             # gRPC keeps how a call was aborted until a collection: not what it had sent, too
             error.__traceback__ = error.__cause__ = error.__context__ = None
             status = outcome.error.status
@@ -65,7 +65,7 @@ class Calls:
     async def fail(self, name: str, context: Context, caught: Exception) -> None:
         """Ends a call that failed outside of any request."""
         own = own_context(context)
-        error = told(caught, own)
+        error = to_client_error(caught, own)
         self._record(name, error.status, context, own)
         await abort(context, error)
 

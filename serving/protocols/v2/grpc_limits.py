@@ -1,14 +1,16 @@
 """What bounds the clients of the gRPC port: connections, streams, messages that are slow or never end.
 
 gRPC itself bounds how long a connection may be idle, but neither the time that one message takes nor
-what all unfinished ones hold in memory. So `v2_grpc.py` reads messages by `Arrivals`; of a message that
-nobody reads yet, no more arrives than its stream's window.
+what all unfinished ones hold in memory. So `grpc.py` reads messages by `MessageReadLimiter`. An unread
+message buffers at most one flow-control window.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 
 from serving.errors import InvalidRequestError, SlowBodyError
 from serving.settings import Settings
@@ -18,6 +20,20 @@ CALLS = 1024  # at the same time, on all connections
 MAX_METADATA = 16 * 1024
 FEWEST_ARRIVING = 4
 PATIENCE_S = 1.0  # or a quarter of the time that a message has, where that is less
+
+
+MAX_FIELDS = 16 * 1024  # a request has one for each photo, and a few more
+VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)  # protobuf's wire types
+FIXED = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
+MAX_VARINT_BYTES = 10
+WHOLE_NUMBERS = {  # packed, one by one in a byte or more; of a shape, for one
+    FieldDescriptor.CPPTYPE_BOOL,
+    FieldDescriptor.CPPTYPE_INT32,
+    FieldDescriptor.CPPTYPE_INT64,
+    FieldDescriptor.CPPTYPE_UINT32,
+    FieldDescriptor.CPPTYPE_UINT64,
+}
+Descriptor = Any  # protobuf's, which has no types
 
 
 def options(settings: Settings) -> list[tuple[str, int]]:
@@ -46,7 +62,7 @@ def messages_at_once(settings: Settings) -> int:
     return max(FEWEST_ARRIVING, settings.max_buffered_bytes // settings.max_body_bytes)
 
 
-class Arrivals:
+class MessageReadLimiter:
     """Reads the one message of each call, few at a time, so that they hold a bounded number of bytes.
 
     Where all places are taken, nobody keeps one for longer than `patience_s`, and the newest call gets
@@ -114,3 +130,49 @@ class Arrivals:
             if not limit.expired():
                 limit.reschedule(max(now, min(limit.when() or now, since + self.patience_s)))
         self._arriving.clear()
+
+
+def check_fields(data: bytes, kind: Descriptor) -> None:
+    """Those of a message of this kind and of all messages in it. Raises InvalidRequestError."""
+    left = [(memoryview(data), kind)]
+    count = 0
+    while left:
+        part, kind = left.pop()
+        for number, content in fields(part):
+            known = kind.fields_by_number.get(number)
+            whole = known is not None and known.cpp_type in WHOLE_NUMBERS
+            count += len(content) if whole and content is not None else 1
+            if count > MAX_FIELDS:
+                raise InvalidRequestError(f"the message has more than {MAX_FIELDS} fields")
+            if content is not None and known is not None and known.message_type is not None:
+                left.append((content, known.message_type))
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, memoryview | None]]:
+    """The number of each field, and its bytes where it has a length. Raises InvalidRequestError."""
+    place = 0
+    while place < len(data):
+        tag, place = varint(data, place)
+        number, wire = tag >> 3, tag & 7
+        if wire == VARINT:
+            _, place = varint(data, place)
+            yield number, None
+        elif wire == BYTES:
+            size, place = varint(data, place)
+            yield number, data[place : place + size]
+            place += size
+        elif wire in FIXED:
+            place += FIXED[wire]
+            yield number, None
+        else:
+            raise InvalidRequestError("the message cannot be read")
+
+
+def varint(data: memoryview, place: int) -> tuple[int, int]:
+    """A number of up to 64 bits, and where it ends. Raises InvalidRequestError."""
+    value = 0
+    for shift, byte in enumerate(data[place : place + MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, place + shift + 1
+    raise InvalidRequestError("the message cannot be read")

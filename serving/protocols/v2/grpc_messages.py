@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.memory import Kind
+from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError
-from serving.protocols.catalog import NamedModel
+from serving.protocols.catalog import CatalogEntry
 from serving.protocols.v2.codec import (
     MAX_DIMS,
     MAX_TENSORS,
@@ -19,10 +19,10 @@ from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving.protocols.v2.inference import (
     MAX_CLASSES,
     MAX_TIMEOUT_US,
-    Answer,
+    InferRequest,
+    InferResponse,
     Parameters,
     Pictures,
-    Question,
     WantedOutput,
     check_input,
     check_outputs,
@@ -35,7 +35,7 @@ LARGE = 16 * 1024  # numbers
 Message = Any  # protobuf's classes are made at run time
 
 
-def parse(request: Message, model: NamedModel, most: int) -> Question:
+def parse(request: Message, model: CatalogEntry, most: int) -> InferRequest:
     """A ModelInferRequest -> what is asked, for up to `most` inputs. Raises InvalidRequestError."""
     parameters = scalars(request.parameters)
     parameters.pop(STREAMING_ONLY, None)
@@ -48,7 +48,7 @@ def parse(request: Message, model: NamedModel, most: int) -> Question:
     check_parameters(scalars(given.parameters))
     shape = list(given.shape[: MAX_DIMS + 1])
     count = check_input(model, given.name, given.datatype, shape, most)
-    return Question(
+    return InferRequest(
         model=model,
         shape=shape,
         data=content(request, given, model, count),
@@ -82,7 +82,7 @@ def requested(output: Message) -> WantedOutput:
 
 
 def content(
-    request: Message, given: Message, model: NamedModel, count: int
+    request: Message, given: Message, model: CatalogEntry, count: int
 ) -> Pictures | NDArray[np.float32]:
     """The input's elements, raw or typed, never both."""
     raw = request.raw_input_contents
@@ -90,10 +90,10 @@ def content(
     if raw:
         if len(raw) != 1 or any(typed):
             raise InvalidRequestError(f"{given.name} needs one raw content, or its typed contents")
-        if model.kind is Kind.PIXELS:
+        if model.kind is Signature.IMAGE:
             return binary_elements(memoryview(raw[0]), count)
         return float_tensor(memoryview(raw[0]), model, count)
-    if model.kind is Kind.PIXELS:
+    if model.kind is Signature.IMAGE:
         if len(typed[1]) != count:
             raise InvalidRequestError(f"bytes_contents has {len(typed[1])} elements, its shape {count}")
         return list(typed[1])
@@ -103,7 +103,7 @@ def content(
     return np.array(typed[0], np.float32).reshape(wanted)
 
 
-def encode(question: Question, answer: Answer) -> Message:
+def encode(question: InferRequest, answer: InferResponse) -> Message:
     """A ModelInferResponse; all its tensors are raw."""
     response = pb.ModelInferResponse(
         model_name=question.model.name, model_version=question.model.version, id=question.id

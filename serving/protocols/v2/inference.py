@@ -1,6 +1,6 @@
 """Inference of the Open Inference Protocol, in HTTP (`v2.py`) and in gRPC (`v2_grpc.py`) alike.
 
-Both translate their requests into a `Question` and its `Answer` back.
+Both translate their requests into a `InferRequest` and its `InferResponse` back.
 """
 
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.memory import Kind
-from serving.engine.statistics import Stages
+from serving.engine.memory import Signature
+from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError
 from serving.inference.active_model import Logits
 from serving.inference.service import Classifier
-from serving.protocols.admission import Terms
-from serving.protocols.catalog import NamedModel, TensorSpec
-from serving.protocols.v2.refused import SHARED_MEMORY
+from serving.protocols.admission import RequestOptions
+from serving.protocols.catalog import CatalogEntry, TensorSpec
+from serving.protocols.v2.metadata import SHARED_MEMORY
 from serving.tasks.image.base64 import picture
 from serving.tasks.image.classification import Score
 
@@ -41,10 +41,10 @@ class WantedOutput:
 
 
 @dataclass
-class Question:
+class InferRequest:
     """A checked request: `data` are pictures, or tensors float32 [N, 3, height, width]."""
 
-    model: NamedModel
+    model: CatalogEntry
     shape: list[int]
     data: Pictures | NDArray[np.float32]
     outputs: list[WantedOutput]
@@ -66,14 +66,14 @@ class OutputTensor:
 
 
 @dataclass
-class Answer:
+class InferResponse:
     """In the order in which the outputs were asked for."""
 
     outputs: list[OutputTensor]
-    stages: Stages = field(repr=False)
+    stages: Timings = field(repr=False)
 
 
-def check_input(model: NamedModel, name: str, datatype: str, shape: list[int], most: int) -> int:
+def check_input(model: CatalogEntry, name: str, datatype: str, shape: list[int], most: int) -> int:
     """How many elements of the batch the one input has. Raises InvalidRequestError.
 
     The shape must be the model's, with or without a batch dimension of at most `most` before it; so
@@ -95,7 +95,7 @@ def check_input(model: NamedModel, name: str, datatype: str, shape: list[int], m
     raise InvalidRequestError(f"{name} has the shape [{batched}] or {dims}, not {shape}")
 
 
-def check_outputs(model: NamedModel, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
+def check_outputs(model: CatalogEntry, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
     """What to answer: all outputs unless some are named. Raises InvalidRequestError."""
     names = [spec.name for spec in model.outputs]
     for output in wanted:
@@ -135,33 +135,33 @@ def flag(parameters: Parameters, name: str) -> bool | None:
     return value
 
 
-async def infer(classifier: Classifier, question: Question, terms: Terms) -> Answer:
+async def infer(classifier: Classifier, question: InferRequest, terms: RequestOptions) -> InferResponse:
     """Raises what `Classifier.classify_all` and `infer` raise."""
     terms = terms.within(question.timeout_us)
     model, batched = question.model, len(question.shape) > len(question.model.input.dims)
     specs = {spec.name: spec for spec in model.outputs}
     deadline = terms.deadline()
-    if model.kind is Kind.PIXELS:
+    if model.kind is Signature.IMAGE:
         pictures = [(partial(picture, element), len(element)) for element in question.data]
         best = max(question.top_k, *(output.classes for output in question.outputs))
         found = await classifier.classify_all(pictures, best, deadline, terms.bulk)
         outputs = [
             photo_output(specs[each.name], each, found.tops, question) for each in question.outputs
         ]
-        return Answer(outputs, found.stages)
+        return InferResponse(outputs, found.stages)
     assert isinstance(question.data, np.ndarray)  # noqa: S101 the codecs see to it
     logits = await classifier.infer(question.data, deadline, terms.bulk)
     if any(output.classes or not output.binary for output in question.outputs):
         logits.check_finite()
     leading = question.shape[:1] if batched else []
-    return Answer(
+    return InferResponse(
         [logits_output(specs[each.name], each, logits, leading) for each in question.outputs],
         logits.stages,
     )
 
 
 def photo_output(
-    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], question: Question
+    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], question: InferRequest
 ) -> OutputTensor:
     """Labels, probabilities, or the best classes as text, of every picture.
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from serving import __version__
-from serving.engine.memory import Kind
+from serving.engine.memory import Signature
 from serving.engine.statistics import BatchTotals, Totals
 from serving.inference.service import Classifier
-from serving.protocols.catalog import NamedModel, TensorSpec
+from serving.protocols.catalog import CatalogEntry, TensorSpec
 
 SERVER = "food-classifier-serving"
 EXTENSIONS = [
@@ -24,13 +24,39 @@ EXTENSIONS = [
 DESCRIPTION = "model.json"
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
 
+# what Triton's clients may ask and this service refuses, in words
+SHARED_MEMORY = "shared memory is not supported: send the data"
+TRACING = "requests are not traced: see /metrics"
+LOGGING = "clients cannot see or change how the service logs"
+GENERATION = "the models here classify: use infer"
+
+UNSUPPORTED_PATHS = {
+    "/v2/systemsharedmemory/{rest:path}": SHARED_MEMORY,
+    "/v2/cudasharedmemory/{rest:path}": SHARED_MEMORY,
+    "/v2/trace/setting": TRACING,
+    "/v2/models/{model}/trace/setting": TRACING,
+    "/v2/logging": LOGGING,
+    "/v2/models/{model}/generate": GENERATION,
+    "/v2/models/{model}/generate_stream": GENERATION,
+}
+
+UNSUPPORTED_CALLS = {
+    **{
+        f"{kind}SharedMemory{verb}": SHARED_MEMORY
+        for kind in ("System", "Cuda")
+        for verb in ("Status", "Register", "Unregister")
+    },
+    "TraceSetting": TRACING,
+    "LogSettings": LOGGING,
+}
+
 
 def server_metadata() -> dict[str, Any]:
     """Of `GET /v2`."""
     return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
 
 
-def metadata(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
+def metadata(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
     """Of one model; shapes begin with the batch's dimension."""
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
@@ -51,7 +77,7 @@ def platform(classifier: Classifier) -> str:
     return name.split()[0]
 
 
-def config(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
+def config(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
     """Of one model, as Triton's `ModelConfig` in JSON; its description is among the parameters."""
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
@@ -61,7 +87,7 @@ def config(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
             "dims": list(spec.dims),
         }
 
-    layout = "FORMAT_NCHW" if model.kind is Kind.TENSOR else "FORMAT_NONE"
+    layout = "FORMAT_NCHW" if model.kind is Signature.TENSOR else "FORMAT_NONE"
     settings, offer = classifier.settings, classifier.served.offer
     on_gpu = offer.profile["info"]["device"] != "cpu"
     return {
@@ -87,7 +113,7 @@ def config(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
     }
 
 
-def statistics(classifier: Classifier, model: NamedModel) -> dict[str, Any]:
+def statistics(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
     """Of one model since its version went into service, over all web processes."""
     counted = classifier.served.client.statistics
     totals = counted.totals(model.kind)

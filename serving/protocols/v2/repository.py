@@ -11,8 +11,8 @@ from serving.errors import ConfigurationError, InvalidRequestError, NotSupported
 from serving.inference.service import Classifier
 from serving.logging import logger
 from serving.model import Model
-from serving.protocols.catalog import NamedModels
-from serving.protocols.guard import KeyCheck
+from serving.protocols.admission import KeyCheck
+from serving.protocols.catalog import ModelCatalog
 from serving.protocols.v2.codec import decoded
 
 MAX_VERSIONS = 1000
@@ -64,7 +64,7 @@ CONFIG = msgspec.json.Decoder(LoadConfig)
 class Repository:
     """Bound to one classifier."""
 
-    def __init__(self, classifier: Classifier, models: NamedModels) -> None:
+    def __init__(self, classifier: Classifier, models: ModelCatalog) -> None:
         self._classifier = classifier
         self._models = models
         self._check_admin = KeyCheck(classifier.settings.admin_key)

@@ -5,6 +5,7 @@ CenterCrop and a second Resize give, within one grey level, except that large JP
 at a reduced scale (`draft`), which is several times faster. Plain JPEG files go past Pillow (`jpeg.py`).
 """
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.model import ImagePipeline
 from serving.tasks.image import jpeg
-from serving.tasks.image.picture_file import PictureFile
+from serving.tasks.image.jpeg import JPEG, MAX_SCANS, SCAN
 from serving.tasks.image.resize import MAX_SIMD_PIXELS, Picture, Resizer, size_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -39,6 +40,34 @@ UPRIGHT = {
     8: Transpose.ROTATE_90,
 }
 DRAFT_MARGIN = 2  # a JPEG is never decoded to less than this multiple of the resized picture
+
+
+MAX_READS = 500_000  # Pillow makes a few for each segment, chunk or tile, all of them in Python
+PNG = b"\x89PNG"
+AT_MOST = (
+    (JPEG, SCAN, MAX_SCANS, "scans"),
+    (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow joins them one by one
+    (PNG, b"iCCP", 8, "colour profiles"),  # each may unpack to a megabyte
+)
+
+
+class PictureFile(io.BytesIO):
+    """The bytes of one picture; hostile files have millions of pieces, and a few bytes in each."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises InvalidImageError."""
+        super().__init__(data)
+        self._reads = 0
+        for format_, mark, most, name in AT_MOST:
+            if data.startswith(format_) and data.count(mark) > most:
+                raise InvalidImageError(f"the image has more than {most} {name}")
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As `io.BytesIO` has it. Raises InvalidImageError for one read too many."""
+        self._reads += 1
+        if self._reads > MAX_READS:
+            raise InvalidImageError("the image is in too many pieces")
+        return super().read(size)
 
 
 class ImageDecoder:
