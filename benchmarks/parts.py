@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks import running, servers
 from fastapi_onnx.backend import OnnxBackend
-from serving.http.body import DECODER
+from serving.http.body import IMAGE_JSON
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.base64 import decode_base64
@@ -50,7 +50,7 @@ def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
     image = model.description.image
     decoder = ImageDecoder(image, settings.max_image_pixels)
     body = json.dumps({"image": b64encode(photo).decode()}).encode()
-    text = DECODER.decode(body).image
+    text = IMAGE_JSON.decode(body).image
     pixels = decoder.decode(photo)
     slot = np.empty_like(pixels)
     backend = OnnxBackend()

@@ -16,11 +16,11 @@ import time
 from collections.abc import Generator, Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
-from serving.app import Application
 from serving.errors import ConfigurationError
 from serving.http.connections import Connection, Connections, most_connections
-from serving.inference.service import Classifier
+from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.settings import Settings
 
@@ -41,7 +41,7 @@ BUSY = (
 class Server(uvicorn.Server):
     """Serves one application until a signal; `run` returns after an orderly end."""
 
-    def __init__(self, app: Application, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
         )
         self._app = app
         self._running = contextlib.AsyncExitStack()
-        self._classifier: Classifier = app.classifier
+        self._service: InferenceService = app.state.service
         self._settings = settings
         self.connections = Connections(settings)
         self._ended = asyncio.Event()
@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
         """Listens when the engine is ready. Raises ConfigurationError, unless it is to end anyway."""
         self.claim_door()
         try:
-            await self._running.enter_async_context(self._app.running())
+            await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
         except ConfigurationError:
             if self._draining is None:
                 raise
@@ -197,16 +197,16 @@ class Server(uvicorn.Server):
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
-        self._classifier.announce_end()
+        self._service.refuse_readiness()
         self._leave()
         if not self.started:
-            self._classifier.source.abandon()
+            self._service.provider.abandon()
             return
         await asyncio.sleep(self._settings.shutdown_delay_s)
         end = time.monotonic() + self._settings.shutdown_timeout_s
-        self._classifier.start_draining()
+        self._service.start_draining()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._classifier.drained(), self._settings.shutdown_timeout_s)
+            await asyncio.wait_for(self._service.drained(), self._settings.shutdown_timeout_s)
         self.config.timeout_graceful_shutdown = max(1, round(end - time.monotonic()))
         self.should_exit = True
         self._ended.set()

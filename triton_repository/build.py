@@ -17,7 +17,7 @@ import onnx
 
 from fastapi_onnx.graph import with_two_inputs
 from serving.model import Model
-from serving.protocols.catalog import PHOTO_MODEL, TENSOR_MODEL
+from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL
 from serving.settings import ROOT, Settings
 from triton_repository.config import LABELS_FILE, Configs
 from triton_repository.graph import with_known_names
@@ -50,7 +50,7 @@ def build(out: Path, settings: Settings) -> None:
     with_pixels = with_two_inputs(original, description.image)
     configs = Configs(description, settings)
 
-    photo = emptied(out / PHOTO_MODEL)
+    photo = emptied(out / IMAGE_MODEL)
     (photo / "config.pbtxt").write_text(configs.photo())
     version = photo / description.version
     version.mkdir(parents=True)

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from serving.model import ModelDescription
-from serving.protocols.catalog import PHOTO_MODEL, TENSOR_MODEL
+from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL
 from serving.settings import Settings
 from serving.system import cpus
 
@@ -63,7 +63,7 @@ class Configs:
     def photo(self) -> str:
         """Of `food_classifier`: BYTES [N, 1] in, labels and probabilities [N, 1] out, on CPUs."""
         return PHOTO_CONFIG.format(
-            name=PHOTO_MODEL, max_image_pixels=self.settings.max_image_pixels, **self._common()
+            name=IMAGE_MODEL, max_image_pixels=self.settings.max_image_pixels, **self._common()
         )
 
     def tensor(self) -> str:

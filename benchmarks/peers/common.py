@@ -14,7 +14,7 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.http.body import from_json
+from serving.http.body import image_from_json
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
 from serving.tasks.image.base64 import from_base64
@@ -53,7 +53,9 @@ class Classify:
 
     def body(self, body: bytes) -> dict[str, Any]:
         """`{"image": "<base64>"}` -> the answer."""
-        return self.text(json.loads(body)["image"]) if self.plain else self.picture(from_json(body))
+        return (
+            self.text(json.loads(body)["image"]) if self.plain else self.picture(image_from_json(body))
+        )
 
     def text(self, base64: str) -> dict[str, Any]:
         """Base64 -> the answer."""

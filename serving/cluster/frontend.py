@@ -30,7 +30,7 @@ class FedServer(Server):
 
     def open_door(self) -> None:
         """Ready for what is handed over."""
-        self.source.start(self._classifier.adopt, self.connect, self.lose)
+        self.source.start(self._service.adopt, self.connect, self.lose)
 
 
 def main() -> None:

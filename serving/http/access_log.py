@@ -1,38 +1,92 @@
-"""What is told of a request: to the log and the metrics how it ended, to the client no secrets.
+"""The context of one request, and how its end is counted and logged: HTTP, TCP and gRPC alike.
 
-HTTP ends here with `middleware.AccessLogMiddleware` and `app.ErrorHandler`, TCP and gRPC by themselves.
+`middleware.AccessLogMiddleware` makes a RequestContext for every HTTP request and calls `record` at its
+end; TCP and gRPC do the same for theirs. `to_client_error` keeps the server's secrets out of answers.
 """
 
 import asyncio
+import random
+import re
 import time
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from serving.errors import InternalError, ServingError
-from serving.http.context import RequestContext
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+from serving.engine.statistics import Timings
+from serving.errors import InternalError, ServingError, by_status
 from serving.logging import LEVELS, logger
 from serving.metrics import Metrics
 
-CLIENT_GONE = 499  # nginx's number; it is seen in the log and in the metrics only
+CLIENT_GONE = 499  # nginx's number for a client that disconnected; only the log and the metrics show it
 HIDDEN = "the server failed; the request may be tried again"
 HEALTH_PATH = "/grpc.health.v1.Health/Check"
 QUIET_PATHS = {"/health/live", "/health/ready", "/metrics", HEALTH_PATH}
 LINES_A_SECOND = 20
+VALID_ID = re.compile(r"[!-~]{1,128}")
+IDS = random.Random()
+
+
+@dataclass
+class RequestContext:
+    """Id, clock and outcome of one request; `scope["context"]` in HTTP."""
+
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    """time.monotonic() when the request's head was complete."""
+
+    status: int = 0
+    """Status of the answer; 0 until the answer starts."""
+
+    code: str = "ok"
+    """The error's code, for log and metrics."""
+
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds per stage, for Server-Timing and the log."""
+
+    @classmethod
+    def of(cls, request: Request) -> "RequestContext":
+        """Returns the context of an HTTP request in progress."""
+        context: RequestContext = request.scope["context"]
+        return context
+
+    def set_timings(self, timings: Timings) -> None:
+        """Takes over the stages that the inference service measured."""
+        self.timings = {"decode": timings.decode_s, "queue": timings.queue_s, "infer": timings.infer_s}
+
+    @cached_property
+    def milliseconds(self) -> dict[str, float]:
+        """Milliseconds per stage, and the total up to the first access: for the answer's head."""
+        timings = {**self.timings, "total": time.monotonic() - self.started}
+        return {name: round(seconds * 1000, 2) for name, seconds in timings.items()}
+
+    def server_timing(self) -> str:
+        """Returns the Server-Timing header: every stage and the total, in ms."""
+        return ", ".join(f"{name};dur={ms:.2f}" for name, ms in self.milliseconds.items())
+
+
+def choose_id(offered: bytes | None) -> str:
+    """Returns the client's X-Request-ID where it is harmless, else a new one."""
+    text = (offered or b"").decode("latin-1")
+    return text if VALID_ID.fullmatch(text) else f"{IDS.getrandbits(128):032x}"
 
 
 class Refusals:
-    """Those come by the thousand: in each second the first have a line each, the others one together."""
+    """Limits the log lines of refused requests (503): the first 20 of a second, then one summary."""
 
     def __init__(self, second_s: float = 1.0) -> None:
         self.second_s = second_s
         self.in_this_second = 0
 
     def level(self) -> str:
-        """Of one more request's own line."""
+        """Returns the log level for one more refusal."""
         if not self.in_this_second:
-            asyncio.get_running_loop().call_later(self.second_s, self._tell)
+            asyncio.get_running_loop().call_later(self.second_s, self._log_summary)
         self.in_this_second += 1
         return "info" if self.in_this_second <= LINES_A_SECOND else "debug"
 
-    def _tell(self) -> None:
+    def _log_summary(self) -> None:
         if (rest := self.in_this_second - LINES_A_SECOND) > 0:
             logger().info("more requests were refused", requests=rest)
         self.in_this_second = 0
@@ -42,11 +96,13 @@ refusals = Refusals()
 
 
 def to_client_error(error: Exception, context: RequestContext) -> ServingError:
-    """The error as the client may know it: what went wrong inside goes to the log and no further.
+    """Returns the error that the client is told, and notes its code in the context.
 
-    The log line of the request will have its code.
+    The web framework's errors become ours. An unforeseen error is logged; the client gets a plain 500.
     """
-    if not isinstance(error, ServingError):
+    if isinstance(error, HTTPException):
+        error = by_status(error.status_code, str(error.detail), error.headers)
+    elif not isinstance(error, ServingError):
         logger().error("request failed", exc_info=error, request_id=context.request_id)
         error = InternalError(HIDDEN)
     elif type(error) is InternalError:
@@ -67,9 +123,9 @@ def record(
     client: str,
     timed: bool,
 ) -> None:
-    """One request that has ended: its counter, its duration where it is `timed`, its log line.
+    """Counts and logs a request that has ended, and observes its duration where `timed`.
 
-    `series` stands in the metrics for `path`, of which there may be any number.
+    `series` stands for `path` in the metrics, where raw paths would grow without bound.
     """
     if status == CLIENT_GONE:
         context.code = "client_gone"
@@ -77,7 +133,7 @@ def record(
     if timed:
         metrics.total.observe(time.monotonic() - context.started)
     logger().log(
-        LEVELS[level_of(path, status)],
+        LEVELS[log_level(path, status)],
         "request",
         request_id=context.request_id,
         method=method,
@@ -89,8 +145,8 @@ def record(
     )
 
 
-def level_of(path: str, status: int) -> str:
-    """Of the log line of a request that has ended."""
+def log_level(path: str, status: int) -> str:
+    """Returns the level of a request's log line: failures stand out, probes are quiet."""
     if status >= 500 and status != 503:
         return "warning"
     if path in QUIET_PATHS:

@@ -1,15 +1,19 @@
-"""Reads a request's body within its limits, and finds the picture in it; called by front-ends."""
+"""Reads a request's body within its limits, and finds the image in it; the protocols call it.
+
+Also gzip and deflate of whole bodies, both ways; a body that unpacks to more than its limit is refused.
+"""
 
 import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Request
-from python_multipart.multipart import parse_options_header
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
 from serving.errors import (
     InvalidBodyError,
@@ -25,30 +29,29 @@ from serving.tasks.image.base64 import from_base64
 
 IMAGE_FIELDS = (b"image", b"file")
 MAX_PARTS = 16
-MAX_PART_HEAD = 4096
+FORM_CONFIG = {"MAX_MEMORY_FILE_SIZE": None}  # nothing is written to a disk
 MAX_BOUNDARY = 70  # RFC 2046
 MAX_CONTENT_TYPE = 1024  # characters; the parser takes a time that grows with their square
-
-
 WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}  # RFC 1952, RFC 1950
-FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of nought, RFC 9110
+FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of zero, RFC 9110
 LARGE = 64 * 1024  # bytes; more is a thread's work
 FAST = 1
-WORTH_IT = 512  # bytes; what is smaller travels in one packet anyway
+WORTH_IT = 512  # bytes; a smaller answer travels in one packet anyway
 
 
-class Body(msgspec.Struct):
-    """`schemas.PredictRequest`, as it is read."""
+class ImageJson(msgspec.Struct):
+    """`{"image": "<base64>"}`; other keys are skipped, not built."""
 
     image: Annotated[str, msgspec.Meta(min_length=1)]
 
 
-DECODER = msgspec.json.Decoder(Body)
+IMAGE_JSON = msgspec.json.Decoder(ImageJson)
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
+T = Any  # what a decoder returns is told by its type
 
 
 class BodyReader:
-    """Reads bodies within a limit for each and one for all that are held at the same time."""
+    """Reads bodies within a limit for each one, and one for all that are held at the same time."""
 
     def __init__(self, max_bytes: int, max_buffered_bytes: int, timeout_s: float) -> None:
         self.max_bytes = max_bytes
@@ -57,11 +60,12 @@ class BodyReader:
         self._buffered = 0
 
     def read(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
-        """The whole body of an HTTP request, see `collect`. Raises also UnsupportedMediaTypeError.
+        """Reads the whole body of an HTTP request, as `collect` does.
 
-        `compressed` bodies are unpacked where their encoding is known.
+        `compressed` allows gzip and deflate. Raises UnsupportedMediaTypeError for other encodings, and
+        what `collect` raises.
         """
-        encoding = encoding_of(request.headers.get("content-encoding"))
+        encoding = content_encoding(request.headers.get("content-encoding"))
         if encoding and not compressed:
             raise UnsupportedMediaTypeError(f"the content encoding {encoding!r} is not supported here")
         declared = request.headers.get("content-length", "")
@@ -76,7 +80,7 @@ class BodyReader:
     async def collect(
         self, stream: AsyncIterable[bytes], encoding: str | None = None
     ) -> AsyncIterator[bytes]:
-        """All chunks in one, unpacked within the same limit; they count as held until the block ends.
+        """Joins all chunks, unpacked within the same limit; they count as held until the block ends.
 
         Raises PayloadTooLargeError, SlowBodyError, OverloadedError or InvalidBodyError.
         """
@@ -89,8 +93,7 @@ class BodyReader:
                         self._buffered += len(chunk)
                         if size > self.max_bytes:
                             raise self._too_large()
-                        if self._buffered > self.max_buffered_bytes:
-                            raise OverloadedError("too many bytes are waiting already")
+                        self._check_room()
                         chunks.append(chunk)
             except TimeoutError as error:
                 text = f"the body did not arrive within {self.timeout_s:g} s"
@@ -101,8 +104,7 @@ class BodyReader:
                 body = await unpacked(body, encoding, self.max_bytes)
                 size += len(body)
                 self._buffered += len(body)
-                if self._buffered > self.max_buffered_bytes:
-                    raise OverloadedError("too many bytes are waiting already")
+                self._check_room()
             yield body
         finally:
             self._buffered -= size
@@ -112,23 +114,26 @@ class BodyReader:
         """Counts a message that something else has read. Raises OverloadedError."""
         self._buffered += size
         try:
-            if self._buffered > self.max_buffered_bytes:
-                raise OverloadedError("too many bytes are waiting already")
+            self._check_room()
             yield
         finally:
             self._buffered -= size
 
+    def _check_room(self) -> None:
+        if self._buffered > self.max_buffered_bytes:
+            raise OverloadedError("too many bytes are waiting already")
 
-def picture(body: bytes, content_type: str | None) -> bytes:
-    """The picture's bytes out of a body: JSON with base64, multipart form, or the bytes themselves.
 
-    A body without a content type counts as the picture itself.
+def image_bytes(body: bytes, content_type: str | None) -> bytes:
+    """Finds the image's bytes in a body: JSON with base64, multipart form, or the bytes themselves.
+
+    A body without a content type counts as the image itself. Raises RequestError.
     """
     media_type, options = parsed_content_type(content_type or "application/octet-stream")
     if media_type == b"application/json":
-        return from_json(body)
+        return image_from_json(body)
     if media_type == b"multipart/form-data":
-        return from_multipart(body, options.get(b"boundary"))
+        return file_from_form(body, options.get(b"boundary"))
     if media_type == b"application/octet-stream" or media_type.startswith(b"image/"):
         if not body:
             raise InvalidImageError("the body is empty")
@@ -140,65 +145,75 @@ def picture(body: bytes, content_type: str | None) -> bytes:
 
 
 def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
-    """The media type in small letters, and its parameters. Raises UnsupportedMediaTypeError."""
+    """Returns the media type in small letters, and its parameters. Raises UnsupportedMediaTypeError."""
     if len(text) > MAX_CONTENT_TYPE:
         raise UnsupportedMediaTypeError(f"the content type has more than {MAX_CONTENT_TYPE} characters")
     return parse_options_header(text)
 
 
-def from_json(body: bytes) -> bytes:
-    """`{"image": "<base64>"}` -> the picture's bytes; other keys are skipped, not built."""
+def image_from_json(body: bytes) -> bytes:
+    """`{"image": "<base64>"}` -> the image's bytes. Raises RequestError."""
+    image: ImageJson = decode_json(IMAGE_JSON, body, "body")
+    return from_base64(image.image)
+
+
+def decode_json(
+    decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgspec.Raw, name: str = "request"
+) -> T:
+    """Decodes JSON. Raises InvalidJsonError for other text, InvalidRequestError for another shape."""
     try:
         try:
-            return from_base64(DECODER.decode(body).image)
+            return decoder.decode(data)
         except msgspec.ValidationError as error:
-            SYNTAX.decode(body)  # what breaks off further on is no JSON at all
-            raise InvalidRequestError(f"the body is not as documented: {error}") from error
+            SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
+            raise InvalidRequestError(f"the {name} is not as documented: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidJsonError(f"the body is not JSON: {error}"[:200]) from error
+        raise InvalidJsonError(f"the {name} is not JSON: {error}"[:200]) from error
 
 
-def from_multipart(
+def file_from_form(
     body: bytes,
     boundary: bytes | None,
     fields: tuple[bytes, ...] = IMAGE_FIELDS,
     nameless: bool = False,
 ) -> bytes:
-    """The one file in one of these fields of a form (RFC 7578), without a copy of the rest.
+    """Returns the one file in one of these fields of a multipart form (RFC 7578).
 
-    A `nameless` one has no file name, and is taken for text elsewhere.
+    `nameless` also takes a field without a file name. Raises InvalidRequestError.
     """
     if not boundary or len(boundary) > MAX_BOUNDARY:
         raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
-    parts = (b"\r\n" + body).split(b"\r\n--" + boundary, MAX_PARTS + 2)
-    if len(parts) > MAX_PARTS + 2:
-        raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
-    if len(parts) < 3 or not parts[-1].startswith(b"--"):
+    parts: list[Field | File] = []
+    ends: list[bool] = []
+
+    def add(part: Field | File) -> None:
+        parts.append(part)
+        if len(parts) > MAX_PARTS:
+            raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
+
+    try:
+        FormParser(
+            "multipart/form-data", add, add, lambda: ends.append(True), boundary, config=FORM_CONFIG
+        ).write(body)
+    except FormParserError as error:
+        raise InvalidRequestError(f"the form cannot be read: {error}"[:200]) from error
+    if not ends:
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
-    found = [split_part(part, nameless) for part in parts[1:-1]]
-    files = [content for name, content in found if name in fields]
-    if len(files) != 1:
+    found = [
+        part for part in parts if part.field_name in fields and (nameless or isinstance(part, File))
+    ]
+    if len(found) != 1:
         names = " or ".join(name.decode() for name in fields)
-        raise InvalidRequestError(f"send one file in the field {names}; got {len(files)}")
-    return files[0]
+        raise InvalidRequestError(f"send one file in the field {names}; got {len(found)}")
+    content = found[0]
+    if isinstance(content, Field):
+        return content.value or b""
+    content.file_object.seek(0)
+    return content.file_object.read()
 
 
-def split_part(part: bytes, nameless: bool) -> tuple[bytes, bytes]:
-    """One part of a form -> (field name, content); the field name of what is no file is empty."""
-    head, separator, content = part.partition(b"\r\n\r\n")
-    if not separator or len(head) > MAX_PART_HEAD:
-        raise InvalidRequestError("the form cannot be read: a part has no head, or too long a one")
-    for line in head.split(b"\r\n"):
-        key, _, value = line.partition(b":")
-        if key.strip().lower() == b"content-disposition":
-            _, options = parse_options_header(value)
-            if nameless or b"filename" in options:
-                return options.get(b"name", b""), content
-    return b"", content
-
-
-def encoding_of(header: str | None) -> str | None:
-    """The one encoding of a body, or None without one. Raises UnsupportedMediaTypeError."""
+def content_encoding(header: str | None) -> str | None:
+    """Returns the one encoding of a body, or None. Raises UnsupportedMediaTypeError."""
     name = (header or "identity").strip().lower()
     if name == "identity":
         return None
@@ -208,14 +223,14 @@ def encoding_of(header: str | None) -> str | None:
 
 
 async def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """At most `limit` bytes. Raises InvalidBodyError or PayloadTooLargeError."""
+    """Decompresses to at most `limit` bytes. Raises InvalidBodyError or PayloadTooLargeError."""
     if len(body) <= LARGE and limit <= LARGE:
         return unpack(body, encoding, limit)
     return await asyncio.to_thread(unpack, body, encoding, limit)
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """See `unpacked`; never makes more than one byte over the limit."""
+    """Decompresses, and never makes more than one byte over the limit. Raises as `unpacked`."""
     stream = zlib.decompressobj(WINDOW_BITS[encoding])
     try:
         content = stream.decompress(body, limit + 1)
@@ -228,8 +243,8 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
     return content
 
 
-def accepted(header: str | None) -> str | None:
-    """The first encoding of an Accept-Encoding header that we know and it does not forbid."""
+def accepted_encoding(header: str | None) -> str | None:
+    """Returns the first encoding of an Accept-Encoding header that is known and not forbidden."""
     for part in (header or "").lower().split(","):
         name, _, weight = part.partition(";")
         if name.strip() in WINDOW_BITS and not FORBIDDEN.fullmatch(weight.strip()):
@@ -238,13 +253,13 @@ def accepted(header: str | None) -> str | None:
 
 
 async def packed(body: bytes, encoding: str) -> bytes:
-    """The body, compressed quickly rather than well."""
+    """Compresses quickly rather than well."""
     if len(body) <= LARGE:
         return pack(body, encoding)
     return await asyncio.to_thread(pack, body, encoding)
 
 
 def pack(body: bytes, encoding: str) -> bytes:
-    """See `packed`."""
+    """Compresses a body as gzip or deflate."""
     stream = zlib.compressobj(FAST, wbits=WINDOW_BITS[encoding])
     return stream.compress(body) + stream.flush()

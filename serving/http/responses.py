@@ -1,4 +1,4 @@
-"""Answers as JSON, made by orjson; errors in the shape of the protocol whose path was asked for."""
+"""JSON answers, made by orjson, and errors in the shape of the protocol whose path was asked for."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,9 +7,9 @@ import orjson
 from fastapi import Response
 
 from serving.errors import ServingError
-from serving.http.context import RequestContext
+from serving.http.access_log import RequestContext
 
-ErrorShape = Callable[[ServingError, RequestContext], Response]
+ErrorResponse = Callable[[ServingError, RequestContext], Response]
 
 
 def json_response(
@@ -17,27 +17,27 @@ def json_response(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """`content` is anything that orjson takes."""
+    """Returns `content`, anything that orjson takes, as application/json."""
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 
-def error_response(error: ServingError, context: RequestContext) -> Response:
-    """`{"detail", "code", "request_id"}` with the error's status and headers."""
+def native_error(error: ServingError, context: RequestContext) -> Response:
+    """Returns `{"detail", "code", "request_id"}` with the error's status and headers."""
     body = {"detail": error.detail, "code": error.code, "request_id": context.request_id}
     return json_response(body, error.status, error.headers)
 
 
-class ErrorShapes:
-    """Which protocol an error is told in: also those of the outermost layers, that no route has seen."""
+class ErrorResponses:
+    """Chooses an error's shape by the first segment of the path: each protocol has its own."""
 
     def __init__(self) -> None:
-        self._shapes: dict[str, ErrorShape] = {}
+        self._by_segment: dict[str, ErrorResponse] = {}
 
-    def add(self, first_segment: str, shape: ErrorShape) -> None:
-        """All paths that begin with this word are the protocol's."""
-        self._shapes[first_segment] = shape
+    def add(self, first_segment: str, respond: ErrorResponse) -> None:
+        """Registers a protocol's shape for all paths under /`first_segment`."""
+        self._by_segment[first_segment] = respond
 
     def response(self, path: str, error: ServingError, context: RequestContext) -> Response:
-        """The answer for an error at a path."""
+        """Returns the answer for an error at a path, in the native shape unless registered otherwise."""
         _, first_segment, *_ = (*path.split("/", 2), "")
-        return self._shapes.get(first_segment, error_response)(error, context)
+        return self._by_segment.get(first_segment, native_error)(error, context)

@@ -1,68 +1,131 @@
-"""One model version in service, and what its engine gives back; `classifier.py` works with both."""
+"""One model version in service, and the results of its engine; `service.py` works with both."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.engine import gpu_monitor
 from serving.engine.client import EngineClient, Outcome
 from serving.engine.memory import Signature
 from serving.engine.provider import EngineHandle
-from serving.engine.statistics import Timings
+from serving.engine.statistics import BatchTotals, Timings, Totals
 from serving.errors import InvalidTensorError
 from serving.metrics import Metrics
+from serving.model import ModelDescription
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image.classification import Score
 from serving.tasks.image.decode import ImageDecoder
 
-SLOW = 750.0  # pictures a second; an event loop decodes more than that of 400x300 pixels
+SLOW = 750.0  # images a second; an event loop decodes more than that of 400x300 pixels
+
+
+class EncodedImage(NamedTuple):
+    """An image file within a request; finding it in the body may be work for a thread."""
+
+    size: int
+    """Bytes that the client sent."""
+
+    read: Callable[[], bytes]
+    """Returns the file's bytes. Raises RequestError."""
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """The model in service, as protocols describe it to their clients."""
+
+    description: ModelDescription
+    version: str
+    labels: list[str]
+    image_size: tuple[int, int]
+    """(height, width) of the network's input."""
+
+    backend: str
+    """Library and version, such as `onnxruntime 1.31.1`."""
+
+    on_gpu: bool
+    instances: int
+    ready_instances: int
+    batch_cap: int
+    """Largest batch that warm-up chose."""
 
 
 class ActiveModel:
-    """One model version in service: its description, its image pipeline, its engine."""
+    """A model version in service: its description, its image decoder, its engine."""
 
-    def __init__(self, offer: EngineHandle, settings: Settings, metrics: Metrics) -> None:
-        self.offer = offer
-        self.labels = offer.model.labels
-        self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
-        self.client = EngineClient(offer.attachment, metrics.observe_item)
-        on_gpu, webs = offer.profile["info"]["device"] != "cpu", offer.attachment.geometry.webs
-        spare = cpus.usable() - offer.attachment.geometry.workers
-        self.decodes_at_once = throughput(offer) <= SLOW * webs or (on_gpu and webs >= spare)
-        """Whether the event loop decodes small pictures itself.
+    def __init__(self, handle: EngineHandle, settings: Settings, metrics: Metrics) -> None:
+        self.handle = handle
+        self.description = handle.model.description
+        self.labels = handle.model.labels
+        self.decoder = ImageDecoder(self.description.image, settings.max_image_pixels)
+        self.client = EngineClient(handle.attachment, metrics.observe_item)
+        layout = handle.attachment.geometry
+        spare_cores = cpus.usable() - layout.workers
+        on_gpu = handle.profile["info"]["device"] != "cpu"
+        self.decodes_on_event_loop = throughput(handle) <= SLOW * layout.webs or (
+            on_gpu and layout.webs >= spare_cores
+        )
+        """Whether the event loop decodes small images: where one thread a web process keeps all workers
+        busy, and beside a GPU where every core has a web process already."""
 
-        It does where one thread of each web process can decode all that the workers can compute; and
-        beside a GPU where every core has a web process, so that a thread more would find none.
-        """
-
-    def decode(self, read: Callable[[], bytes]) -> tuple[NDArray[np.uint8], float]:
-        """Pixels, and the seconds that took; on a decoding thread."""
+    def decode(self, image: EncodedImage) -> tuple[NDArray[np.uint8], float]:
+        """Decodes an image to pixels [height, width, 3]; returns the seconds taken, too."""
         started = time.perf_counter()
-        return self.decoder.decode(read()), time.perf_counter() - started
+        return self.decoder.decode(image.read()), time.perf_counter() - started
 
+    def metadata(self) -> ModelMetadata:
+        """Returns the description that protocols give their clients."""
+        layout, profile = self.handle.attachment.geometry, self.handle.profile
+        return ModelMetadata(
+            description=self.description,
+            version=self.description.version,
+            labels=self.labels,
+            image_size=(layout.height, layout.width),
+            backend=profile["info"]["backend"],
+            on_gpu=profile["info"]["device"] != "cpu",
+            instances=layout.workers,
+            ready_instances=self.client.memory.ready_workers[0],
+            batch_cap=profile["batch_cap"],
+        )
 
-@dataclass(slots=True)
-class Prediction:
-    """The best classes, most probable first, and where the time went."""
+    def describe(self) -> dict[str, Any]:
+        """Returns the content of `GET /model`."""
+        fields = {"name", "version", "description", "labels", "image", "thresholds", "accuracy"}
+        profile, memory = self.handle.profile, self.client.memory
+        return {
+            **self.description.model_dump(include=fields),
+            **profile["info"],
+            "instances": memory.ready_workers[0],
+            "web_processes": self.handle.attachment.geometry.webs,
+            "max_batch_size": memory.smallest_cap or profile["batch_cap"],
+            "batch_ms": profile["batch_ms"],
+            "idle_threads": profile["idle_threads"],
+            "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],
+        }
 
-    top: list[Score]
-    stages: Timings
+    def statistics(self, signature: Signature) -> tuple[Totals, dict[int, BatchTotals]]:
+        """Returns totals over all requests, and by batch size, since the version is in service."""
+        counted = self.client.statistics
+        return counted.totals(signature), counted.by_batch_size(signature)
 
 
 @dataclass(slots=True)
 class Predictions:
-    """Of the pictures of one request, in their order."""
+    """The best classes of each image of a request, in the request's order."""
 
     tops: list[list[Score]]
-    stages: Timings
+    """The `top_k` classes of each image, most probable first."""
+
+    timings: Timings
 
 
 @dataclass(slots=True)
 class Logits:
-    """Of the tensors of one request, in their order."""
+    """The logits of each tensor of a request, in the request's order."""
 
     rows: NDArray[np.float32]
     """[tensors, classes]."""
@@ -70,10 +133,10 @@ class Logits:
     labels: list[str]
     """Of the version that computed them, in the order of a row."""
 
-    stages: Timings
+    timings: Timings
 
     def check_finite(self) -> None:
-        """For answers that have no other numbers, as JSON. Raises InvalidTensorError."""
+        """Raises InvalidTensorError for infinities and NaN, which JSON cannot carry."""
         finite = np.isfinite(self.rows).all(axis=1)
         if not finite.all():
             raise InvalidTensorError(f"the logits of element {finite.argmin()} are not finite")
@@ -81,34 +144,34 @@ class Logits:
 
 @dataclass(slots=True)
 class InferenceResult:
-    """What came back from the engine for one request."""
+    """The engine's outcomes for one request."""
 
-    served: ActiveModel
-    kind: Signature
+    model: ActiveModel
+    signature: Signature
     outcomes: list[Outcome]
-    began: float
-    """time.monotonic() at admission."""
+    admitted_at: float
+    """time.monotonic() when the slots were acquired."""
 
-    submitted: float
-    """And when the inputs were ready."""
+    submitted_at: float
+    """time.monotonic() when the inputs were ready."""
 
-    def over(self) -> Timings:
-        """The answer is ready: where its time went, which is counted."""
+    def timings(self) -> Timings:
+        """Computes the request's timings, and adds them to the statistics."""
         started = min(outcome.started_at for outcome in self.outcomes)
         finished = max(outcome.finished_at for outcome in self.outcomes)
-        stages = Timings(
-            decode_s=self.submitted - self.began,
-            queue_s=started - self.submitted,
+        timings = Timings(
+            decode_s=self.submitted_at - self.admitted_at,
+            queue_s=started - self.submitted_at,
             infer_s=finished - started,
             output_s=time.monotonic() - finished,
         )
         sizes = [outcome.batch_size for outcome in self.outcomes]
-        self.served.client.statistics.succeeded(self.kind, stages, sizes)
-        return stages
+        self.model.client.statistics.succeeded(self.signature, timings, sizes)
+        return timings
 
 
-def throughput(offer: EngineHandle) -> float:
-    """Pictures a second that all workers can compute, by what was measured at warm-up."""
-    batch_ms: dict[str, float] = offer.profile["batch_ms"]
+def throughput(handle: EngineHandle) -> float:
+    """Returns the images a second that all workers can compute, as measured at warm-up."""
+    batch_ms: dict[str, float] = handle.profile["batch_ms"]
     fastest = max(int(size) / ms for size, ms in batch_ms.items())
-    return 1000 * fastest * offer.attachment.geometry.workers
+    return 1000 * fastest * handle.attachment.geometry.workers

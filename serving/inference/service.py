@@ -1,24 +1,24 @@
-"""The one entry of every front-end: `classify` turns a picture file into a prediction.
+"""The core call of every protocol: images or tensors in, classes or logits out.
 
-The path: a slot of the engine, find and decode the picture (a thread), `Slots.submit`, softmax and
-top-k. A request holds its slot from admission to answer, so that overload is decided at the door.
-`classify_all` does that for several pictures of one request, `infer` for tensors that need no decoding.
+`InferenceService` is all that protocols know of models and engines. A request holds its slots from
+admission to answer, so that overload is decided before any work: acquire the slots, decode the images
+(on the event loop or a thread), hand the inputs to the workers, await the logits, pick the best classes.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine import gpu_monitor, topology
+from serving.engine import topology
 from serving.engine.client import Inputs
 from serving.engine.memory import Health, Signature
 from serving.engine.provider import EngineHandle, EngineProvider
+from serving.engine.statistics import BatchTotals, Totals
 from serving.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -28,7 +28,14 @@ from serving.errors import (
     ServingError,
     UnavailableError,
 )
-from serving.inference.active_model import ActiveModel, InferenceResult, Logits, Prediction, Predictions
+from serving.inference.active_model import (
+    ActiveModel,
+    EncodedImage,
+    InferenceResult,
+    Logits,
+    ModelMetadata,
+    Predictions,
+)
 from serving.inference.thread_pool import ThreadPool
 from serving.logging import logger
 from serving.metrics import Metrics
@@ -38,130 +45,150 @@ from serving.tasks.image import jpeg
 from serving.tasks.image.classification import best
 
 T = TypeVar("T")
-ReadPicture = Callable[[], bytes]
+Prepare = Callable[[ActiveModel], Awaitable[Inputs]]
 SMALL_BODY = 96 * 1024  # bytes
-SMALL_JPEG = 4_000_000  # pixels; what a JPEG of that many bytes and pixels costs is bounded
+SMALL_JPEG = 4_000_000  # pixels; decoding a JPEG of at most that many bytes and pixels is cheap
 
 
-class Classifier:
-    """Holds the engine in service and the decoding threads; made by `app.create_app`."""
+class InferenceService:
+    """Infers with the model in service, and switches its versions; made by `app.create_app`."""
 
     def __init__(
-        self, model: Model, settings: Settings, metrics: Metrics, source: EngineProvider
+        self, model: Model, settings: Settings, metrics: Metrics, provider: EngineProvider
     ) -> None:
         self.model = model
         self.settings = settings
         self.metrics = metrics
-        self.source = source
-        self._served: ActiveModel | None = None
-        self._decoders = ThreadPool(topology.decoding_threads(settings))
-        self._leaving = False
+        self.provider = provider
+        self._active: ActiveModel | None = None
+        self._threads = ThreadPool(topology.decoding_threads(settings))
+        self._not_ready = False
         self._draining = False
         self._switching = asyncio.Lock()
         self._switches: set[asyncio.Task[None]] = set()
 
+    # start, versions, end
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serves from the moment when the workers are ready until the block ends."""
-        self._decoders.start()
-        await self.adopt(await self.source.first())
+        self._threads.start()
+        await self.adopt(await self.provider.first())
         try:
             yield
         finally:
             self._draining = True
-            served, self._served = self._served, None
-            if served:
-                served.client.close()
-                await served.offer.release()
-            self._decoders.close()
+            active, self._active = self._active, None
+            if active:
+                active.client.close()
+                await active.handle.release()
+            self._threads.close()
 
-    async def adopt(self, offer: EngineHandle) -> None:
-        """Puts an engine into service; returns when the one before has answered all it had taken."""
-        new = ActiveModel(offer, self.settings, self.metrics)
+    async def adopt(self, handle: EngineHandle) -> None:
+        """Puts an engine into service; returns when its predecessor has answered all it had taken."""
+        new = ActiveModel(handle, self.settings, self.metrics)
         new.client.open()
-        old, self._served = self._served, new
+        old, self._active = self._active, new
         self.metrics.follow(new.client.memory)
-        if offer.profile["info"]["fallback"]:
-            logger().warning("no CUDA, the CPU is used", reason=offer.profile["info"]["fallback"])
+        info = handle.profile["info"]
+        if info["fallback"]:
+            logger().warning("no CUDA, the CPU is used", reason=info["fallback"])
         logger().info(
             "model ready",
-            model=offer.model.description.name,
-            version=offer.model.description.version,
-            device=offer.profile["info"]["device"],
-            instances=offer.attachment.geometry.workers,
-            **{k: v for k, v in offer.profile.items() if k != "info"},
+            model=new.description.name,
+            version=new.description.version,
+            device=info["device"],
+            instances=handle.attachment.geometry.workers,
+            **{k: v for k, v in handle.profile.items() if k != "info"},
         )
         if old:
             await old.client.drained()
             old.client.close()
-            await old.offer.release()
+            await old.handle.release()
 
-    async def switch(self, version: str) -> None:
-        """Serves another version from now on; no request fails.
+    async def load_version(self, version: str | None) -> str:
+        """Switches to another version, or to the one that model.json names; no request fails.
 
-        What has begun goes on where the caller is cancelled: half of it would leave workers behind.
-        Raises ConfigurationError, or DrainingError where the service is to end.
+        Returns the version. A cancelled caller does not stop the switch: half of one would leave workers
+        behind. Raises InvalidRequestError for a version that cannot be served, or DrainingError.
         """
-        switch = asyncio.get_running_loop().create_task(self._switch(version))
-        self._switches.add(switch)  # the loop itself keeps weak references only
-        switch.add_done_callback(self._switches.discard)
-        await asyncio.shield(switch)
+        try:
+            version = version or Model.read(self.settings.model_dir).description.version
+            switch = asyncio.get_running_loop().create_task(self._switch(version))
+            self._switches.add(switch)  # the loop itself keeps weak references only
+            switch.add_done_callback(self._switches.discard)
+            await asyncio.shield(switch)
+        except ConfigurationError as error:
+            raise InvalidRequestError(f"version {version} cannot be served: {error}") from error
+        return version
 
     async def _switch(self, version: str) -> None:
         async with self._switching:
             self._check_not_draining()
-            if self.served.offer.model.description.version == version:
+            if self.active.description.version == version:
                 return
             try:
-                await self.source.switch(version, self.adopt)
+                await self.provider.switch(version, self.adopt)
             except ConfigurationError:
                 self._check_not_draining()
                 raise
 
-    @property
-    def served(self) -> ActiveModel:
-        """What is in service. Raises UnavailableError before the model is loaded."""
-        if self._served is None:
-            raise UnavailableError("the model is not loaded yet")
-        return self._served
+    def versions(self) -> list[str]:
+        """Returns the versions in the model's folder, ascending, served or not."""
+        folders = (each for each in self.settings.model_dir.iterdir() if each.is_dir())
+        return sorted((each.name for each in folders if each.name.isdecimal()), key=int)
 
-    def describe(self) -> dict[str, Any]:
-        """What `/model` answers. Raises UnavailableError before the model is loaded."""
-        offer = self.served.offer
-        fields = {"name", "version", "description", "labels", "image", "thresholds", "accuracy"}
-        profile, memory = offer.profile, self.served.client.memory
-        return {
-            **offer.model.description.model_dump(include=fields),
-            **profile["info"],
-            "instances": memory.ready_workers[0],
-            "web_processes": offer.attachment.geometry.webs,
-            "max_batch_size": memory.smallest_cap or profile["batch_cap"],
-            "batch_ms": profile["batch_ms"],
-            "idle_threads": profile["idle_threads"],
-            "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],
-        }
-
-    def announce_end(self) -> None:
-        """Readiness is refused from now on; requests are still taken."""
-        self._leaving = True
+    def refuse_readiness(self) -> None:
+        """Turns readiness false: the service will end; requests are still taken."""
+        self._not_ready = True
 
     def start_draining(self) -> None:
-        """New requests are refused from now on; what was accepted goes on, but for a version's load."""
+        """Refuses new requests, and gives up loading a version; accepted requests go on."""
         self._draining = True
-        self.source.abandon()
+        self.provider.abandon()
 
     async def drained(self) -> None:
-        """Returns when everything that was accepted has been answered."""
-        if self._served:
-            await self._served.client.drained()
+        """Returns when every accepted request has been answered."""
+        if self._active:
+            await self._active.client.drained()
+
+    # what protocols ask
+
+    @property
+    def active(self) -> ActiveModel:
+        """The model in service. Raises UnavailableError before it is loaded."""
+        if self._active is None:
+            raise UnavailableError("the model is not loaded yet")
+        return self._active
+
+    def metadata(self) -> ModelMetadata:
+        """Describes the model in service. Raises UnavailableError before it is loaded."""
+        return self.active.metadata()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the content of `GET /model`. Raises UnavailableError before the model is loaded."""
+        return self.active.describe()
+
+    def statistics(self, signature: Signature) -> tuple[Totals, dict[int, BatchTotals]]:
+        """Returns totals over all requests, and by batch size, since the version is in service."""
+        return self.active.statistics(signature)
 
     def check_ready(self) -> None:
         """Raises DrainingError or UnavailableError unless a worker could answer now."""
         self._check_open()
-        if self._leaving:
+        if self._not_ready:
             raise DrainingError("the service is shutting down")
-        if self.served.client.health is not Health.READY:
+        if self.active.client.health is not Health.READY:
             raise UnavailableError("no worker is ready")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `check_ready` passes."""
+        try:
+            self.check_ready()
+        except (DrainingError, UnavailableError):
+            return False
+        return True
 
     def _check_not_draining(self) -> None:
         if self._draining:
@@ -169,120 +196,88 @@ class Classifier:
 
     def _check_open(self) -> None:
         self._check_not_draining()
-        if self.served.client.health is Health.DOWN:
+        if self.active.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
 
-    def check_free_slot(self, bulk: bool, kind: Signature = Signature.IMAGE) -> None:
-        """Raises what `classify` or `infer` would raise before it does anything."""
+    def check_free_slot(self, bulk: bool, signature: Signature = Signature.IMAGE) -> None:
+        """Refuses a request before its body is read. Raises RetryableError where it would fail later."""
         self._check_open()
         try:
-            self.served.client.check_free(bulk)
+            self.active.client.check_free(bulk)
         except ServingError:
-            self.served.client.statistics.failed(kind, 0)
+            self.active.client.statistics.failed(signature, 0)
             raise
 
     @property
     def largest_request(self) -> int:
-        """Inputs that one request may have: it can take half of a web process's slots."""
-        return max(1, self.served.offer.attachment.geometry.share // 2)
+        """Inputs that one request may have: half of a web process's slots."""
+        return max(1, self.active.handle.attachment.geometry.share // 2)
 
     async def classify(
-        self, read: ReadPicture, size: int, top_k: int, deadline: float, bulk: bool = False
-    ) -> Prediction:
-        """A picture file -> its `top_k` classes.
-
-        `read` finds the file's bytes in the `size` bytes that the client sent; it may run on a decoding
-        thread, and what it raises goes to the caller. `deadline` is a time of `time.monotonic()`;
-        `bulk` gives way to everything else. Raises InvalidImageError, ImageTooLargeError,
-        OverloadedError, DrainingError, UnavailableError, DeadlineExceededError or WorkerCrashedError.
-        Cancelling the task frees the slot, and what has not begun is not computed.
-        """
-
-        async def prepare(served: ActiveModel) -> Inputs:
-            return [await self._decode(served, read, size, bulk)]
-
-        passage = await self._infer(Signature.IMAGE, 1, prepare, deadline, bulk)
-        top = best(passage.served.labels, passage.outcomes[0].logits, top_k)
-        return Prediction(top, passage.over())
-
-    async def classify_all(
-        self,
-        pictures: Sequence[tuple[ReadPicture, int]],
-        top_k: int,
-        deadline: float,
-        bulk: bool = False,
+        self, images: Sequence[EncodedImage], top_k: int, deadline: float, bulk: bool = False
     ) -> Predictions:
-        """Several pictures, admitted together or not at all -> the `top_k` classes of each, in order.
+        """Classifies images, admitted together or not at all: the `top_k` classes of each, in order.
 
-        Each is what `classify` takes; where one fails, so does the request. Raises what `classify`
-        raises, and InvalidRequestError for more pictures than `largest_request`.
+        `deadline` is a time of time.monotonic(); `bulk` gives way to all other requests. Where one image
+        fails, so does the request. Cancelling the task frees the slots, and work that has not begun is
+        never computed. Raises InvalidImageError, ImageTooLargeError, what `EncodedImage.read` raises,
+        InvalidRequestError for more than `largest_request` images, OverloadedError, DrainingError,
+        UnavailableError, DeadlineExceededError or WorkerCrashedError.
         """
 
-        async def prepare(served: ActiveModel) -> Inputs:
-            return list(
-                all_or_error(
-                    await asyncio.gather(
-                        *(self._decode_on_thread(served, read, bulk) for read, _ in pictures),
-                        return_exceptions=True,
-                    )
-                )
-            )
+        async def decode(model: ActiveModel) -> Inputs:
+            if len(images) == 1:
+                return [await self._decode(model, images[0], bulk)]
+            decoding = (self._decode_on_thread(model, image, bulk) for image in images)
+            return list(all_or_error(await asyncio.gather(*decoding, return_exceptions=True)))
 
-        if len(pictures) == 1:
-            one = await self.classify(*pictures[0], top_k, deadline, bulk)
-            return Predictions([one.top], one.stages)
-        passage = await self._infer(Signature.IMAGE, len(pictures), prepare, deadline, bulk)
-        labels = passage.served.labels
-        tops = [best(labels, outcome.logits, top_k) for outcome in passage.outcomes]
-        return Predictions(tops, passage.over())
+        result = await self._infer(Signature.IMAGE, len(images), decode, deadline, bulk)
+        labels = result.model.labels
+        tops = [best(labels, outcome.logits, top_k) for outcome in result.outcomes]
+        return Predictions(tops, result.timings())
 
     async def infer(self, tensors: NDArray[np.float32], deadline: float, bulk: bool = False) -> Logits:
-        """Normalised photos [N, 3, height, width] -> logits, admitted together or not at all.
+        """Normalised images [N, 3, height, width] -> logits, admitted together or not at all.
 
         A tensor's numbers are the client's own, so its logits need not be finite.
-        Raises InvalidTensorError for another shape, and otherwise what `classify_all` raises.
+        Raises InvalidTensorError for another shape, and otherwise what `classify` raises.
         """
 
-        async def prepare(served: ActiveModel) -> Inputs:
-            geometry = served.offer.attachment.geometry
-            wanted = (3, geometry.height, geometry.width)
-            if tensors.shape[1:] != wanted:
-                raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {wanted}")
+        async def check(model: ActiveModel) -> Inputs:
+            layout = model.handle.attachment.geometry
+            expected = (3, layout.height, layout.width)
+            if tensors.shape[1:] != expected:
+                raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {expected}")
             return tensors
 
-        passage = await self._infer(Signature.TENSOR, len(tensors), prepare, deadline, bulk)
-        rows = np.stack([outcome.logits for outcome in passage.outcomes])
-        return Logits(rows, passage.served.labels, passage.over())
+        result = await self._infer(Signature.TENSOR, len(tensors), check, deadline, bulk)
+        rows = np.stack([outcome.logits for outcome in result.outcomes])
+        return Logits(rows, result.model.labels, result.timings())
 
-    async def on_thread(self, work: Callable[[], T], bulk: bool) -> T:
-        """Runs what would hold up the event loop, on a decoding thread: there are as many as cores."""
-        return await self._decoders.run(work, bulk)
+    async def run_on_thread(self, work: Callable[[], T], bulk: bool) -> T:
+        """Runs blocking work on one of the preprocessing threads: there are as many as cores."""
+        return await self._threads.run(work, bulk)
 
     async def _infer(
-        self,
-        kind: Signature,
-        count: int,
-        prepare: Callable[[ActiveModel], Awaitable[Inputs]],
-        deadline: float,
-        bulk: bool,
+        self, signature: Signature, count: int, prepare: Prepare, deadline: float, bulk: bool
     ) -> InferenceResult:
-        """Through the engine with what `prepare` makes while the slots are held already."""
+        """Acquires slots, prepares the inputs, and passes them through the engine."""
         self._check_open()
-        served = self.served
+        model = self.active
         if not 1 <= count <= self.largest_request:
             raise InvalidRequestError(
                 f"one request may have 1 to {self.largest_request} inputs, not {count}"
             )
         loop = asyncio.get_running_loop()
-        began = time.monotonic()
+        admitted_at = time.monotonic()
         try:
-            with served.client.acquire(bulk, count) as slots:
-                async with asyncio.timeout_at(loop.time() + deadline - began):
-                    inputs = await prepare(served)
-                    submitted = time.monotonic()
-                    outcomes = await slots.submit(kind, inputs, deadline, bulk)
+            with model.client.acquire(bulk, count) as slots:
+                async with asyncio.timeout_at(loop.time() + deadline - admitted_at):
+                    inputs = await prepare(model)
+                    submitted_at = time.monotonic()
+                    outcomes = await slots.submit(signature, inputs, deadline, bulk)
         except BaseException as error:
-            served.client.statistics.failed(kind, time.monotonic() - began)
+            model.client.statistics.failed(signature, time.monotonic() - admitted_at)
             if isinstance(error, TimeoutError | DeadlineExceededError):
                 self.metrics.expired.inc()
                 raise DeadlineExceededError(
@@ -291,43 +286,42 @@ class Classifier:
             if isinstance(error, asyncio.CancelledError):
                 self.metrics.cancelled.inc()
             raise
-        return InferenceResult(served, kind, outcomes, began, submitted)
+        return InferenceResult(model, signature, outcomes, admitted_at, submitted_at)
 
-    async def _decode(
-        self, served: ActiveModel, read: ReadPicture, size: int, bulk: bool
-    ) -> NDArray[np.uint8]:
-        """Pixels [height, width, 3].
+    async def _decode(self, model: ActiveModel, image: EncodedImage, bulk: bool) -> NDArray[np.uint8]:
+        """Decodes to pixels [height, width, 3]: on the event loop where that is cheap, else on a thread.
 
-        On a decoding thread, unless the picture is small and the workers are slow enough, or idle
-        enough, for the event loop to do it: that saves two changes of threads.
+        The event loop saves two changes of threads. It decodes small JPEGs, the one format whose cost is
+        known beforehand, where the workers are slow or idle enough.
         """
-        if size <= SMALL_BODY and not bulk and (served.decodes_at_once or served.client.alone):
-            picture = read()
-            head = jpeg.head(picture)  # of no other format is known beforehand what it costs
+        on_event_loop = model.decodes_on_event_loop or model.client.alone
+        if image.size <= SMALL_BODY and not bulk and on_event_loop:
+            data = image.read()
+            image = EncodedImage(image.size, lambda: data)
+            head = jpeg.head(data)
             if head is not None and head.width * head.height <= SMALL_JPEG:
-                return self._decoded(served.decode(lambda: picture))
-            return await self._decode_on_thread(served, lambda: picture, bulk)
-        return await self._decode_on_thread(served, read, bulk)
+                return self._observe_decode(model.decode(image))
+        return await self._decode_on_thread(model, image, bulk)
 
     async def _decode_on_thread(
-        self, served: ActiveModel, read: ReadPicture, bulk: bool
+        self, model: ActiveModel, image: EncodedImage, bulk: bool
     ) -> NDArray[np.uint8]:
-        return self._decoded(await self._decoders.run(lambda: served.decode(read), bulk))
+        return self._observe_decode(await self._threads.run(lambda: model.decode(image), bulk))
 
-    def _decoded(self, result: tuple[NDArray[np.uint8], float]) -> NDArray[np.uint8]:
+    def _observe_decode(self, result: tuple[NDArray[np.uint8], float]) -> NDArray[np.uint8]:
         pixels, seconds = result
         self.metrics.decode.observe(seconds)
         return pixels
 
 
 def all_or_error(results: Sequence[NDArray[np.uint8] | BaseException]) -> Iterator[NDArray[np.uint8]]:
-    """What `gather` found; the first error is raised, and says which element it is about."""
+    """Yields what `gather` found. Raises the first error, naming the element that it is about."""
     for index, result in enumerate(results):
         if isinstance(result, BaseException):
             if isinstance(result, ServingError):
                 result.detail = f"element {index}: {result.detail}"
             try:
                 raise result
-            finally:  # else it would know itself, and stay for a while
+            finally:  # breaks the reference cycle between traceback and exception
                 del result, results
         yield result

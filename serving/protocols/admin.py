@@ -6,14 +6,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, SecretStr
 
-from serving.errors import ConfigurationError, InvalidRequestError
-from serving.http.context import RequestContext
+from serving.http.access_log import RequestContext
+from serving.http.body import decode_json
 from serving.http.responses import json_response
-from serving.inference.service import Classifier
+from serving.inference.service import InferenceService
 from serving.logging import logger
-from serving.protocols.admission import Admission, KeyCheck
+from serving.protocols.admission import Admission, DirectRoute, KeyCheck
 from serving.protocols.native import documented_errors
-from serving.protocols.v2.codec import decoded
 
 VERSION = "^[1-9][0-9]{0,9}$"
 BODY: dict[str, Any] = {
@@ -24,7 +23,7 @@ BODY: dict[str, Any] = {
 
 
 class VersionRequest(msgspec.Struct):
-    """The version to serve from now on; BODY says so to OpenAPI."""
+    """The version to serve from now on; BODY is its schema for OpenAPI."""
 
     version: Annotated[str, msgspec.Meta(pattern=VERSION)]
 
@@ -38,9 +37,9 @@ class VersionResponse(BaseModel):
     version: str
 
 
-def create_router(classifier: Classifier, door: Admission, key: SecretStr) -> APIRouter:
-    """The admin path, bound to one classifier."""
-    router = APIRouter()
+def create_router(service: InferenceService, admission: Admission, key: SecretStr) -> APIRouter:
+    """Returns the admin path."""
+    router = APIRouter(route_class=DirectRoute)
     check_key = KeyCheck(key)
 
     @router.post(
@@ -58,15 +57,12 @@ def create_router(classifier: Classifier, door: Admission, key: SecretStr) -> AP
 
         Answers when the version before has answered all it had accepted, and is gone.
         """
-        check_key(request)  # before the body is read
-        async with door.body(request) as content:
-            wanted: VersionRequest = decoded(REQUEST, content)
-        try:
-            await classifier.switch(wanted.version)
-        except ConfigurationError as error:
-            raise InvalidRequestError(f"version {wanted.version} cannot be served: {error}") from error
+        check_key.check(request.headers.get("authorization", ""))
+        async with admission.body(request) as content:
+            wanted: VersionRequest = decode_json(REQUEST, content)
+        version = await service.load_version(wanted.version)
         request_id = RequestContext.of(request).request_id
-        logger().warning("version switched", version=wanted.version, request_id=request_id)
-        return json_response({"version": wanted.version})
+        logger().warning("version switched", version=version, request_id=request_id)
+        return json_response({"version": version})
 
     return router

@@ -1,14 +1,19 @@
-"""What every way in shares: key, free slots, body, deadline, and clients that go away."""
+"""Admission of requests, one for all protocols: key, free slot, body within its limits, deadline.
+
+Also the route class that calls a handler without FastAPI's parsing, and the cancellation of a request
+whose client disconnects.
+"""
 
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Request, Security, params
+from fastapi import Request, Response, Security, params
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
@@ -17,70 +22,78 @@ from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError, UnauthorizedError
 from serving.http.body import BodyReader
 from serving.http.exchange import Departure
-from serving.inference.service import Classifier
+from serving.inference.service import InferenceService
 
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
+BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI; `KeyCheck` does the check
 
 
-BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for the documents; see `KeyCheck`
+class DirectRoute(APIRoute):
+    """Calls its handler with the request and the path's parameters; FastAPI documents it, no more.
+
+    Parsing bodies, headers and queries is the handler's, so that a key is checked before a body is read.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns what the router awaits with each request."""
+        endpoint = self.endpoint
+
+        async def handle(request: Request) -> Response:
+            response: Response = await endpoint(request=request, **request.path_params)
+            return response
+
+        return handle
 
 
 class KeyCheck:
-    """Compares the bearer token in constant time; without a key, everything is allowed."""
+    """Compares a bearer token in constant time; without a key, everything is allowed."""
 
     def __init__(self, key: SecretStr | None) -> None:
         self._key = key.get_secret_value().encode() if key else None
 
-    def __call__(self, request: Request) -> None:
-        """Raises UnauthorizedError."""
-        self.check(request.headers.get("authorization", ""))
-
     def check(self, authorization: str) -> None:
-        """The header's value, or that of gRPC's metadata. Raises UnauthorizedError."""
+        """Checks an Authorization header, or gRPC's metadata of that name. Raises UnauthorizedError."""
         if self._key is None:
             return
         scheme, _, token = authorization.partition(" ")
         given = token.strip().encode("latin-1", "replace")
-        if scheme.lower() != "bearer" or not self.is_right(given):
+        if scheme.lower() != "bearer" or not self.matches(given):
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 
-    def is_right(self, given: bytes) -> bool:
-        """Whether the key is this one; True where none is needed."""
+    def matches(self, given: bytes) -> bool:
+        """Whether `given` is the key; True where none is needed."""
         return self._key is None or hmac.compare_digest(given, self._key)
 
     def documented(self) -> list[params.Depends]:
-        """What makes Swagger offer to authorize; the check itself is the handler's.
-
-        FastAPI would read a body, however large, before it asks a dependency.
-        """
+        """Returns the dependency with which Swagger offers to authorize; the check is the handler's."""
         return [Security(BEARER)] if self._key is not None else []
 
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Under which a request was let in."""
+    """A request's time limit and priority, as admitted."""
 
     timeout_ms: int
     bulk: bool
 
     def deadline(self) -> float:
-        """A time of time.monotonic(), counted from now: the body is here."""
+        """Returns the deadline, a time of time.monotonic(), counted from now: the body is here."""
         return time.monotonic() + self.timeout_ms / 1000
 
     def within(self, microseconds: int) -> "RequestOptions":
-        """Of a request whose body asks for less time; 0 asks for nothing."""
+        """Returns options for a request whose body asks for less time; 0 asks for no limit."""
         if not microseconds:
             return self
         return RequestOptions(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
 
 
 class Admission:
-    """One for all protocols of a web process: bodies that are held count together."""
+    """Admits the requests of all protocols of a web process: the bodies it holds count together."""
 
-    def __init__(self, classifier: Classifier) -> None:
-        settings = classifier.settings
-        self.classifier = classifier
+    def __init__(self, service: InferenceService) -> None:
+        settings = service.settings
+        self.service = service
         self.check_key = KeyCheck(settings.api_key)
         self.largest_timeout_ms = settings.request_timeout_ms
         self.reader = BodyReader(
@@ -88,39 +101,39 @@ class Admission:
         )
         self.small = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, self.reader.timeout_s)
 
-    def admit(self, request: Request, kind: Signature = Signature.IMAGE) -> RequestOptions:
-        """Looks at the headers, and whether there is a slot, before the body is read.
+    def admit(self, request: Request, signature: Signature = Signature.IMAGE) -> RequestOptions:
+        """Checks key, headers and a free slot, before the body is read.
 
         Raises UnauthorizedError, InvalidRequestError or RetryableError.
         """
         headers = request.headers
-        return self.admit_by(
+        return self.admit_headers(
             headers.get("authorization", ""),
             headers.get("x-request-timeout-ms"),
             headers.get("x-priority"),
-            kind,
+            signature,
         )
 
-    def admit_by(
-        self, authorization: str, timeout_ms: str | None, priority: str | None, kind: Signature
+    def admit_headers(
+        self, authorization: str, timeout_ms: str | None, priority: str | None, signature: Signature
     ) -> RequestOptions:
-        """The same by the headers' values, wherever they stand."""
+        """Does the same as `admit` with the headers' values, or gRPC's metadata."""
         self.check_key.check(authorization)
-        wanted_ms = number(timeout_ms, "X-Request-Timeout-Ms", self.largest_timeout_ms)
-        bulk = is_bulk(priority)
-        self.classifier.check_free_slot(bulk, kind)
-        return RequestOptions(wanted_ms or self.largest_timeout_ms, bulk)
+        asked_ms = parse_number(timeout_ms, "X-Request-Timeout-Ms", self.largest_timeout_ms)
+        bulk = parse_priority(priority)
+        self.service.check_free_slot(bulk, signature)
+        return RequestOptions(asked_ms or self.largest_timeout_ms, bulk)
 
     def body(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
-        """See `BodyReader.read`."""
+        """Reads a body, see `BodyReader.read`."""
         return self.reader.read(request, compressed)
 
     def small_body(self, request: Request) -> AbstractAsyncContextManager[bytes]:
-        """Of what needs no key: takes nothing of what the bodies of those who have one may hold."""
+        """Reads a body of a path that needs no key, apart from the budget of keyed requests."""
         return self.small.read(request)
 
     def held(self, size: int) -> AbstractContextManager[None]:
-        """See `BodyReader.held`."""
+        """Counts a message that something else has read, see `BodyReader.held`."""
         return self.reader.held(size)
 
 
@@ -170,11 +183,8 @@ def departure(request: Request, then: Callable[..., None]) -> Iterator[None]:
         message.cancel()
 
 
-def number(text: str | None, name: str, largest: int) -> int | None:
-    """A whole number from 1 to `largest`, or None where none was sent. Raises InvalidRequestError.
-
-    By hand, and not by FastAPI's parameters, which the short way to the handler goes around.
-    """
+def parse_number(text: str | None, name: str, largest: int) -> int | None:
+    """Parses a whole number from 1 to `largest`; None stays None. Raises InvalidRequestError."""
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= largest):
@@ -182,8 +192,8 @@ def number(text: str | None, name: str, largest: int) -> int | None:
     return int(text)
 
 
-def is_bulk(text: str | None) -> bool:
-    """Whether X-Priority asks to give way. Raises InvalidRequestError for an unknown class."""
+def parse_priority(text: str | None) -> bool:
+    """Whether X-Priority asks for bulk. Raises InvalidRequestError for an unknown class."""
     if text in (None, "interactive"):
         return False
     if text == "bulk":

@@ -10,13 +10,14 @@ from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.http import body
-from serving.http.context import RequestContext
+from serving.http.access_log import RequestContext
+from serving.http.body import image_bytes
 from serving.http.responses import json_response
-from serving.inference.active_model import Prediction
-from serving.inference.service import Classifier
+from serving.inference.active_model import EncodedImage
+from serving.inference.service import InferenceService
 from serving.model import ImagePipeline, Thresholds
-from serving.protocols.admission import Admission, number, unless_disconnected
+from serving.protocols.admission import Admission, DirectRoute, parse_number, unless_disconnected
+from serving.tasks.image.classification import Score
 
 EXAMPLE = Path(__file__).with_name("example.jpg")
 CODES = {
@@ -107,54 +108,18 @@ class ModelResponse(BaseModel):
     gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")
 
 
-def content(prediction: Prediction, with_top: bool) -> dict[str, Any]:
-    """What a 200 says."""
-    scores = [{"label": s.label, "probability": s.probability} for s in prediction.top]
-    best = prediction.top[0]
-    said: dict[str, Any] = {"prediction": best.label, "probability": best.probability}
+def prediction_json(top: list[Score], with_top: bool) -> dict[str, Any]:
+    """Returns the content of a 200: the best class, and with `with_top` all of `top`."""
+    content: dict[str, Any] = {"prediction": top[0].label, "probability": top[0].probability}
     if with_top:
-        said["top"] = scores
-    return said
+        content["top"] = [{"label": s.label, "probability": s.probability} for s in top]
+    return content
 
 
-class Predict:
-    """The handler of `POST /predict`, bound to one classifier."""
-
-    def __init__(self, classifier: Classifier, door: Admission) -> None:
-        self.classifier = classifier
-        self.door = door
-
-    async def __call__(self, request: Request) -> Response:
-        """Raises ServingError, and ClientDisconnect."""
-        terms = self.door.admit(request)
-        classifier = self.classifier
-        top_k = number(request.query_params.get("top_k"), "top_k", len(classifier.served.labels))
-        async with self.door.body(request) as sent:
-            read = partial(body.picture, sent, request.headers.get("content-type"))
-            work = classifier.classify(read, len(sent), top_k or 1, terms.deadline(), terms.bulk)
-            prediction = await unless_disconnected(request, work)
-        RequestContext.of(request).set_timings(prediction.stages)
-        return json_response(content(prediction, top_k is not None))
-
-
-def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
-    """All native paths, bound to one classifier."""
+def create_router(service: InferenceService, admission: Admission) -> APIRouter:
+    """Returns all native paths."""
     router = APIRouter()
-
-    @router.post(
-        "/predict",
-        summary="Classify a photo",
-        response_model=PredictResponse,
-        responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
-        openapi_extra=predict_request(len(classifier.model.labels)),
-        dependencies=predict.door.check_key.documented(),
-    )
-    async def classify_a_photo(request: Request) -> Response:
-        """Send the photo as base64 in JSON, as the body itself, or as a form's field `image`.
-
-        The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
-        """
-        return await predict(request)
+    router.include_router(predict_router(service, admission))
 
     @router.get("/health/live", summary="The process answers", response_model=HealthResponse)
     async def live() -> Response:
@@ -167,7 +132,7 @@ def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
         responses=documented_errors(503),
     )
     async def ready() -> Response:
-        classifier.check_ready()
+        service.check_ready()
         return json_response({"status": "ready"})
 
     @router.get(
@@ -177,7 +142,7 @@ def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
         responses=documented_errors(503),
     )
     async def model() -> Response:
-        return json_response(classifier.describe())
+        return json_response(service.describe())
 
     @router.get(
         "/metrics",
@@ -186,11 +151,41 @@ def create_router(classifier: Classifier, predict: Predict) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics() -> Response:
-        return Response(classifier.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/", include_in_schema=False)
     async def root() -> Response:
         return RedirectResponse("docs")
+
+    return router
+
+
+def predict_router(service: InferenceService, admission: Admission) -> APIRouter:
+    """Returns `POST /predict`."""
+    router = APIRouter(route_class=DirectRoute)
+
+    @router.post(
+        "/predict",
+        summary="Classify a photo",
+        response_model=PredictResponse,
+        responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
+        openapi_extra=predict_request(len(service.model.labels)),
+        dependencies=admission.check_key.documented(),
+    )
+    async def classify_a_photo(request: Request) -> Response:
+        """Send the photo as base64 in JSON, as the body itself, or as a form's field `image`.
+
+        The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
+        """
+        options = admission.admit(request)
+        top_k = parse_number(request.query_params.get("top_k"), "top_k", len(service.active.labels))
+        async with admission.body(request) as body:
+            find_image = partial(image_bytes, body, request.headers.get("content-type"))
+            images = [EncodedImage(len(body), find_image)]
+            work = service.classify(images, top_k or 1, options.deadline(), options.bulk)
+            found = await unless_disconnected(request, work)
+        RequestContext.of(request).set_timings(found.timings)
+        return json_response(prediction_json(found.tops[0], top_k is not None))
 
     return router
 

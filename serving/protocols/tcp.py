@@ -36,9 +36,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from serving.errors import ConfigurationError, OverloadedError
+from serving.http.access_log import choose_id
 from serving.http.body import BodyReader
-from serving.http.context import choose_id
-from serving.inference.service import Classifier
+from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.protocols import tcp_frames as frames
 from serving.protocols.tcp_connection import Connection
@@ -55,7 +55,7 @@ class TcpServer:
     `reader` is that of the HTTP front-end, so that the bound on buffered bytes is one for both.
     """
 
-    def __init__(self, classifier: Classifier, reader: BodyReader) -> None:
+    def __init__(self, classifier: InferenceService, reader: BodyReader) -> None:
         self.classifier = classifier
         self.reader = reader
         self._connections: set[Connection] = set()

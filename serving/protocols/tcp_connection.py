@@ -18,13 +18,13 @@ from serving.errors import (
     SlowBodyError,
     UnauthorizedError,
 )
-from serving.http.access_log import CLIENT_GONE, record, to_client_error
+from serving.http.access_log import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
 from serving.http.body import BodyReader
-from serving.http.context import RequestContext, choose_id
-from serving.inference.service import Classifier
+from serving.inference.active_model import EncodedImage
+from serving.inference.service import InferenceService
 from serving.protocols import tcp_frames as frames
 from serving.protocols.admission import KeyCheck
-from serving.protocols.native import content
+from serving.protocols.native import prediction_json
 
 MAX_UNANSWERED = 32
 CHUNK_BYTES = 64 * 1024
@@ -41,7 +41,7 @@ class Connection:
 
     def __init__(
         self,
-        classifier: Classifier,
+        classifier: InferenceService,
         body_reader: BodyReader,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -206,12 +206,11 @@ class Connection:
             received.set()
             wanted_ms = options.timeout_ms or self._settings.request_timeout_ms
             deadline = time.monotonic() + wanted_ms / 1000
-            prediction = await self._classifier.classify(
-                lambda: photo, len(photo), options.top_k or 1, deadline, bulk
-            )
-        context.set_timings(prediction.stages)
+            images = [EncodedImage(len(photo), lambda: photo)]
+            prediction = await self._classifier.classify(images, options.top_k or 1, deadline, bulk)
+        context.set_timings(prediction.timings)
         return {
-            **content(prediction, options.top_k is not None),
+            **prediction_json(prediction.tops[0], options.top_k is not None),
             "request_id": context.request_id,
             "ms": context.milliseconds,
         }
@@ -230,10 +229,10 @@ class Connection:
     def _check(self, options: frames.Options, head: frames.Head) -> None:
         """Raises UnauthorizedError, InvalidRequestError or InvalidImageError."""
         if not self._authorized:
-            self._authorized = self._key.is_right((options.key or "").encode())
+            self._authorized = self._key.matches((options.key or "").encode())
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
-        check_at_most(options.top_k, "top_k", len(self._classifier.served.labels))
+        check_at_most(options.top_k, "top_k", len(self._classifier.active.labels))
         check_at_most(options.timeout_ms, "timeout_ms", self._settings.request_timeout_ms)
         if not head.photo_bytes:
             raise InvalidImageError("the frame has no photo")

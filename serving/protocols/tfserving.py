@@ -1,6 +1,6 @@
 """TensorFlow Serving's REST API: everything under `/v1`.
 
-Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); a picture is
+Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); an image is
 `{"b64": "..."}`, a tensor nested lists of numbers.
 """
 
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from serving.engine.memory import Signature
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, NotFoundError, ServingError
-from serving.http.context import RequestContext
-from serving.http.middleware import FastRoute
+from serving.http.access_log import RequestContext
+from serving.http.body import decode_json
 from serving.http.responses import json_response
-from serving.inference.service import Classifier
-from serving.protocols.admission import Admission, RequestOptions, unless_disconnected
+from serving.inference.active_model import EncodedImage
+from serving.inference.service import InferenceService
+from serving.protocols.admission import Admission, DirectRoute, RequestOptions, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog, TensorSpec
-from serving.protocols.v2.codec import check_size, commas, decoded
+from serving.protocols.v2.codec import check_size, commas
 from serving.tasks.image.base64 import from_base64
 
 SEGMENT = "v1"
-PREDICT = "/v1/models/{model_and_verb}"
 SIGNATURE = "serving_default"
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 STATUS = {422: 400}
@@ -34,13 +34,13 @@ TENSOR_TYPES = {"BYTES": "DT_STRING", "FP32": "DT_FLOAT"}
 
 
 class B64(msgspec.Struct):
-    """Bytes in JSON."""
+    """Bytes in JSON: `{"b64": "..."}`."""
 
     b64: str
 
 
 class PredictRequest(msgspec.Struct):
-    """A whole body; `instances` and `inputs` are decoded when the model is known."""
+    """A body; `instances` and `inputs` are decoded when the model is known."""
 
     signature_name: str = SIGNATURE
     instances: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -48,7 +48,7 @@ class PredictRequest(msgspec.Struct):
 
 
 class Named(msgspec.Struct, forbid_unknown_fields=True):
-    """A value with the name of an input, or bytes; an object of other keys is never built."""
+    """An object whose key is an input's name, or `b64`; other keys are refused unbuilt."""
 
     INPUT_IMAGE: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -60,14 +60,14 @@ Row4 = list[list[list[list[float]]]]
 REQUEST = msgspec.json.Decoder(PredictRequest)
 NAMED = msgspec.json.Decoder(Named)
 NAMED_ROWS = msgspec.json.Decoder(list[Named])
-PICTURE = msgspec.json.Decoder(B64 | str)
-PICTURES = msgspec.json.Decoder(list[B64 | str])
+IMAGE_TEXT = msgspec.json.Decoder(B64 | str)
+IMAGES = msgspec.json.Decoder(list[B64 | str])
 NUMBERS = msgspec.json.Decoder(Row4)
 
 
 @dataclass
-class Asked:
-    """A checked request."""
+class Inputs:
+    """The inputs of a checked request: base64 texts, or tensors float32 [N, *dims]."""
 
     model: CatalogEntry
     data: list[str] | NDArray[np.float32]
@@ -75,13 +75,13 @@ class Asked:
 
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
-    """`{"error": "..."}`."""
+    """Returns `{"error": "..."}`."""
     return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
-def parse(content: bytes, model: CatalogEntry, most: int) -> Asked:
-    """Raises InvalidJsonError or InvalidRequestError."""
-    request: PredictRequest = decoded(REQUEST, content)
+def parse(content: bytes, model: CatalogEntry, most: int) -> Inputs:
+    """Parses a body, for up to `most` inputs. Raises InvalidJsonError or InvalidRequestError."""
+    request: PredictRequest = decode_json(REQUEST, content)
     if request.signature_name != SIGNATURE:
         raise InvalidRequestError(
             f"the one signature is {SIGNATURE}, not {request.signature_name[:80]!r}"
@@ -92,29 +92,29 @@ def parse(content: bytes, model: CatalogEntry, most: int) -> Asked:
     assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
     check_size(given, model, most)
     if given is request.instances:
-        return Asked(model, rows(given, model, most), by_rows=True)
-    return Asked(model, column(without_name(given, model), model, most), by_rows=False)
+        return Inputs(model, rows(given, model, most), by_rows=True)
+    return Inputs(model, column(without_name(given, model), model, most), by_rows=False)
 
 
 def rows(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDArray[np.float32]:
-    """`instances`: values, or objects that name the one input."""
+    """Parses `instances`: values, or objects that name the one input."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
         return column(raw, model, most)
-    found: list[Named] = decoded(NAMED_ROWS, raw)
+    found: list[Named] = decode_json(NAMED_ROWS, raw)
     check_count(len(found), most)
     values = [value_of(each, model) for each in found]
     return column(msgspec.Raw(b"[" + b",".join(values) + b"]"), model, most)
 
 
 def without_name(raw: msgspec.Raw, model: CatalogEntry) -> msgspec.Raw:
-    """The value of the one input, whether it is named or not."""
+    """Returns the value of the one input, named or not."""
     if bytes(memoryview(raw)[:1]) != b"{":
         return raw
-    return msgspec.Raw(value_of(decoded(NAMED, raw), model))
+    return msgspec.Raw(value_of(decode_json(NAMED, raw), model))
 
 
 def value_of(named: Named, model: CatalogEntry) -> bytes:
-    """The JSON of one input's value, which TorchServe's clients of this API call `data`.
+    """Returns the JSON of the one input's value. TorchServe's clients of this API call it `data`.
 
     Raises InvalidRequestError for any other name.
     """
@@ -131,11 +131,11 @@ def value_of(named: Named, model: CatalogEntry) -> bytes:
 
 
 def column(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDArray[np.float32]:
-    """The batch of one input, by its kind; one picture may come without brackets."""
-    if model.kind is Signature.IMAGE:
+    """Parses the batch of the one input; a single image may come without brackets."""
+    if model.signature is Signature.IMAGE:
         if bytes(memoryview(raw)[:1]) != b"[":
-            return [text_of(decoded(PICTURE, raw))]
-        texts = [text_of(value) for value in decoded(PICTURES, raw)]
+            return [text_of(decode_json(IMAGE_TEXT, raw))]
+        texts = [text_of(value) for value in decode_json(IMAGES, raw)]
         check_count(len(texts), most)
         return texts
     numbers, of_one = commas(raw) + 1, int(np.prod(model.input.dims))
@@ -143,7 +143,7 @@ def column(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDAr
         raise InvalidRequestError(
             f"{model.input.name} needs {of_one} numbers each, not {numbers} in all"
         )
-    values: Row4 = decoded(NUMBERS, raw)
+    values: Row4 = decode_json(NUMBERS, raw)
     try:
         with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
             array = np.array(values, np.float32)
@@ -157,33 +157,33 @@ def column(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDAr
 
 
 def text_of(value: B64 | str) -> str:
-    """Base64, with or without its wrapping."""
+    """Returns the base64 text, unwrapped."""
     return value.b64 if isinstance(value, B64) else value
 
 
 def check_count(count: int, most: int) -> None:
-    """Raises InvalidRequestError."""
+    """Raises InvalidRequestError for a number of inputs out of range."""
     if not 1 <= count <= most:
         raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {count}")
 
 
 async def infer(
-    classifier: Classifier, asked: Asked, terms: RequestOptions
+    service: InferenceService, inputs: Inputs, options: RequestOptions
 ) -> tuple[dict[str, list[Any]], Timings]:
-    """Each output's values, one per input, and where the time went."""
-    if isinstance(asked.data, np.ndarray):
-        logits = await classifier.infer(asked.data, terms.deadline(), terms.bulk)
+    """Returns each output's values, one per input, and the request's timings."""
+    if isinstance(inputs.data, np.ndarray):
+        logits = await service.infer(inputs.data, options.deadline(), options.bulk)
         logits.check_finite()
-        return {"output": logits.rows.tolist()}, logits.stages
-    pictures = [(partial(from_base64, text), len(text)) for text in asked.data]
-    found = await classifier.classify_all(pictures, 1, terms.deadline(), terms.bulk)
+        return {"output": logits.rows.tolist()}, logits.timings
+    images = [EncodedImage(len(text), partial(from_base64, text)) for text in inputs.data]
+    found = await service.classify(images, 1, options.deadline(), options.bulk)
     labels = [top[0].label for top in found.tops]
     probabilities = [top[0].probability for top in found.tops]
-    return {"FOOD_LABEL": labels, "PROBABILITY": probabilities}, found.stages
+    return {"FOOD_LABEL": labels, "PROBABILITY": probabilities}, found.timings
 
 
 def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
-    """One output needs no name, as TensorFlow Serving has it."""
+    """Formats the outputs by rows or by columns; a single output goes without its name."""
     if by_rows:
         values = list(zip(*columns.values(), strict=True))
         single = len(columns) == 1
@@ -193,58 +193,48 @@ def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
     return {"outputs": next(iter(columns.values())) if len(columns) == 1 else columns}
 
 
-class Predict:
-    """The handler of `:predict`."""
-
-    def __init__(self, classifier: Classifier, door: Admission, models: ModelCatalog) -> None:
-        self.classifier = classifier
-        self.door = door
-        self.models = models
-
-    async def __call__(self, name: str, version: str | None, request: Request) -> Response:
-        """Raises ServingError, and ClientDisconnect."""
-        model = self.models.find(name, version)
-        terms = self.door.admit(request, model.kind)
-        async with self.door.body(request, compressed=True) as content:
-            read = partial(parse, content, model, self.classifier.largest_request)
-            if len(content) > LARGE and model.kind is Signature.TENSOR:
-                asked = await self.classifier.on_thread(read, terms.bulk)
-            else:
-                asked = read()
-            work = infer(self.classifier, asked, terms)
-            columns, stages = await unless_disconnected(request, work)
-        RequestContext.of(request).set_timings(stages)
-        return json_response(answer(columns, asked.by_rows))
-
-    def fast_routes(self) -> dict[str, FastRoute]:
-        """The paths that most requests are for, without a version."""
-        return {
-            f"/v1/models/{name}:predict": FastRoute(PREDICT, partial(self, name, None))
-            for name in self.models.kinds
-        }
-
-
-def create_router(models: ModelCatalog, handler: Predict) -> APIRouter:
-    """All paths under `/v1`, bound to one classifier; their colon is not for OpenAPI's tools."""
+def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
+    """Returns all paths under `/v1`; their colon is not for OpenAPI's tools."""
     router = APIRouter(include_in_schema=False)
+    router.include_router(predict_router(service, admission, catalog))
 
     @router.get("/v1/models/{model}")
     @router.get("/v1/models/{model}/versions/{version}")
     async def status(model: str, version: str | None = None) -> Response:
-        return json_response(status_of(models.find(model, version)))
+        return json_response(status_of(catalog.find(model, version)))
 
     @router.get("/v1/models/{model}/metadata")
     @router.get("/v1/models/{model}/versions/{version}/metadata")
     async def metadata(model: str, version: str | None = None) -> Response:
-        return json_response(metadata_of(models.find(model, version)))
+        return json_response(metadata_of(catalog.find(model, version)))
 
-    @router.post(PREDICT)
-    async def predict(model_and_verb: str, request: Request) -> Response:
-        return await handler(before_verb(model_and_verb), None, request)
+    return router
+
+
+def predict_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
+    """Returns the two paths of `:predict`."""
+    router = APIRouter(route_class=DirectRoute)
+
+    async def predict(name: str, version: str | None, request: Request) -> Response:
+        model = catalog.find(name, version)
+        options = admission.admit(request, model.signature)
+        async with admission.body(request, compressed=True) as content:
+            parse_content = partial(parse, content, model, service.largest_request)
+            if len(content) > LARGE and model.signature is Signature.TENSOR:
+                inputs = await service.run_on_thread(parse_content, options.bulk)
+            else:
+                inputs = parse_content()
+            columns, timings = await unless_disconnected(request, infer(service, inputs, options))
+        RequestContext.of(request).set_timings(timings)
+        return json_response(answer(columns, inputs.by_rows))
+
+    @router.post("/v1/models/{model_and_verb}")
+    async def predict_default(model_and_verb: str, request: Request) -> Response:
+        return await predict(before_verb(model_and_verb), None, request)
 
     @router.post("/v1/models/{model}/versions/{version_and_verb}")
     async def predict_version(model: str, version_and_verb: str, request: Request) -> Response:
-        return await handler(model, before_verb(version_and_verb), request)
+        return await predict(model, before_verb(version_and_verb), request)
 
     return router
 
@@ -258,7 +248,7 @@ def before_verb(text: str) -> str:
 
 
 def status_of(model: CatalogEntry) -> dict[str, Any]:
-    """The one version in service is AVAILABLE."""
+    """Returns the status of the one version in service: AVAILABLE."""
     state = {
         "version": model.version,
         "state": "AVAILABLE",
@@ -268,7 +258,7 @@ def status_of(model: CatalogEntry) -> dict[str, Any]:
 
 
 def metadata_of(model: CatalogEntry) -> dict[str, Any]:
-    """The one signature."""
+    """Describes the one signature."""
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
         sizes = [-1, *(() if spec.dims == (1,) else spec.dims)]

@@ -1,6 +1,6 @@
 """The engine's promises hold for tensors and for several inputs of one request, too.
 
-The classifier runs in this process, its workers in processes of their own.
+The service runs in this process, its workers in processes of their own.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from serving.errors import (
     ServingError,
     WorkerCrashedError,
 )
-from serving.inference.active_model import Logits
-from serving.inference.service import Classifier
+from serving.inference.active_model import EncodedImage, Logits
+from serving.inference.service import InferenceService
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
@@ -47,16 +47,16 @@ def anyio_backend() -> str:
 @asynccontextmanager
 async def engine(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], **more: str
-) -> AsyncIterator[Classifier]:
-    """A classifier whose workers obey; the workers read the same environment."""
+) -> AsyncIterator[InferenceService]:
+    """A service whose workers obey; the workers read the same environment."""
     named = {f"SERVING_{name.upper()}": value for name, value in more.items()}
     for name, value in {**settings, "SERVING_QUEUE_SIZE": "16", **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
-    source = LocalEngine(BACKEND, chosen)
-    classifier = Classifier(Model.read(chosen.model_dir), chosen, Metrics(), source)
-    async with classifier.running():
-        yield classifier
+    provider = LocalEngine(BACKEND, chosen)
+    service = InferenceService(Model.read(chosen.model_dir), chosen, Metrics(), provider)
+    async with service.running():
+        yield service
 
 
 def soon(seconds: float = 30) -> float:
@@ -86,31 +86,31 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def held_task(classifier: Classifier) -> "asyncio.Task[Logits]":
+def held_task(service: InferenceService) -> "asyncio.Task[Logits]":
     """A computation that lasts until the gate is there."""
     held = tensors(command_tensor(held=True, class_index=99))
-    return asyncio.ensure_future(classifier.infer(held, soon()))
+    return asyncio.ensure_future(service.infer(held, soon()))
 
 
-def free_slots(classifier: Classifier) -> int:
+def free_slots(service: InferenceService) -> int:
     """As the metrics count them."""
-    memory = classifier.served.client.memory
+    memory = service.active.client.memory
     return memory.geometry.slots - sum(memory.in_flight)
 
 
 async def test_tensors_come_back_in_order_and_in_batches(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as classifier:
-        first = held_task(classifier)
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
+        first = held_task(service)
         await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(classifier.infer(numbered(3, 1, 4, 1, 5), soon()))
-        await until(lambda: free_slots(classifier) == 10)
+        many = asyncio.ensure_future(service.infer(numbered(3, 1, 4, 1, 5), soon()))
+        await until(lambda: free_slots(service) == 10)
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
         assert classes(await many) == [3, 1, 4, 1, 5]
-        await until(lambda: free_slots(classifier) == 16)
-        statistics = classifier.served.client.statistics
+        await until(lambda: free_slots(service) == 16)
+        statistics = service.active.client.statistics
         totals = statistics.totals(Signature.TENSOR)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 2, 0)
         batches = statistics.by_batch_size(Signature.TENSOR)
@@ -120,20 +120,20 @@ async def test_tensors_come_back_in_order_and_in_batches(
 async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as classifier:
-        first = held_task(classifier)
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as service:
+        first = held_task(service)
         await until((tmp_path / "gate.held").exists)
-        pictures = [(command(class_index=index).__bytes__, 100) for index in (7, 8)]
-        photos = asyncio.ensure_future(classifier.classify_all(pictures, 1, soon()))
-        arrays = asyncio.ensure_future(classifier.infer(numbered(5, 6), soon()))
-        await until(lambda: free_slots(classifier) == 11)
-        await until(lambda: classifier.served.client.memory.state.tolist().count(1) == 4)
+        pictures = [EncodedImage(100, command(class_index=index).__bytes__) for index in (7, 8)]
+        photos = asyncio.ensure_future(service.classify(pictures, 1, soon()))
+        arrays = asyncio.ensure_future(service.infer(numbered(5, 6), soon()))
+        await until(lambda: free_slots(service) == 11)
+        await until(lambda: service.active.client.memory.state.tolist().count(1) == 4)
         (tmp_path / "gate").touch()
         await first
         assert [top[0].label for top in (await photos).tops] == ["7", "8"]
         assert classes(await arrays) == [5, 6]
         for kind in Signature:
-            assert classifier.served.client.statistics.by_batch_size(kind)[2].executions == 1
+            assert service.active.client.statistics.by_batch_size(kind)[2].executions == 1
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ async def test_one_poisonous_tensor_fails_alone(
     failure: Failure,
     error: type[ServingError],
 ) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as classifier:
-        first = held_task(classifier)
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as service:
+        first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         poison = tensors(command_tensor(failure=failure))
-        asked = [classifier.infer(t, soon()) for t in (numbered(1, 2), poison, numbered(3))]
+        asked = [service.infer(t, soon()) for t in (numbered(1, 2), poison, numbered(3))]
         tasks = [asyncio.ensure_future(question) for question in asked]
-        await until(lambda: free_slots(classifier) == 11)
+        await until(lambda: free_slots(service) == 11)
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
         before, failed, after = await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,33 +165,34 @@ async def test_one_poisonous_tensor_fails_alone(
         assert isinstance(after, Logits)
         assert (classes(before), classes(after)) == ([1, 2], [3])
         assert type(failed) is error
-        totals = classifier.served.client.statistics.totals(Signature.TENSOR)
+        totals = service.active.client.statistics.totals(Signature.TENSOR)
         assert (totals.successes, totals.failures) == (3, 1)
 
 
 async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
 ) -> None:
-    async with engine(monkeypatch, fake_settings, max_batch_size="4") as classifier:
+    async with engine(monkeypatch, fake_settings, max_batch_size="4") as service:
         poison = command_tensor(failure=Failure.RAISE)
         with pytest.raises(InternalError):
-            await classifier.infer(tensors(command_tensor(), poison, poison), soon())
-        pictures = [(data.__bytes__, len(data)) for data in (command(), b"no picture", b"neither")]
+            await service.infer(tensors(command_tensor(), poison, poison), soon())
+        files = (command(), b"no picture", b"neither")
+        pictures = [EncodedImage(len(data), data.__bytes__) for data in files]
         with pytest.raises(InvalidImageError) as caught:
-            await classifier.classify_all(pictures, 1, soon())
+            await service.classify(pictures, 1, soon())
         assert caught.value.detail.startswith("element 1: not a JPEG")
-        await until(lambda: free_slots(classifier) == 16)
-        assert classes(await classifier.infer(numbered(2), soon())) == [2]
+        await until(lambda: free_slots(service) == 16)
+        assert classes(await service.infer(numbered(2), soon())) == [2]
 
 
 async def test_a_worker_that_dies_costs_no_tensor(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as classifier:
-        first = held_task(classifier)
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
+        first = held_task(service)
         await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(classifier.infer(numbered(*range(6)), soon()))
-        await until(lambda: free_slots(classifier) == 9)
+        many = asyncio.ensure_future(service.infer(numbered(*range(6)), soon()))
+        await until(lambda: free_slots(service) == 9)
         (tmp_path / "gate").touch()
         for child in psutil.Process(os.getpid()).children():
             if "serving.engine.worker" in child.cmdline():
@@ -203,44 +204,44 @@ async def test_a_worker_that_dies_costs_no_tensor(
 async def test_deadline_and_cancellation_leave_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="1") as classifier:
-        first = held_task(classifier)
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="1") as service:
+        first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         with pytest.raises(DeadlineExceededError):
-            await classifier.infer(numbered(1, 2, 3), soon(0.05))
-        leaving = asyncio.ensure_future(classifier.infer(numbered(4, 5), soon()))
-        await until(lambda: free_slots(classifier) == 10)
+            await service.infer(numbered(1, 2, 3), soon(0.05))
+        leaving = asyncio.ensure_future(service.infer(numbered(4, 5), soon()))
+        await until(lambda: free_slots(service) == 10)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
-        await until(lambda: free_slots(classifier) == 16)
-        totals = classifier.served.client.statistics.totals(Signature.TENSOR)
+        await until(lambda: free_slots(service) == 16)
+        totals = service.active.client.statistics.totals(Signature.TENSOR)
         assert (totals.inferences, totals.successes, totals.failures) == (1, 1, 2)
 
 
 async def test_a_request_is_admitted_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="1") as classifier:
-        held = [held_task(classifier) for _ in range(10)]
-        await until(lambda: free_slots(classifier) == 6)
+    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="1") as service:
+        held = [held_task(service) for _ in range(10)]
+        await until(lambda: free_slots(service) == 6)
         with pytest.raises(OverloadedError):
-            await classifier.infer(numbered(*range(7)), soon())
-        assert free_slots(classifier) == 6
+            await service.infer(numbered(*range(7)), soon())
+        assert free_slots(service) == 6
         (tmp_path / "gate").touch()
         await asyncio.gather(*held)
         with pytest.raises(InvalidRequestError, match="1 to 8 inputs, not 9"):
-            await classifier.infer(numbered(*range(9)), soon())
-        assert classes(await classifier.infer(numbered(*range(8)), soon())) == list(range(8))
+            await service.infer(numbered(*range(9)), soon())
+        assert classes(await service.infer(numbered(*range(8)), soon())) == list(range(8))
 
 
 async def test_logits_of_tensors_need_not_be_finite(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
 ) -> None:
-    async with engine(monkeypatch, fake_settings) as classifier:
-        found = await classifier.infer(tensors(command_tensor(failure=Failure.NOT_FINITE)), soon())
+    async with engine(monkeypatch, fake_settings) as service:
+        found = await service.infer(tensors(command_tensor(failure=Failure.NOT_FINITE)), soon())
         assert not np.isfinite(found.rows).all()
         with pytest.raises(InvalidTensorError, match="element 0"):
             found.check_finite()
@@ -249,7 +250,7 @@ async def test_logits_of_tensors_need_not_be_finite(
 async def test_a_tensor_of_another_shape_is_refused(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
 ) -> None:
-    async with engine(monkeypatch, fake_settings) as classifier:
+    async with engine(monkeypatch, fake_settings) as service:
         with pytest.raises(InvalidTensorError, match="shape"):
-            await classifier.infer(numbered(1)[:, :, :4], soon())
-        assert free_slots(classifier) == 16
+            await service.infer(numbered(1)[:, :, :4], soon())
+        assert free_slots(service) == 16

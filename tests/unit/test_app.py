@@ -19,7 +19,7 @@ def test_the_last_answer_has_the_shape_of_its_path(
     monkeypatch.setattr("serving.app.configure_logging", lambda _: None)
     app = create_app(Settings(), BACKEND)
 
-    @app.fastapi.get(path)
+    @app.get(path)
     async def broken() -> None:
         raise ValueError("with secret details")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serving.errors import InvalidBase64Error, by_status
-from serving.http.context import RequestContext, choose_id
+from serving.http.access_log import RequestContext, choose_id
 from serving.tasks.image.base64 import from_base64
 from serving.tasks.image.classification import best, softmax
 
@@ -21,7 +21,7 @@ def test_best_is_sorted_and_has_at_most_all_classes(top_k: int) -> None:
 
 
 def test_server_timing_is_in_milliseconds() -> None:
-    context = RequestContext("id", stages={"decode": 0.0015})
+    context = RequestContext("id", timings={"decode": 0.0015})
     assert context.server_timing().startswith("decode;dur=1.50, total;dur=")
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from serving.http import access_log
-from serving.http.context import RequestContext
+from serving.http.access_log import RequestContext
 from serving.logging import configure_logging
 from serving.metrics import Metrics
 from serving.settings import Settings

@@ -19,7 +19,7 @@ from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.codec import header_length, parse
 from serving.protocols.v2.inference import InferRequest, WantedOutput, infer
-from serving.tasks.image.base64 import picture
+from serving.tasks.image.base64 import image_bytes
 
 PHOTO = CatalogEntry(
     "photo", "1", Signature.IMAGE, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
@@ -72,7 +72,7 @@ def check_question(body: bytes, length: str | None, model: CatalogEntry) -> None
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
     assert 1 <= len(question.data) <= MOST
-    if model.kind is Signature.TENSOR:
+    if model.signature is Signature.TENSOR:
         assert isinstance(question.data, np.ndarray)
         assert question.data.dtype == np.float32
         assert question.data.shape[1:] == model.input.dims
@@ -125,7 +125,7 @@ def test_numbers_are_a_view_of_the_body() -> None:
 @given(data=st.binary(max_size=300))
 def test_an_element_is_a_file_or_base64(data: bytes) -> None:
     try:
-        found = picture(data)
+        found = image_bytes(data)
     except ServingError as error:
         assert error.status == 400  # noqa: PT017 text that is not base64
     else:
@@ -163,9 +163,9 @@ def test_a_flood_of_small_things_is_refused_before_they_are_built(
 
 
 class Switched:
-    """A classifier whose version changed while it computed: the one in service has other labels."""
+    """A service whose version changed while it computed: the one in service has other labels."""
 
-    served = SimpleNamespace(labels=["new"])
+    active = SimpleNamespace(labels=["new"])
 
     async def infer(self, *_: object) -> Logits:
         """By the one before."""

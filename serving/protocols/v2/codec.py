@@ -12,16 +12,17 @@ import orjson
 from numpy.typing import NDArray
 
 from serving.engine.memory import Signature
-from serving.errors import InvalidJsonError, InvalidRequestError
+from serving.errors import InvalidRequestError
+from serving.http.body import decode_json
 from serving.protocols.catalog import CatalogEntry
 from serving.protocols.v2.inference import (
     MAX_CLASSES,
     MAX_TIMEOUT_US,
+    EncodedElements,
     InferRequest,
     InferResponse,
     OutputTensor,
     Parameters,
-    Pictures,
     WantedOutput,
     check_input,
     check_outputs,
@@ -68,7 +69,6 @@ class InferJson(msgspec.Struct):
 
 REQUEST = msgspec.json.Decoder(InferJson)
 SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
-SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
 NUMBERS: tuple[msgspec.json.Decoder[Any], ...] = (
     msgspec.json.Decoder(list[float]),
@@ -94,10 +94,10 @@ def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> In
     InvalidRequestError.
     """
     if length == 0:
-        return raw_question(body, model)
+        return raw_request(body, model)
     text = body if length is None else memoryview(body)[:length]
     check_size(text, model, most, OTHER_COMMAS)
-    request = decoded(REQUEST, text)
+    request = decode_json(REQUEST, text)
     parameters = scalars(request.parameters)
     if len(request.inputs) != 1:
         raise InvalidRequestError(f"{model.name} has one input, not {len(request.inputs)}")
@@ -117,11 +117,11 @@ def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> In
     )
 
 
-def raw_question(body: bytes, model: CatalogEntry) -> InferRequest:
+def raw_request(body: bytes, model: CatalogEntry) -> InferRequest:
     """The body is the tensor: of a picture its file, of numbers their bytes."""
     shape = list(model.input.dims)
-    data: Pictures | NDArray[np.float32]
-    if model.kind is Signature.IMAGE:
+    data: EncodedElements | NDArray[np.float32]
+    if model.signature is Signature.IMAGE:
         if not body:
             raise InvalidRequestError("the body is empty")
         data = [body]
@@ -132,7 +132,7 @@ def raw_question(body: bytes, model: CatalogEntry) -> InferRequest:
 
 def content(
     model: CatalogEntry, given: InputTensor, count: int, tail: memoryview
-) -> Pictures | NDArray[np.float32]:
+) -> EncodedElements | NDArray[np.float32]:
     """The input's elements, from its JSON or from the bytes after all JSON."""
     parameters = scalars(given.parameters)
     if "binary_data_size" in parameters:
@@ -143,14 +143,14 @@ def content(
             raise InvalidRequestError(
                 f"{given.name} has binary_data_size {size}, but {len(tail)} bytes follow the JSON"
             )
-        if model.kind is Signature.IMAGE:
+        if model.signature is Signature.IMAGE:
             return binary_elements(tail, count)
         return float_tensor(tail, model, count)
     if tail:
         raise InvalidRequestError(f"{len(tail)} bytes follow the JSON, but no input claims them")
     if given.data is msgspec.UNSET:
         raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
-    if model.kind is Signature.IMAGE:
+    if model.signature is Signature.IMAGE:
         return json_texts(given.data, count)
     return json_floats(given.data, given.shape, model, count)
 
@@ -161,7 +161,7 @@ def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
         return {}
     if len(memoryview(raw)) > MAX_PARAMETERS_BYTES:
         raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
-    parameters: Parameters = decoded(SCALARS, raw) or {}
+    parameters: Parameters = decode_json(SCALARS, raw) or {}
     check_parameters(parameters)
     return parameters
 
@@ -206,7 +206,7 @@ def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
         raise InvalidRequestError("data is nested more deeply than its shape")
     if commas(raw) > 2 * count:  # between the texts, and one in each data URL
         raise InvalidRequestError(f"data has more than the {count} elements of its shape")
-    found = decoded(TEXTS[depth - 1], raw)
+    found = decode_json(TEXTS[depth - 1], raw)
     texts: list[str] = found if depth == 1 else [text for row in found for text in row]
     if len(texts) != count:
         raise InvalidRequestError(f"data has {len(texts)} elements, its shape {count}")
@@ -225,7 +225,7 @@ def json_floats(
         raise InvalidRequestError(f"data has {commas(raw) + 1} numbers, its shape {needed}")
     try:
         with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
-            array = np.array(decoded(NUMBERS[depth - 1], raw), np.float32)
+            array = np.array(decode_json(NUMBERS[depth - 1], raw), np.float32)
     except ValueError as error:
         raise InvalidRequestError("data is nested unevenly") from error
     wanted = tuple(shape) if depth > 1 else (needed,)
@@ -241,7 +241,7 @@ def check_size(
 
     A picture has a comma behind it, and one in its data URL; `others` are those that no input has.
     """
-    of_one = 2 if model.kind is Signature.IMAGE else int(np.prod(model.input.dims))
+    of_one = 2 if model.signature is Signature.IMAGE else int(np.prod(model.input.dims))
     if commas(text) > of_one * most + others:
         raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
 
@@ -262,25 +262,10 @@ def depth_of(raw: msgspec.Raw) -> int:
     return max(1, min(depth, MAX_DIMS + 1))
 
 
-T = Any  # of a decoder whose type says what it returns
-
-
-def decoded(decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgspec.Raw) -> T:
-    """Raises InvalidJsonError for what is not JSON, InvalidRequestError for JSON of another shape."""
-    try:
-        try:
-            return decoder.decode(data)
-        except msgspec.ValidationError as error:
-            SYNTAX.decode(data)  # what breaks off further on is no JSON at all
-            raise InvalidRequestError(f"the request is not as documented: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidJsonError(f"the request is not JSON: {error}"[:200]) from error
-
-
-def encode(question: InferRequest, answer: InferResponse) -> tuple[bytes, int | None]:
+def encode(request: InferRequest, response: InferResponse) -> tuple[bytes, int | None]:
     """The body of an answer, and how many of its bytes are JSON where binary tensors follow."""
     outputs, tails = [], []
-    for tensor in answer.outputs:
+    for tensor in response.outputs:
         entry: dict[str, Any] = {
             "name": tensor.name,
             "datatype": tensor.datatype,
@@ -293,10 +278,10 @@ def encode(question: InferRequest, answer: InferResponse) -> tuple[bytes, int | 
         else:
             entry["data"] = json_data(tensor)
         outputs.append(entry)
-    content: dict[str, Any] = {"id": question.id} if question.id else {}
+    content: dict[str, Any] = {"id": request.id} if request.id else {}
     content |= {
-        "model_name": question.model.name,
-        "model_version": question.model.version,
+        "model_name": request.model.name,
+        "model_version": request.model.version,
         "outputs": outputs,
     }
     head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)

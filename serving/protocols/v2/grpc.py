@@ -1,8 +1,7 @@
 """The Open Inference Protocol in gRPC: `GRPCInferenceService` on a port of its own.
 
 Every web process has a server; where there are several, they share the port (SO_REUSEPORT), and the
-kernel hands each connection to one of them. A process that handed connections on, as `cluster.py` does
-for HTTP, would need gRPC's own parser.
+kernel hands each connection to one of them: gRPC's own listener cannot be shared in another way.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,13 +18,12 @@ from serving.errors import (
     ConfigurationError,
     NotFoundError,
     NotSupportedError,
-    RetryableError,
 )
-from serving.http.context import RequestContext
-from serving.inference.service import Classifier
+from serving.http.access_log import RequestContext
+from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.protocols.admission import Admission, RequestOptions
-from serving.protocols.catalog import PHOTO_MODEL, TENSOR_MODEL, CatalogEntry, ModelCatalog
+from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL, CatalogEntry, ModelCatalog
 from serving.protocols.v2 import grpc_messages as messages
 from serving.protocols.v2 import metadata
 from serving.protocols.v2.grpc_calls import CHECK, HEALTH, SERVICE, Calls, abort, authorization, parsed
@@ -43,19 +41,19 @@ Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
 
 
 class Service:
-    """The service's methods, bound to one classifier."""
+    """The methods of GRPCInferenceService, and of gRPC's own health service."""
 
-    def __init__(self, classifier: Classifier, door: Admission, models: ModelCatalog) -> None:
-        self.classifier = classifier
-        self.door = door
-        self.models = models
-        self.repository = Repository(classifier, models)
-        self.arrivals = MessageReadLimiter(classifier.settings)
-        self.calls = Calls(classifier.metrics)
-        self.streams = Streams(classifier.settings)
+    def __init__(self, service: InferenceService, admission: Admission, catalog: ModelCatalog) -> None:
+        self.service = service
+        self.admission = admission
+        self.catalog = catalog
+        self.repository = Repository(service, catalog)
+        self.reader = MessageReadLimiter(service.settings)
+        self.calls = Calls(service.metrics)
+        self.streams = Streams(service.settings)
 
     def handlers(self) -> tuple[Any, Any]:
-        """What a grpc.aio.Server is given: the protocol, and gRPC's own health service."""
+        """Returns the handlers for a grpc.aio.Server."""
         methods: dict[str, tuple[Answer, Message]] = {
             "ServerLive": (self.server_live, pb.ServerLiveRequest),
             "ServerReady": (self.server_ready, pb.ServerReadyRequest),
@@ -86,7 +84,7 @@ class Service:
         )
 
     def _method(self, name: str, answer: Answer, kind: Message) -> Any:
-        """Of one message and one answer; as a stream, so that we decide when the message is read."""
+        """Handles a call of one message and one answer; a stream, so that we decide when to read it."""
         return grpc.stream_unary_rpc_method_handler(
             self._observed(name, answer, kind),
             response_serializer=lambda response: response.SerializeToString(),
@@ -95,16 +93,16 @@ class Service:
     def _observed(
         self, name: str, answer: Answer, kind: Message
     ) -> Callable[[object, Context], Awaitable[Message]]:
-        """A call of one message and one answer."""
+        """Returns a handler that counts and logs, and turns errors into the call's status."""
 
         async def call(_: object, context: Context) -> Message:
             response = None
             with self.calls.recording(name, context) as outcome:
                 if kind is pb.ModelInferRequest:
-                    self.door.check_key.check(authorization(context))
+                    self.admission.check_key.check(authorization(context))
                 # in no variable: gRPC keeps the frame of a call that is aborted until a collection
                 response = await answer(
-                    parsed(kind, await self.arrivals.read(context.read)), context, outcome.own
+                    parsed(kind, await self.reader.read(context.read)), context, outcome.own
                 )
             if outcome.error is not None:
                 await abort(context, outcome.error)
@@ -113,7 +111,7 @@ class Service:
         return call
 
     def _refused(self, name: str, words: str) -> Callable[[object, Context], Awaitable[None]]:
-        """A call of Triton's that is not served."""
+        """Returns a handler for a call of Triton's that is answered UNIMPLEMENTED with the reason."""
 
         async def call(_: object, context: Context) -> None:
             await self.calls.fail(name, context, NotSupportedError(words))
@@ -121,15 +119,15 @@ class Service:
         return call
 
     async def _stream(self, _: object, context: Context) -> None:
-        """Each of a stream's requests is counted by itself; the stream only where it fails."""
+        """Answers a stream; its requests are counted, the stream itself only where it fails."""
         try:
-            self.door.check_key.check(authorization(context))
+            self.admission.check_key.check(authorization(context))
             await self.streams.serve(context, partial(self._answer_of_stream, context))
         except Exception as error:
             await self.calls.fail(STREAM, context, error)
 
     async def _answer_of_stream(self, context: Context, data: bytes) -> Message:
-        """Errors are answers here, and the stream goes on."""
+        """Answers one request of a stream; an error is an answer, and the stream goes on."""
         request = response = None
         with self.calls.recording(STREAM, context) as outcome:
             request = parsed(pb.ModelInferRequest, data)
@@ -140,112 +138,109 @@ class Service:
         response = pb.ModelInferResponse(id=request.id if request is not None else "")
         return pb.ModelStreamInferResponse(error_message=outcome.error.detail, infer_response=response)
 
-    def _is_ready(self) -> bool:
-        try:
-            self.classifier.check_ready()
-        except RetryableError:
-            return False
-        return True
-
     def _model(self, request: Message) -> CatalogEntry:
-        return self.models.find(request.name, request.version or None)
+        return self.catalog.find(request.name, request.version or None)
 
     async def server_live(self, _: Message, __: Context, ___: RequestContext) -> Message:
-        """The process answers."""
+        """Answers that the process is alive."""
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, _: Message, __: Context, ___: RequestContext) -> Message:
-        """Requests can be answered."""
-        return pb.ServerReadyResponse(ready=self._is_ready())
+        """Answers whether a worker is ready."""
+        return pb.ServerReadyResponse(ready=self.service.is_ready)
 
     async def health_check(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """What Kubernetes' probes and load balancers ask. Raises NotFoundError."""
+        """Answers probes of Kubernetes and load balancers. Raises NotFoundError."""
         if request.service not in ("", SERVICE):
             raise NotFoundError(f"there is no service {request.service[:80]!r}")
         status = pb.HealthCheckResponse.ServingStatus
-        return pb.HealthCheckResponse(status=status.SERVING if self._is_ready() else status.NOT_SERVING)
+        return pb.HealthCheckResponse(
+            status=status.SERVING if self.service.is_ready else status.NOT_SERVING
+        )
 
     async def server_metadata(self, _: Message, __: Context, ___: RequestContext) -> Message:
-        """As `GET /v2`."""
+        """Answers as `GET /v2`."""
         return pb.ServerMetadataResponse(**metadata.server_metadata())
 
     async def model_ready(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """What is not served is not ready, as Triton has it."""
+        """Answers whether a model is ready; an unknown one is not, as in Triton."""
         try:
             self._model(request)
         except NotFoundError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._is_ready())
+        return pb.ModelReadyResponse(ready=self.service.is_ready)
 
     async def model_metadata(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Raises NotFoundError."""
-        content = metadata.metadata(self.classifier, self._model(request))
+        """Describes a model. Raises NotFoundError."""
+        content = metadata.metadata(self.service, self._model(request))
         return ParseDict(content, pb.ModelMetadataResponse())
 
     async def model_config(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Raises NotFoundError."""
-        content = metadata.config(self.classifier, self._model(request))
+        """Returns a model's configuration. Raises NotFoundError."""
+        content = metadata.config(self.service, self._model(request))
         return ParseDict({"config": content}, pb.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Of one model, or of both where none is named. Raises NotFoundError."""
+        """Returns statistics of one model, or of both where none is named. Raises NotFoundError."""
         if request.name:
             found = [self._model(request)]
         else:
-            found = [self.models.find(PHOTO_MODEL), self.models.find(TENSOR_MODEL)]
-        content = [metadata.statistics(self.classifier, model) for model in found]
+            found = [self.catalog.find(IMAGE_MODEL), self.catalog.find(TENSOR_MODEL)]
+        content = [metadata.statistics(self.service, model) for model in found]
         return ParseDict({"model_stats": content}, pb.ModelStatisticsResponse())
 
     async def model_infer(self, request: Message, context: Context, own: RequestContext) -> Message:
-        """Raises ServingError."""
-        model = self.models.find(request.model_name, request.model_version or None)
-        terms = self._admit(context, model.kind)
-        with self.door.held(request.ByteSize()):
-            parse = partial(messages.parse, request, model, self.classifier.largest_request)
+        """Infers. Raises ServingError."""
+        model = self.catalog.find(request.model_name, request.model_version or None)
+        options = self._admit(context, model.signature)
+        with self.admission.held(request.ByteSize()):
+            parse = partial(messages.parse, request, model, self.service.largest_request)
             if messages.is_large(request):
-                question = await self.classifier.on_thread(parse, terms.bulk)
+                parsed_request = await self.service.run_on_thread(parse, options.bulk)
             else:
-                question = parse()
-            answer = await infer(self.classifier, question, terms)
-        own.set_timings(answer.stages)
-        return messages.encode(question, answer)
+                parsed_request = parse()
+            response = await infer(self.service, parsed_request, options)
+        own.set_timings(response.timings)
+        return messages.encode(parsed_request, response)
 
     async def repository_index(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """As `POST /v2/repository/index`."""
+        """Answers as `POST /v2/repository/index`."""
         return ParseDict({"models": self.repository.index(request.ready)}, pb.RepositoryIndexResponse())
 
     async def model_load(self, request: Message, context: Context, _: RequestContext) -> Message:
-        """As `POST /v2/repository/models/NAME/load`."""
+        """Loads a version, as `POST /v2/repository/models/NAME/load`."""
         self.repository.check_allowed(authorization(context))
         texts = {name: value.string_param for name, value in request.parameters.items()}
         await self.repository.load(request.model_name, msgspec.json.encode({"parameters": texts}))
         return pb.RepositoryModelLoadResponse()
 
     async def model_unload(self, request: Message, context: Context, _: RequestContext) -> Message:
-        """Raises NotSupportedError always."""
+        """Raises NotSupportedError: the only model stays loaded."""
         self.repository.check_allowed(authorization(context))
         self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    def _admit(self, context: Context, kind: Signature) -> RequestOptions:
-        """As `Admission.admit`, with the client's own deadline."""
-        metadata = dict(context.invocation_metadata() or ())
-        terms = self.door.admit_by(
+    def _admit(self, context: Context, signature: Signature) -> RequestOptions:
+        """Admits a call as `Admission.admit` does, with the client's own deadline."""
+        headers = dict(context.invocation_metadata() or ())
+        options = self.admission.admit_headers(
             authorization(context),
-            metadata.get("x-request-timeout-ms"),
-            metadata.get("x-priority"),
-            kind,
+            headers.get("x-request-timeout-ms"),
+            headers.get("x-priority"),
+            signature,
         )
         remaining = context.time_remaining()
-        return terms if remaining is None else terms.within(max(1000, int(remaining * 1e6)))
+        return options if remaining is None else options.within(max(1000, int(remaining * 1e6)))
 
 
 @asynccontextmanager
-async def running(classifier: Classifier, door: Admission, models: ModelCatalog) -> AsyncIterator[None]:
-    """Serves until the block ends. Raises ConfigurationError when the port is taken."""
-    settings = classifier.settings
+async def running(
+    service: InferenceService, admission: Admission, catalog: ModelCatalog
+) -> AsyncIterator[None]:
+    """Serves gRPC until the block ends. Raises ConfigurationError when the port is taken."""
+    settings = service.settings
     server = grpc.aio.server(options=options(settings), maximum_concurrent_rpcs=CALLS)
-    server.add_generic_rpc_handlers(Service(classifier, door, models).handlers())
+    server.add_generic_rpc_handlers(Service(service, admission, catalog).handlers())
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
         port = server.add_insecure_port(f"{host}:{settings.grpc_port}")

@@ -9,8 +9,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.access_log import CLIENT_GONE, HEALTH_PATH, record, to_client_error
-from serving.http.context import RequestContext, choose_id
+from serving.http.access_log import (
+    CLIENT_GONE,
+    HEALTH_PATH,
+    RequestContext,
+    choose_id,
+    record,
+    to_client_error,
+)
 from serving.metrics import Metrics
 from serving.protocols.v2.grpc_limits import check_fields
 
@@ -79,7 +85,7 @@ class Calls:
             path=path,
             series=path,
             client=context.peer(),
-            timed=bool(own.stages),
+            timed=bool(own.timings),
         )
 
 

@@ -19,10 +19,10 @@ from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving.protocols.v2.inference import (
     MAX_CLASSES,
     MAX_TIMEOUT_US,
+    EncodedElements,
     InferRequest,
     InferResponse,
     Parameters,
-    Pictures,
     WantedOutput,
     check_input,
     check_outputs,
@@ -83,17 +83,17 @@ def requested(output: Message) -> WantedOutput:
 
 def content(
     request: Message, given: Message, model: CatalogEntry, count: int
-) -> Pictures | NDArray[np.float32]:
+) -> EncodedElements | NDArray[np.float32]:
     """The input's elements, raw or typed, never both."""
     raw = request.raw_input_contents
     typed = given.contents.fp32_contents, given.contents.bytes_contents
     if raw:
         if len(raw) != 1 or any(typed):
             raise InvalidRequestError(f"{given.name} needs one raw content, or its typed contents")
-        if model.kind is Signature.IMAGE:
+        if model.signature is Signature.IMAGE:
             return binary_elements(memoryview(raw[0]), count)
         return float_tensor(memoryview(raw[0]), model, count)
-    if model.kind is Signature.IMAGE:
+    if model.signature is Signature.IMAGE:
         if len(typed[1]) != count:
             raise InvalidRequestError(f"bytes_contents has {len(typed[1])} elements, its shape {count}")
         return list(typed[1])
@@ -103,12 +103,12 @@ def content(
     return np.array(typed[0], np.float32).reshape(wanted)
 
 
-def encode(question: InferRequest, answer: InferResponse) -> Message:
+def encode(request: InferRequest, response: InferResponse) -> Message:
     """A ModelInferResponse; all its tensors are raw."""
-    response = pb.ModelInferResponse(
-        model_name=question.model.name, model_version=question.model.version, id=question.id
+    message = pb.ModelInferResponse(
+        model_name=request.model.name, model_version=request.model.version, id=request.id
     )
-    for tensor in answer.outputs:
-        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        response.raw_output_contents.append(binary_data(tensor))
-    return response
+    for tensor in response.outputs:
+        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_output_contents.append(binary_data(tensor))
+    return message

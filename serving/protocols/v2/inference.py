@@ -1,6 +1,6 @@
-"""Inference of the Open Inference Protocol, in HTTP (`v2.py`) and in gRPC (`v2_grpc.py`) alike.
+"""Inference of the Open Inference Protocol, the same for HTTP and gRPC.
 
-Both translate their requests into a `InferRequest` and its `InferResponse` back.
+Their codecs translate a request into an InferRequest, and the InferResponse back.
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from serving.engine.memory import Signature
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError
-from serving.inference.active_model import Logits
-from serving.inference.service import Classifier
+from serving.inference.active_model import EncodedImage, Logits
+from serving.inference.service import InferenceService
 from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.metadata import SHARED_MEMORY
-from serving.tasks.image.base64 import picture
+from serving.tasks.image.base64 import image_bytes
 from serving.tasks.image.classification import Score
 
 RESERVED = "triton_"
@@ -26,37 +26,37 @@ MAX_TIMEOUT_US = 2**53
 MAX_CLASSES = 2**31 - 1
 
 Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
-Pictures = list[str] | list[bytes]
+EncodedElements = list[str] | list[bytes]
 
 
 @dataclass
 class WantedOutput:
-    """One output that the client asks for."""
+    """An output that the client asks for."""
 
     name: str
     classes: int = 0
-    """How many of the best, as text; 0: the tensor itself."""
+    """How many of the best classes to return as text; 0: the tensor itself."""
 
     binary: bool = False
 
 
 @dataclass
 class InferRequest:
-    """A checked request: `data` are pictures, or tensors float32 [N, 3, height, width]."""
+    """A checked request: `data` are encoded images, or tensors float32 [N, 3, height, width]."""
 
     model: CatalogEntry
     shape: list[int]
-    data: Pictures | NDArray[np.float32]
+    data: EncodedElements | NDArray[np.float32]
     outputs: list[WantedOutput]
     id: str = ""
     timeout_us: int = 0
     top_k: int = 1
-    """How many of a photo's best classes to answer, labels and probabilities alike."""
+    """How many of an image's best classes to answer, labels and probabilities alike."""
 
 
 @dataclass
 class OutputTensor:
-    """`data` are the elements in row-major order: numbers as float32, BYTES as bytes."""
+    """An output's elements in row-major order: numbers as float32, BYTES as bytes."""
 
     name: str
     datatype: str
@@ -67,14 +67,14 @@ class OutputTensor:
 
 @dataclass
 class InferResponse:
-    """In the order in which the outputs were asked for."""
+    """The outputs, in the order in which they were asked for."""
 
     outputs: list[OutputTensor]
-    stages: Timings = field(repr=False)
+    timings: Timings = field(repr=False)
 
 
 def check_input(model: CatalogEntry, name: str, datatype: str, shape: list[int], most: int) -> int:
-    """How many elements of the batch the one input has. Raises InvalidRequestError.
+    """Checks the one input, and returns its number of batch elements. Raises InvalidRequestError.
 
     The shape must be the model's, with or without a batch dimension of at most `most` before it; so
     there is no product that could overflow.
@@ -96,7 +96,7 @@ def check_input(model: CatalogEntry, name: str, datatype: str, shape: list[int],
 
 
 def check_outputs(model: CatalogEntry, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
-    """What to answer: all outputs unless some are named. Raises InvalidRequestError."""
+    """Returns the outputs to answer: all unless some are named. Raises InvalidRequestError."""
     names = [spec.name for spec in model.outputs]
     for output in wanted:
         if output.name not in names:
@@ -111,7 +111,7 @@ def check_outputs(model: CatalogEntry, wanted: list[WantedOutput], binary: bool)
 
 
 def check_parameters(parameters: Parameters) -> None:
-    """Raises InvalidRequestError for names that are Triton's own, and for shared memory."""
+    """Raises InvalidRequestError for names that Triton reserves, and for shared memory."""
     for name in parameters:
         if name.startswith(RESERVED):
             raise InvalidRequestError(f"parameters that begin with {RESERVED} are reserved: {name[:80]}")
@@ -120,7 +120,7 @@ def check_parameters(parameters: Parameters) -> None:
 
 
 def whole_number(parameters: Parameters, name: str, largest: int) -> int:
-    """A parameter from 0 to `largest`, 0 where it is absent. Raises InvalidRequestError."""
+    """Returns a parameter from 0 to `largest`; 0 where it is absent. Raises InvalidRequestError."""
     value = parameters.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
         raise InvalidRequestError(f"{name} must be a whole number from 0 to {largest}")
@@ -128,44 +128,43 @@ def whole_number(parameters: Parameters, name: str, largest: int) -> int:
 
 
 def flag(parameters: Parameters, name: str) -> bool | None:
-    """A parameter that is true or false, None where it is absent. Raises InvalidRequestError."""
+    """Returns a boolean parameter, None where it is absent. Raises InvalidRequestError."""
     value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidRequestError(f"{name} must be true or false")
     return value
 
 
-async def infer(classifier: Classifier, question: InferRequest, terms: RequestOptions) -> InferResponse:
-    """Raises what `Classifier.classify_all` and `infer` raise."""
-    terms = terms.within(question.timeout_us)
-    model, batched = question.model, len(question.shape) > len(question.model.input.dims)
+async def infer(
+    service: InferenceService, request: InferRequest, options: RequestOptions
+) -> InferResponse:
+    """Infers a checked request. Raises what `InferenceService.classify` and `infer` raise."""
+    options = options.within(request.timeout_us)
+    model, batched = request.model, len(request.shape) > len(request.model.input.dims)
     specs = {spec.name: spec for spec in model.outputs}
-    deadline = terms.deadline()
-    if model.kind is Signature.IMAGE:
-        pictures = [(partial(picture, element), len(element)) for element in question.data]
-        best = max(question.top_k, *(output.classes for output in question.outputs))
-        found = await classifier.classify_all(pictures, best, deadline, terms.bulk)
-        outputs = [
-            photo_output(specs[each.name], each, found.tops, question) for each in question.outputs
-        ]
-        return InferResponse(outputs, found.stages)
-    assert isinstance(question.data, np.ndarray)  # noqa: S101 the codecs see to it
-    logits = await classifier.infer(question.data, deadline, terms.bulk)
-    if any(output.classes or not output.binary for output in question.outputs):
+    if model.signature is Signature.IMAGE:
+        images = [EncodedImage(len(element), partial(image_bytes, element)) for element in request.data]
+        top_k = max(request.top_k, *(output.classes for output in request.outputs))
+        found = await service.classify(images, top_k, options.deadline(), options.bulk)
+        outputs = [class_output(specs[each.name], each, found.tops, request) for each in request.outputs]
+        return InferResponse(outputs, found.timings)
+    assert isinstance(request.data, np.ndarray)  # noqa: S101 the codecs see to it
+    logits = await service.infer(request.data, options.deadline(), options.bulk)
+    if any(output.classes or not output.binary for output in request.outputs):
         logits.check_finite()
-    leading = question.shape[:1] if batched else []
+    leading = request.shape[:1] if batched else []
     return InferResponse(
-        [logits_output(specs[each.name], each, logits, leading) for each in question.outputs],
-        logits.stages,
+        [logits_output(specs[each.name], each, logits, leading) for each in request.outputs],
+        logits.timings,
     )
 
 
-def photo_output(
-    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], question: InferRequest
+def class_output(
+    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], request: InferRequest
 ) -> OutputTensor:
-    """Labels, probabilities, or the best classes as text, of every picture.
+    """Returns labels, probabilities, or the best classes as text, of every image.
 
-    One label and probability each have the input's shape; `top_k` of them [N, top_k].
+    A single label or probability per image has the input's shape, `top_k` of them [N, top_k].
     """
     if wanted.classes:
         texts = [
@@ -176,8 +175,8 @@ def photo_output(
         return OutputTensor(
             spec.name, "BYTES", [len(tops), len(texts) // len(tops)], texts, wanted.binary
         )
-    scores = [score for top in tops for score in top[: question.top_k]]
-    shape = question.shape if question.top_k == 1 else [len(tops), len(scores) // len(tops)]
+    scores = [score for top in tops for score in top[: request.top_k]]
+    shape = request.shape if request.top_k == 1 else [len(tops), len(scores) // len(tops)]
     data: NDArray[np.float32] | list[bytes]
     if spec.datatype == "BYTES":
         data = [score.label.encode() for score in scores]
@@ -192,7 +191,7 @@ def logits_output(
     found: Logits,
     leading: list[int],
 ) -> OutputTensor:
-    """The logits [tensors, classes], or the best classes by them."""
+    """Returns the logits [tensors, classes], or the best classes by logit."""
     logits = found.rows
     if not wanted.classes:
         shape = [*leading, logits.shape[1]]
@@ -207,5 +206,5 @@ def logits_output(
 
 
 def class_text(value: float, index: int, label: str) -> bytes:
-    """`value:index:label`, of the protocol's classification extension."""
+    """Formats `value:index:label`, as the protocol's classification extension has it."""
     return f"{value:f}:{index}:{label}".encode()

@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol tells about models: metadata, configuration, statistics.
+"""Metadata, configuration and statistics of models, as the Open Inference Protocol has them.
 
 The shapes are Triton's, which `perf_analyzer` reads before and after every window it measures.
 """
@@ -9,7 +9,8 @@ from typing import Any
 from serving import __version__
 from serving.engine.memory import Signature
 from serving.engine.statistics import BatchTotals, Totals
-from serving.inference.service import Classifier
+from serving.inference.active_model import ModelMetadata
+from serving.inference.service import InferenceService
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 
 SERVER = "food-classifier-serving"
@@ -24,7 +25,7 @@ EXTENSIONS = [
 DESCRIPTION = "model.json"
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
 
-# what Triton's clients may ask and this service refuses, in words
+# why this service refuses some of what Triton's clients may ask
 SHARED_MEMORY = "shared memory is not supported: send the data"
 TRACING = "requests are not traced: see /metrics"
 LOGGING = "clients cannot see or change how the service logs"
@@ -52,33 +53,32 @@ UNSUPPORTED_CALLS = {
 
 
 def server_metadata() -> dict[str, Any]:
-    """Of `GET /v2`."""
+    """Returns the content of `GET /v2`."""
     return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
 
 
-def metadata(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
-    """Of one model; shapes begin with the batch's dimension."""
+def metadata(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+    """Describes a model's inputs and outputs; shapes begin with the batch dimension."""
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
         return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.dims]}
 
     return {
-        "name": model.name,
-        "versions": [model.version],
-        "platform": platform(classifier),
-        "inputs": [tensor(model.input)],
-        "outputs": [tensor(spec) for spec in model.outputs],
+        "name": entry.name,
+        "versions": [entry.version],
+        "platform": platform(service.metadata()),
+        "inputs": [tensor(entry.input)],
+        "outputs": [tensor(spec) for spec in entry.outputs],
     }
 
 
-def platform(classifier: Classifier) -> str:
-    """`onnxruntime` or `torch`."""
-    name: str = classifier.served.offer.profile["info"]["backend"]
-    return name.split()[0]
+def platform(model: ModelMetadata) -> str:
+    """Returns `onnxruntime` or `torch`."""
+    return model.backend.split()[0]
 
 
-def config(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
-    """Of one model, as Triton's `ModelConfig` in JSON; its description is among the parameters."""
+def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+    """Returns Triton's `ModelConfig` as JSON, with model.json among its parameters."""
 
     def tensor(spec: TensorSpec) -> dict[str, Any]:
         return {
@@ -87,40 +87,37 @@ def config(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
             "dims": list(spec.dims),
         }
 
-    layout = "FORMAT_NCHW" if model.kind is Signature.TENSOR else "FORMAT_NONE"
-    settings, offer = classifier.settings, classifier.served.offer
-    on_gpu = offer.profile["info"]["device"] != "cpu"
+    layout = "FORMAT_NCHW" if entry.signature is Signature.TENSOR else "FORMAT_NONE"
+    settings, model = service.settings, service.metadata()
     return {
-        "name": model.name,
-        "platform": platform(classifier),
-        "backend": platform(classifier),
-        "version_policy": {"specific": {"versions": [int(model.version)]}},
-        "max_batch_size": classifier.largest_request,
-        "input": [{**tensor(model.input), "format": layout}],
-        "output": [tensor(spec) for spec in model.outputs],
+        "name": entry.name,
+        "platform": platform(model),
+        "backend": platform(model),
+        "version_policy": {"specific": {"versions": [int(entry.version)]}},
+        "max_batch_size": service.largest_request,
+        "input": [{**tensor(entry.input), "format": layout}],
+        "output": [tensor(spec) for spec in entry.outputs],
         "instance_group": [
             {
-                "name": f"{model.name}_0",
-                "kind": "KIND_GPU" if on_gpu else "KIND_CPU",
-                "count": offer.attachment.geometry.workers,
+                "name": f"{entry.name}_0",
+                "kind": "KIND_GPU" if model.on_gpu else "KIND_CPU",
+                "count": model.instances,
             }
         ],
         "dynamic_batching": {
-            "preferred_batch_size": settings.preferred_batch_sizes or [offer.profile["batch_cap"]],
+            "preferred_batch_size": settings.preferred_batch_sizes or [model.batch_cap],
             "max_queue_delay_microseconds": settings.max_queue_delay_us,
         },
-        "parameters": {DESCRIPTION: {"string_value": offer.model.description.json_text()}},
+        "parameters": {DESCRIPTION: {"string_value": model.description.json_text()}},
     }
 
 
-def statistics(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
-    """Of one model since its version went into service, over all web processes."""
-    counted = classifier.served.client.statistics
-    totals = counted.totals(model.kind)
-    batches = counted.by_batch_size(model.kind)
+def statistics(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+    """Returns a model's counts and durations since its version is in service, of all web processes."""
+    totals, batches = service.statistics(entry.signature)
     return {
-        "name": model.name,
-        "version": model.version,
+        "name": entry.name,
+        "version": entry.version,
         "last_inference": totals.last_inference_ms,
         "inference_count": totals.inferences,
         "execution_count": sum(batch.executions for batch in batches.values()),
@@ -132,7 +129,7 @@ def statistics(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
 
 
 def request_durations(totals: Totals) -> dict[str, Any]:
-    """Per request: a batch that a client sent counts once; nothing is cached here."""
+    """Formats durations per request: a batch that a client sent counts once; nothing is cached."""
     figures = asdict(totals)
     stages = {"queue": "queue", "compute_input": "decode"}
     stages |= {"compute_infer": "infer", "compute_output": "output"}
@@ -146,7 +143,7 @@ def request_durations(totals: Totals) -> dict[str, Any]:
 
 
 def batch_durations(batch: BatchTotals) -> dict[str, Any]:
-    """Per execution of one batch size."""
+    """Formats durations per execution of one batch size."""
     return {
         "compute_input": duration(batch.executions, batch.decode_ns),
         "compute_infer": duration(batch.executions, batch.infer_ns),
@@ -155,5 +152,5 @@ def batch_durations(batch: BatchTotals) -> dict[str, Any]:
 
 
 def duration(count: int, nanoseconds: int) -> dict[str, int]:
-    """Triton's pair."""
+    """Formats Triton's pair of count and nanoseconds."""
     return {"count": count, "ns": nanoseconds}

@@ -1,19 +1,18 @@
 """The model repository extension: which versions there are, and which one is served.
 
-There is one model, so that loading means to switch versions, and unloading is refused.
+There is one model: loading switches its version, and unloading is refused.
 """
 
 from typing import Annotated, Any
 
 import msgspec
 
-from serving.errors import ConfigurationError, InvalidRequestError, NotSupportedError
-from serving.inference.service import Classifier
+from serving.errors import NotSupportedError
+from serving.http.body import decode_json
+from serving.inference.service import InferenceService
 from serving.logging import logger
-from serving.model import Model
 from serving.protocols.admission import KeyCheck
 from serving.protocols.catalog import ModelCatalog
-from serving.protocols.v2.codec import decoded
 
 MAX_VERSIONS = 1000
 Version = Annotated[int, msgspec.Meta(ge=1, le=10**10 - 1)]
@@ -26,25 +25,25 @@ class IndexRequest(msgspec.Struct):
 
 
 class Specific(msgspec.Struct):
-    """Of a configuration's `version_policy`."""
+    """`specific` of a configuration's `version_policy`."""
 
     versions: Annotated[list[Version], msgspec.Meta(min_length=1, max_length=1)]
 
 
 class VersionPolicy(msgspec.Struct):
-    """Of a configuration."""
+    """`version_policy` of a configuration."""
 
     specific: Specific | None = None
 
 
 class LoadConfig(msgspec.Struct):
-    """What counts of the configuration that a client sends as text."""
+    """The part of a client's configuration that is honoured."""
 
     version_policy: VersionPolicy | None = None
 
 
 class LoadParameters(msgspec.Struct, forbid_unknown_fields=True):
-    """`version` is ours; `config` is what Triton's clients send. The files of a model are not taken."""
+    """Parameters of a load: `version` is ours, `config` comes from Triton's clients."""
 
     version: Annotated[str, msgspec.Meta(pattern="^[1-9][0-9]{0,9}$")] | None = None
     config: str | None = None
@@ -62,64 +61,56 @@ CONFIG = msgspec.json.Decoder(LoadConfig)
 
 
 class Repository:
-    """Bound to one classifier."""
+    """Lists versions and switches between them."""
 
-    def __init__(self, classifier: Classifier, models: ModelCatalog) -> None:
-        self._classifier = classifier
-        self._models = models
-        self._check_admin = KeyCheck(classifier.settings.admin_key)
+    def __init__(self, service: InferenceService, catalog: ModelCatalog) -> None:
+        self._service = service
+        self._catalog = catalog
+        self._check_admin = KeyCheck(service.settings.admin_key)
 
     def check_allowed(self, authorization: str) -> None:
-        """Before loading and unloading. Raises NotSupportedError or UnauthorizedError."""
-        if self._classifier.settings.admin_key is None:
+        """Checks the admin key before a load. Raises NotSupportedError or UnauthorizedError."""
+        if self._service.settings.admin_key is None:
             raise NotSupportedError("models are loaded only where SERVING_ADMIN_KEY is set")
         self._check_admin.check(authorization)
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
-        """Every name with its versions, the one in service READY."""
-        served = self._classifier.served.offer.model.description.version
-        folder = self._classifier.settings.model_dir
-        found = {each.name for each in folder.iterdir() if each.is_dir() and each.name.isdecimal()}
-        others = [] if only_ready else sorted(found - {served}, key=int)[:MAX_VERSIONS]
+        """Lists every name with its versions; the one in service is READY."""
+        served = self._service.metadata().version
+        others = [version for version in self._service.versions() if version != served]
+        states = [(served, "READY", "")]
+        if not only_ready:
+            states += [(other, "UNAVAILABLE", "not loaded") for other in others[:MAX_VERSIONS]]
         return [
             {"name": name, "version": version, "state": state, "reason": reason}
-            for name in self._models.kinds
-            for version, state, reason in (
-                (served, "READY", ""),
-                *((other, "UNAVAILABLE", "not loaded") for other in others),
-            )
+            for name in self._catalog.signatures
+            for version, state, reason in states
         ]
 
     async def load(self, name: str, body: bytes) -> None:
-        """Serves the version that is asked for, or the one that model.json names.
+        """Serves the version that the body asks for, or the one that model.json names.
 
         Raises NotFoundError, InvalidJsonError or InvalidRequestError.
         """
-        self._models.find(name)
-        version = wanted_version(body)
-        try:
-            if version is None:
-                version = Model.read(self._classifier.settings.model_dir).description.version
-            await self._classifier.switch(version)
-        except ConfigurationError as error:
-            raise InvalidRequestError(f"version {version} cannot be served: {error}") from error
+        self._catalog.find(name)
+        version = await self._service.load_version(requested_version(body))
         logger().warning("version switched", version=version)
 
     def unload(self, name: str) -> None:
-        """Raises NotFoundError, or NotSupportedError always."""
-        self._models.find(name)
+        """Raises NotFoundError for an unknown name, and NotSupportedError for the only model."""
+        self._catalog.find(name)
         raise NotSupportedError(f"{name} is the only model and stays loaded; load another version of it")
 
 
 def only_ready(body: bytes) -> bool:
-    """Of an index request. Raises InvalidJsonError or InvalidRequestError."""
-    request: IndexRequest = decoded(INDEX, body or b"{}")
+    """Parses an index request. Raises InvalidJsonError or InvalidRequestError."""
+    request: IndexRequest = decode_json(INDEX, body or b"{}")
     return request.ready
 
 
-def wanted_version(body: bytes) -> str | None:
-    """Of a load request. Raises InvalidJsonError or InvalidRequestError."""
-    request: LoadRequest = decoded(LOAD, body or b"{}")
+def requested_version(body: bytes) -> str | None:
+    """Parses a load request. Raises InvalidJsonError or InvalidRequestError."""
+    request: LoadRequest = decode_json(LOAD, body or b"{}")
     parameters = request.parameters
     if parameters is None:
         return None
@@ -127,6 +118,6 @@ def wanted_version(body: bytes) -> str | None:
         return parameters.version
     if parameters.config is None:
         return None
-    config: LoadConfig = decoded(CONFIG, parameters.config.encode())
+    config: LoadConfig = decode_json(CONFIG, parameters.config.encode())
     specific = config.version_policy.specific if config.version_policy else None
     return str(specific.versions[0]) if specific else None

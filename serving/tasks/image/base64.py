@@ -12,7 +12,7 @@ TEXT = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/= \t\r\
 LOOKED_AT = 64  # bytes; every format has a byte within them that no base64 has
 
 
-def picture(element: str | bytes) -> bytes:
+def image_bytes(element: str | bytes) -> bytes:
     """A picture's bytes; those of its base64 are recognised. Raises InvalidBase64Error."""
     if isinstance(element, str):
         return from_base64(element)
