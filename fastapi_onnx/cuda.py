@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fastapi_onnx import fixed
 from fastapi_onnx.graph import NORMALISED, PIXELS, model_input
 from serving.backends import batch_sizes, cuda_driver, precision_check
-from serving.backends.device_errors import OutOfDeviceMemoryError, meaning, translated
+from serving.backends.device_errors import OutOfDeviceMemoryError, classify, translate_errors
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
@@ -68,7 +68,7 @@ class Device:
                 graph.SerializeToString(), options, providers=providers, enable_fallback=0
             )
         except Exception as error:  # its binding raises several types
-            if isinstance(full := meaning(str(error)), OutOfDeviceMemoryError):
+            if isinstance(full := classify(str(error)), OutOfDeviceMemoryError):
                 raise full from error
             raise ConfigurationError(f"CUDA cannot be used: {error}{self._missing()}") from error
         if session.get_providers()[0] != providers[0][0]:
@@ -194,14 +194,14 @@ class CudaNetwork:
         self._device = device
         self._lanes: dict[int, Lane] = {}
         pipeline, classes = model.description.image, len(model.labels)
-        pictures = precision_check.pictures(pipeline.output_size)
+        pictures = precision_check.sample_images(pipeline.output_size)
         photos = fixed.normalised(pictures, pipeline)
         graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), photos)
         if precision != "fp32":
             self._network = Network(fixed.half(graph), True, pipeline, classes)
             found = np.concatenate([self.infer(picture[np.newaxis]) for picture in pictures])
             self._lanes.clear()  # what this thread has recorded is not for the one that will compute
-            if precision_check.is_enough(expected, found, insist=precision == "fp16"):
+            if precision_check.is_accurate(expected, found, insist=precision == "fp16"):
                 return
         self._network = Network(graph, False, pipeline, classes)
 
@@ -212,12 +212,12 @@ class CudaNetwork:
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """RGB pixels [N, H, W, 3] -> logits [N, classes]. Raises what `device_errors.py` has."""
-        with translated(), self._lane(len(batch)) as lane:
+        with translate_errors(), self._lane(len(batch)) as lane:
             return lane.infer(batch)
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised photos [N, 3, H, W] -> logits [N, classes]. Raises what `device_errors.py` has."""
-        with translated(), self._lane(len(batch)) as lane:
+        with translate_errors(), self._lane(len(batch)) as lane:
             return lane.infer_tensor(batch)
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.network import Network, build, fill
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo
-from serving.backends.device_errors import translated
+from serving.backends.device_errors import translate_errors
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
@@ -94,7 +94,7 @@ class TorchBackend:
         torch.backends.cudnn.benchmark = True  # a batch size is met at warm-up, and again and again
         torch.backends.cudnn.allow_tf32 = False  # fp32 is what it says
         size, classes = model.description.image.output_size, len(model.labels)
-        with translated():
+        with translate_errors():
             network = network.to(device, **CHANNELS_LAST).eval()
             normalise = normalise.to(device)
             half = None
@@ -180,9 +180,9 @@ def in_half(
     half = copy.deepcopy(network).half()
     with torch.inference_mode():
         device = next(network.parameters()).device
-        photos = normalise(torch.from_numpy(precision_check.pictures(size)).to(device))
+        photos = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
         expected, found = network(photos).cpu().numpy(), half(photos.half()).float().cpu().numpy()
-    return half if precision_check.is_enough(expected, found, insist) else None
+    return half if precision_check.is_accurate(expected, found, insist) else None
 
 
 def read_network(model: Model, path: Path) -> Network:

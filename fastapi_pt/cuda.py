@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from serving.backends.device_errors import translated
+from serving.backends.device_errors import translate_errors
 from serving.logging import logger
 
 WARM_UP_RUNS = 3  # before a recording: the libraries allocate and choose in them
@@ -130,7 +130,7 @@ class CudaNetwork:
     @contextlib.contextmanager
     def _working(self, size: int, stream: torch.cuda.Stream | None = None) -> Iterator[Lane]:
         """The lane of a size, to queue work for it; on the stream that computes, or on another."""
-        with translated(), torch.inference_mode(), torch.cuda.device(self._like.device):
+        with translate_errors(), torch.inference_mode(), torch.cuda.device(self._like.device):
             if size not in self._lanes:
                 self._lanes[size] = self._recorded(size)
             with torch.cuda.stream(stream or self._stream):

@@ -154,7 +154,7 @@ def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
         )
     except Exception as error:  # onnxruntime's types have no common base
         raise ConfigurationError(f"ONNX Runtime cannot load the graph: {error}") from error
-    pictures = precision_check.pictures(image.output_size)[:2]
+    pictures = precision_check.sample_images(image.output_size)[:2]
     no_tensor = np.empty((0, 3, *image.output_size), np.float32)
 
     def answers(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.backends import batch_sizes, cuda_driver
-from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError, translated
+from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError, translate_errors
 from serving.engine import gpu_monitor, topology, warmup
 from serving.engine.executor import BatchExecutor, gather
 from serving.engine.memory import Memory, SlotLayout, State
@@ -95,7 +95,7 @@ class Forgetful:
             return np.zeros((1, 3), np.float32)
         activations = np.zeros(1, np.float32)
         self.held = weakref.ref(activations)
-        with translated():
+        with translate_errors():
             raise RuntimeError("CUDA out of memory")
 
     def close(self) -> None:
@@ -136,10 +136,10 @@ def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -
     ],
 )
 def test_what_libraries_say_is_translated(text: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind) as caught, translated():
+    with pytest.raises(kind) as caught, translate_errors():
         raise RuntimeError(f"{text}\nand more")
     assert str(caught.value).startswith(text)
-    with pytest.raises(kind), translated(), translated():
+    with pytest.raises(kind), translate_errors(), translate_errors():
         raise RuntimeError(text)
 
 
