@@ -29,7 +29,6 @@ CARRIED = (
     "model",
     "tasks/__init__",
     "tasks/image/__init__",
-    "tasks/image/base64",
     "tasks/image/classification",
     "tasks/image/decode",
     "tasks/image/jpeg",

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidRequestError, ServingError
 from serving.model import ModelDescription
-from serving.tasks.image.base64 import picture
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image.decode import ImageDecoder, image_bytes
 
 Request = Any  # the backend's classes exist in Triton alone
 Response = Any
@@ -89,7 +88,7 @@ class TritonPythonModel:
         found = []
         for index, element in enumerate(elements):
             try:
-                found.append(self.decoder.decode(picture(element)))
+                found.append(self.decoder.decode(image_bytes(element)))
             except ServingError as error:
                 if len(elements) > 1:
                     error.detail = f"element {index}: {error.detail}"

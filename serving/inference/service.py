@@ -303,7 +303,7 @@ class Classifier:
         """
         if size <= SMALL_BODY and not bulk and (served.decodes_at_once or served.client.alone):
             picture = read()
-            head = jpeg.head(picture)  # of no other format is known beforehand what it costs
+            head = jpeg.read_header(picture)  # of no other format is known beforehand what it costs
             if head is not None and head.width * head.height <= SMALL_JPEG:
                 return self._decoded(served.decode(lambda: picture))
             return await self._decode_on_thread(served, lambda: picture, bulk)

@@ -23,7 +23,7 @@ from serving.inference.service import Classifier
 from serving.protocols.admission import Admission, RequestOptions, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog, TensorSpec
 from serving.protocols.v2.codec import check_size, commas, decoded
-from serving.tasks.image.base64 import from_base64
+from serving.tasks.image.decode import from_base64
 
 SEGMENT = "v1"
 PREDICT = "/v1/models/{model_and_verb}"

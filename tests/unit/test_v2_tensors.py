@@ -19,7 +19,7 @@ from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.codec import header_length, parse
 from serving.protocols.v2.inference import InferRequest, WantedOutput, infer
-from serving.tasks.image.base64 import picture
+from serving.tasks.image.decode import image_bytes
 
 PHOTO = CatalogEntry(
     "photo", "1", Signature.IMAGE, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
@@ -125,7 +125,7 @@ def test_numbers_are_a_view_of_the_body() -> None:
 @given(data=st.binary(max_size=300))
 def test_an_element_is_a_file_or_base64(data: bytes) -> None:
     try:
-        found = picture(data)
+        found = image_bytes(data)
     except ServingError as error:
         assert error.status == 400  # noqa: PT017 text that is not base64
     else:

@@ -18,8 +18,8 @@ from serving.inference.service import Classifier
 from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.metadata import SHARED_MEMORY
-from serving.tasks.image.base64 import picture
 from serving.tasks.image.classification import Score
+from serving.tasks.image.decode import image_bytes
 
 RESERVED = "triton_"
 MAX_TIMEOUT_US = 2**53
@@ -142,7 +142,7 @@ async def infer(classifier: Classifier, question: InferRequest, terms: RequestOp
     specs = {spec.name: spec for spec in model.outputs}
     deadline = terms.deadline()
     if model.kind is Signature.IMAGE:
-        pictures = [(partial(picture, element), len(element)) for element in question.data]
+        pictures = [(partial(image_bytes, element), len(element)) for element in question.data]
         best = max(question.top_k, *(output.classes for output in question.outputs))
         found = await classifier.classify_all(pictures, best, deadline, terms.bulk)
         outputs = [
