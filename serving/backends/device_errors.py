@@ -16,11 +16,11 @@ DEVICE = ("cuda error", "cuda failure", "cudaerror", "cudnn", "cublas")
 
 
 class OutOfDeviceMemoryError(Exception):
-    """The batch did not fit into the device's memory; a smaller one may."""
+    """Batch did not fit into the device's memory; a smaller batch may."""
 
 
 class DeviceLostError(Exception):
-    """This process cannot use the device any more."""
+    """Device that this process cannot use any more."""
 
 
 class translate_errors:  # noqa: N801 used as a function

@@ -19,7 +19,7 @@ PERIOD_S = 1.0
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """One GPU at the last poll; the figures include other programs' use."""
+    """Figures of one GPU at the last poll; they include other programs' use."""
 
     index: int
     """Index as in the setting `devices`."""
