@@ -6,7 +6,7 @@ in every frontend, from the shared memory at each scrape.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,7 +20,7 @@ from serving.engine.memory import Memory, State
 from serving.system import cpus
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 PROC = Path("/proc")
 WEB = b"serving.cluster.frontend"
@@ -36,14 +36,16 @@ class Metrics:
         self._engine = EngineCollector(shared)
         self.registry.register(self._engine)
 
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(name, text, buckets=SECONDS, registry=self.registry)
+        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
 
-        self.requests = Counter(
+        def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+        self.requests = counter(
             "serving_requests",
             "Requests answered, by path, HTTP status and error code (ok without an error).",
             ["path", "status", "code"],
-            registry=self.registry,
         )
         self.total = histogram(
             "serving_request_seconds", "Time from a request's first byte to its answer."
@@ -51,23 +53,14 @@ class Metrics:
         self.decode = histogram("serving_decode_seconds", "Time to decode an image file.")
         self.queue = histogram("serving_queue_seconds", "Time for which an input waited for a worker.")
         self.infer = histogram("serving_infer_seconds", "Time to compute a batch.")
-        self.batch_size = Histogram(
-            "serving_batch_size",
-            "Inputs computed together, per batch.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self.registry,
+        self.batch_size = histogram(
+            "serving_batch_size", "Inputs computed together, per batch.", BATCH_SIZES
         )
-        self.skipped = Counter(
-            "serving_skipped",
-            "Inputs never computed, because their requests were cancelled or expired.",
-            registry=self.registry,
+        self.skipped = counter(
+            "serving_skipped", "Inputs never computed: their requests were cancelled or expired."
         )
-        self.cancelled = Counter(
-            "serving_cancelled", "Requests whose client disconnected.", registry=self.registry
-        )
-        self.expired = Counter(
-            "serving_expired", "Requests that exceeded their deadline.", registry=self.registry
-        )
+        self.cancelled = counter("serving_cancelled", "Requests whose client disconnected.")
+        self.expired = counter("serving_expired", "Requests that exceeded their deadline.")
 
     def follow(self, memory: Memory) -> None:
         """Reads the engine's figures from this memory from now on."""
@@ -117,31 +110,27 @@ class EngineCollector(Collector):
         free = memory.geometry.slots - sum(memory.in_flight)
         depth = memory.state.tolist().count(State.QUEUED)
         restarts = self._restarts_before + memory.restarts[0]
-        yield GaugeMetricFamily("serving_queue_depth", "Inputs that wait for a worker.", depth)
-        yield GaugeMetricFamily("serving_free_slots", "Inputs that would still be admitted.", free)
-        yield GaugeMetricFamily(
+        full = self._out_of_memory_before + sum(memory.out_of_memory)
+        cpu_s = web_cpu_seconds(self._shared)
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield gauge("serving_queue_depth", "Inputs that wait for a worker.", depth)
+        yield gauge("serving_free_slots", "Inputs that would still be admitted.", free)
+        yield gauge(
             "serving_ready_workers", "Workers that are ready to compute.", memory.ready_workers[0]
         )
-        yield CounterMetricFamily(
-            "serving_worker_restarts", "Inference workers that died and were replaced.", restarts
+        yield counter("serving_worker_restarts", "Workers that died and were replaced.", restarts)
+        yield gauge(
+            "serving_batch_cap", "Largest batch that every worker takes now.", memory.smallest_cap
         )
-        yield GaugeMetricFamily(
-            "serving_batch_cap",
-            "Largest batch that every worker takes now.",
-            memory.smallest_cap,
-        )
-        yield CounterMetricFamily(
+        yield counter(
             "serving_out_of_memory",
             "Batches that did not fit into a device's memory; each halved a worker's batch cap.",
-            self._out_of_memory_before + sum(memory.out_of_memory),
+            full,
         )
-        yield GaugeMetricFamily(
-            "serving_web_processes", "Processes that speak HTTP and decode.", memory.geometry.webs
-        )
-        yield CounterMetricFamily(
-            "serving_web_cpu_seconds", "CPU time of the web processes.", web_cpu_seconds(self._shared)
-        )
-        yield GaugeMetricFamily("serving_cores", "Cores this service may use.", cpus.usable())
+        webs = memory.geometry.webs
+        yield gauge("serving_web_processes", "Processes that speak HTTP and decode.", webs)
+        yield counter("serving_web_cpu_seconds", "CPU time of the web processes.", cpu_s)
+        yield gauge("serving_cores", "Cores this service may use.", cpus.usable())
         yield from gpu_metrics(memory)
 
 

@@ -167,26 +167,8 @@ class BatchExecutor:
 
         A batch that failed is computed again in smaller parts; an input that fails alone is FAILED.
         """
-        slots, logits = batch.slots, None
-        parts: list[list[int]] = []
-        try:
-            logits = batch.logits()
-        except DeviceLostError as error:
-            logger().error("the device is lost, the worker ends", reason=str(error))
-            os._exit(DEVICE_LOST)  # CUDA's own clean-up may hang
-        except OutOfDeviceMemoryError as error:
-            parts = self._halve(slots, str(error))
-            # the error is kept by the future, and its traceback would keep the tensors that did not fit
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-        except Exception:
-            if len(slots) > 1:
-                logger().warning("a batch failed, its items are tried alone", size=len(slots))
-                parts = [[slot] for slot in slots]
-            else:
-                logger().exception("inference failed")
-        finally:
-            self._free_buffers.append(batch.buffer)
-        # not in the handlers above: Python keeps an exception's frames until its handler ends
+        slots = batch.slots
+        logits, parts = self._result(batch)
         if logits is not None:
             self._write(slots, logits)
         elif not parts:
@@ -196,6 +178,33 @@ class BatchExecutor:
             for slot in part:
                 self._memory.attempts[slot] -= 1
             self.finish(self.begin(part))
+
+    def _result(self, batch: InFlightBatch) -> tuple[NDArray[np.float32] | None, list[list[int]]]:
+        """Waits for the logits [slots, classes] and frees the batch's buffer.
+
+        Returns None for a failed batch, and the parts in which to compute it again. When this returns,
+        nothing keeps the exception's frames, and the tensors in them, any more.
+        """
+        slots = batch.slots
+        parts: list[list[int]] = []
+        try:
+            return batch.logits(), parts
+        except DeviceLostError as error:
+            logger().error("the device is lost, the worker ends", reason=str(error))
+            os._exit(DEVICE_LOST)  # CUDA's own clean-up may hang
+        except OutOfDeviceMemoryError as error:
+            parts = self._halve(slots, str(error))
+            # the batch's future keeps the error, whose traceback would keep the tensors that did not fit
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+        except Exception:
+            if len(slots) > 1:
+                logger().warning("a batch failed, its items are tried alone", size=len(slots))
+                parts = [[slot] for slot in slots]
+            else:
+                logger().exception("inference failed")
+        finally:
+            self._free_buffers.append(batch.buffer)
+        return None, parts
 
     def _write(self, slots: list[int], logits: NDArray[np.float32]) -> None:
         """Writes logits [slots, classes] into the slots and reports them.

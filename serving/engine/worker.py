@@ -76,10 +76,7 @@ class Worker:
             if isinstance(backend, SlotReader) and backend.attach(memory.inputs):
                 executor.reader = backend
         elif threads > settings.intra_op_threads:
-            changes = {"intra_op_threads": threads, "device": "cpu"}
-            all_cores, _ = self._load_backend(model, settings.model_copy(update=changes))
-            executor.all_cores_backend = all_cores
-            self._warm_up(all_cores, [1])
+            executor.all_cores_backend = self._load_all_cores_backend(model, threads)
         return {
             "info": asdict(info),
             "gpu_uuid": gpu_uuid(self._args.gpu) if on_gpu else None,
@@ -87,6 +84,12 @@ class Worker:
             "batch_cap": cap or warmup.choose_cap(settings, profile),
             "idle_threads": threads if executor.all_cores_backend else None,
         }
+
+    def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
+        changes = {"intra_op_threads": threads, "device": "cpu"}
+        backend, _ = self._load_backend(model, self._settings.model_copy(update=changes))
+        self._warm_up(backend, [1])
+        return backend
 
     def _load_backend(self, model: Model, settings: Settings) -> tuple[Backend, BackendInfo]:
         module, _, name = self._args.backend.partition(":")
