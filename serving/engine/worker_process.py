@@ -62,28 +62,21 @@ class WorkerProcess:
 
     def start(self, args: WorkerArgs) -> None:
         """Starts a worker with these arguments and new control and status pipes. Raises OSError."""
-        status = pipe(0)
-        try:
+        with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as own_ends:
+            status = pipe(0)
+            own_ends.callback(os.close, status[0])
+            workers_ends.callback(os.close, status[1])
             control = pipe(0)
-        except OSError:  # the limit on descriptors lies between the two pipes
-            os.close(status[0])
-            os.close(status[1])
-            raise
-        args = replace(args, control_fd=control[0], status_fd=status[1])
-        try:
+            own_ends.callback(os.close, control[1])
+            workers_ends.callback(os.close, control[0])
+            args = replace(args, control_fd=control[0], status_fd=status[1])
             self.popen = subprocess.Popen(  # noqa: S603 our own module
                 [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(args))],
                 pass_fds=args.passed_fds,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
             )
-        except OSError:
-            os.close(status[0])
-            os.close(control[1])
-            raise
-        finally:
-            os.close(control[0])
-            os.close(status[1])
+            own_ends.pop_all()
         os.set_blocking(control[1], False)
         self.status_fd, self.control_fd = status[0], control[1]
         self.status_buffer, self.ready, self.start_at, self.hung_since = b"", False, None, None

@@ -363,18 +363,23 @@ def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> No
         assert worker_process.hang_limit(settings, {}) == pytest.approx(least + delay_us / 1e6)
 
 
+@pytest.mark.parametrize("pipes_that_open", [1, 2])
 def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, pipes_that_open: int
 ) -> None:
     opened: list[tuple[int, int]] = []
 
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
     def pipe(_: int) -> tuple[int, int]:
-        if opened:
-            raise OSError(errno.EMFILE, "too many open files")
+        if len(opened) == pipes_that_open:
+            refused()
         opened.append(os.pipe())
-        return opened[0]
+        return opened[-1]
 
     monkeypatch.setattr(worker_process, "pipe", pipe)
+    monkeypatch.setattr(subprocess, "Popen", refused)
     arguments = WorkerArgs(
         index=0,
         parent=os.getpid(),
@@ -391,7 +396,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
     )
     with pytest.raises(OSError, match="too many"):
         worker_process.WorkerProcess(0, 0).start(arguments)
-    for fd in opened[0]:
+    for fd in (fd for ends in opened for fd in ends):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
 
