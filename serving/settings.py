@@ -58,8 +58,7 @@ class Settings(BaseSettings):
     """`auto`: fp16 on a GPU where its answers agree with those of fp32, else fp32."""
 
     cuda_graphs: bool = True
-    """Records each batch size as a CUDA graph at start and launches it as a whole; `false`: kernel
-    by kernel."""
+    """Records each batch size as a CUDA graph and launches it whole; `false`: kernel by kernel."""
 
     tensorrt_cache: Path | None = None
     """Folder for TensorRT's engines; if set, fastapi_onnx computes with TensorRT on a GPU."""
@@ -71,15 +70,13 @@ class Settings(BaseSettings):
     """Threads that one instance uses for one batch on a CPU."""
 
     idle_threads: AtMost1024 | Literal["auto"] = "auto"
-    """Threads for an image that is alone in the service, if they are faster; `auto`: all usable
-    cores, up to 16."""
+    """Threads for an image that is alone, if they are faster; `auto`: all usable cores, up to 16."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
     """Largest batch, in images; `auto`: measured at start, see `/model`."""
 
     max_queue_delay_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Longest wait of an image for a fuller batch, in microseconds; 0: a free worker takes it at
-    once."""
+    """Longest wait of an image for a fuller batch; 0: a free worker takes it at once."""
 
     preferred_batch_sizes: Annotated[list[AtMost1024], NoDecode] = []
     """Batch sizes, separated by commas, that are computed without a longer wait."""
@@ -88,18 +85,16 @@ class Settings(BaseSettings):
     """Requests admitted at the same time; one more is answered 503 `overloaded`."""
 
     web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    """Processes that speak HTTP; `auto`: 1, with `device=cuda` one per usable core that no worker
-    needs."""
+    """Processes that speak HTTP; `auto`: 1, with `device=cuda` one per core that no worker needs."""
 
     worker_timeout_ms: Milliseconds | Literal["auto"] = "auto"
-    """A worker that computes one batch longer is replaced; `auto`: 20 times the slowest measured
-    batch, at least 3 s."""
+    """Time on one batch after which a worker is replaced; `auto`: 20 slowest batches, at least 3 s."""
 
     shutdown_timeout_s: Seconds = 25
     """Time after SIGTERM in which accepted requests are still answered."""
 
     shutdown_delay_s: Annotated[float, Field(ge=0, le=DAY_S)] = 0
-    """Time after SIGTERM in which only the readiness check fails, so that load balancers turn away."""
+    """Time after SIGTERM in which only readiness fails, so that load balancers turn away."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
@@ -108,8 +103,7 @@ class Settings(BaseSettings):
     """Port to listen on; 0 takes a free one."""
 
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port for photos over plain TCP, see `serving/protocols/tcp.py`; unset: none, 0 takes a free
-    one."""
+    """Port for photos over plain TCP, see `serving/protocols/tcp.py`; unset: none, 0: a free one."""
 
     tcp_max_connections: AtMostAMillion = 256
     """TCP connections of one web process; one more is answered `overloaded` and closed."""
@@ -121,22 +115,20 @@ class Settings(BaseSettings):
     """Time from a request's last byte to its answer; a client may ask for less, not for more."""
 
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
-    """HTTP connections of one web process; one more closes the connection that waits longest for its
-    client. The system's limit on open files may lower the number."""
+    """HTTP connections of one web process; one more closes the one that waits longest for its client.
+    The system's limit on open files may lower the number."""
 
     head_timeout_ms: Milliseconds = 20_000
     """Time a client has to send a request's line and headers."""
 
     body_timeout_ms: Milliseconds = 30_000
-    """Time a client has to send its body, and to read each part of an answer that is larger than the
-    buffers."""
+    """Time a client has to send its body, and to read each buffer of a large answer."""
 
     max_body_bytes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20 * 1024 * 1024
     """Largest body that is accepted, in bytes."""
 
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
-    """Most bytes of request bodies held at the same time, all together; more is answered 503
-    `overloaded`."""
+    """Most bytes of all request bodies at a time; more is answered 503 `overloaded`."""
 
     max_image_pixels: PositiveInt = 50_000_000
     """Largest image that is decoded, width times height; checked before decoding."""
@@ -148,8 +140,7 @@ class Settings(BaseSettings):
     """If set, `/admin` exists, and this key as a bearer token loads versions."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder of files named like these variables, in lower case, for those that are not set
-    otherwise."""
+    """Folder of files named like these variables, in lower case, with values for unset ones."""
 
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
     """Protocols served beside the native API, separated by commas; empty: none."""
