@@ -163,11 +163,11 @@ class Lane:
         normalisation = device.open(fixed.normalisation(pipeline, size), share / 4)
         session = device.open(graph, share * 3 / 4, device.provider == TENSORRT, network.fp16)
         self.pixels = device.array((size, height, width, 3), np.uint8)
-        self.photos = device.array((size, 3, height, width), np.float32)
+        self.tensors = device.array((size, 3, height, width), np.float32)
         self._logits = device.array((size, network.classes), np.float32)
-        self._normalise = Bound(normalisation, {PIXELS: self.pixels}, {NORMALISED: self.photos})
+        self._normalise = Bound(normalisation, {PIXELS: self.pixels}, {NORMALISED: self.tensors})
         output = session.get_outputs()[0].name
-        self._network = Bound(session, {model_input(graph).name: self.photos}, {output: self._logits})
+        self._network = Bound(session, {model_input(graph).name: self.tensors}, {output: self._logits})
 
     def infer(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Computes logits [size, classes] of images [size, H, W, 3]."""
@@ -175,9 +175,9 @@ class Lane:
         self._normalise.run()
         return self._answer()
 
-    def infer_tensor(self, photos: NDArray[np.float32]) -> NDArray[np.float32]:
+    def infer_tensor(self, tensors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Computes logits [size, classes] of normalised images [size, 3, H, W]."""
-        self.photos.update_inplace(photos)
+        self.tensors.update_inplace(tensors)
         return self._answer()
 
     def _answer(self) -> NDArray[np.float32]:
@@ -195,8 +195,8 @@ class CudaNetwork:
         self._lanes: dict[int, Lane] = {}
         pipeline, classes = model.description.image, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
-        photos = fixed.normalised(images, pipeline)
-        graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), photos)
+        tensors = fixed.normalised(images, pipeline)
+        graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), tensors)
         if precision != "fp32":
             self._network = Network(fixed.half(graph), True, pipeline, classes)
             found = np.concatenate([self.infer(image[np.newaxis]) for image in images])

@@ -21,9 +21,9 @@ def normalisation(pipeline: ImagePipeline, size: int) -> onnx.ModelProto:
     """Makes a graph that normalises uint8 [size, H, W, 3] to float32 [size, 3, H, W]."""
     height, width = pipeline.output_size
     pixels = helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, [size, height, width, 3])
-    photos = helper.make_tensor_value_info(NORMALISED, TensorProto.FLOAT, [size, 3, height, width])
+    tensors = helper.make_tensor_value_info(NORMALISED, TensorProto.FLOAT, [size, 3, height, width])
     graph = helper.make_graph(
-        normalising_nodes(), "normalisation", [pixels], [photos], scale_and_shift(pipeline)
+        normalising_nodes(), "normalisation", [pixels], [tensors], scale_and_shift(pipeline)
     )
     return helper.make_model(graph, opset_imports=[OPSET], ir_version=IR_VERSION)
 
@@ -45,11 +45,11 @@ def of_size(model: onnx.ModelProto, size: int, pipeline: ImagePipeline) -> onnx.
 
 
 def simplified(
-    model: onnx.ModelProto, photos: NDArray[np.float32]
+    model: onnx.ModelProto, tensors: NDArray[np.float32]
 ) -> tuple[onnx.ModelProto, NDArray[np.float32]]:
-    """Folds constants and batch normalisation; returns the model and its logits of `photos` on a CPU.
+    """Folds constants and batch normalisation; returns the model and its logits of `tensors` on a CPU.
 
-    `photos` are normalised, [N, 3, H, W]. Stored float16 weights become float32.
+    `tensors` are normalised, [N, 3, H, W]. Stored float16 weights become float32.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -61,7 +61,7 @@ def simplified(
         )
         folded = onnx.load(options.optimized_model_filepath)
     name = session.get_inputs()[0].name
-    logits = [session.run(None, {name: photo[np.newaxis]})[0] for photo in photos]
+    logits = [session.run(None, {name: tensor[np.newaxis]})[0] for tensor in tensors]
     return folded, np.concatenate(logits)
 
 
@@ -76,5 +76,5 @@ def half(model: onnx.ModelProto) -> onnx.ModelProto:
 def normalised(pixels: NDArray[np.uint8], pipeline: ImagePipeline) -> NDArray[np.float32]:
     """Normalises uint8 [N, H, W, 3] to float32 [N, 3, H, W], in NumPy."""
     mean, std = (np.asarray(values, np.float32) for values in (pipeline.mean, pipeline.std))
-    photos = (pixels.astype(np.float32) / 255 - mean) / std
-    return np.ascontiguousarray(photos.transpose(0, 3, 1, 2), np.float32)
+    tensors = (pixels.astype(np.float32) / 255 - mean) / std
+    return np.ascontiguousarray(tensors.transpose(0, 3, 1, 2), np.float32)

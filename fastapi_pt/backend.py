@@ -132,11 +132,11 @@ class TorchBackend:
         assert self._cuda is not None  # noqa: S101 attach comes first
         return self._cuda.fetch(indices, size, place)
 
-    def _logits(self, photos: Tensor) -> NDArray[np.float32]:
+    def _logits(self, tensors: Tensor) -> NDArray[np.float32]:
         assert self._network is not None  # noqa: S101 load comes first
         if torch.get_num_threads() != self._threads:  # the number is the process's, not the network's
             torch.set_num_threads(self._threads)
-        logits: NDArray[np.float32] = self._network(photos).numpy()
+        logits: NDArray[np.float32] = self._network(tensors).numpy()
         return logits
 
     def trim(self) -> None:
@@ -189,8 +189,8 @@ def in_half(
     half = copy.deepcopy(network).half()
     with torch.inference_mode():
         device = next(network.parameters()).device
-        photos = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
-        expected, found = network(photos).cpu().numpy(), half(photos.half()).float().cpu().numpy()
+        tensors = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
+        expected, found = network(tensors).cpu().numpy(), half(tensors.half()).float().cpu().numpy()
     return half if precision_check.is_accurate(expected, found, insist) else None
 
 

@@ -30,21 +30,21 @@ PLACES = 2  # input buffers: two batches may be in flight
 class Lane:
     """Buffers of one batch size, and the functions that queue its work on a stream."""
 
-    def __init__(self, size: int, photo: tuple[int, int], classes: int, like: Tensor) -> None:
+    def __init__(self, size: int, image_size: tuple[int, int], classes: int, like: Tensor) -> None:
         """Allocates the buffers; `like` is a tensor of the network's type and device."""
-        height, width = photo
+        height, width = image_size
         place = torch.zeros((PLACES, size, height, width, 3), dtype=torch.uint8, device=like.device)
         self.pixels = list(place)
         self.filled = [torch.cuda.Event() for _ in self.pixels]
-        self.photos = torch.zeros((size, 3, height, width), dtype=like.dtype, device=like.device)
-        self.photos = self.photos.contiguous(memory_format=torch.channels_last)
+        self.tensors = torch.zeros((size, 3, height, width), dtype=like.dtype, device=like.device)
+        self.tensors = self.tensors.contiguous(memory_format=torch.channels_last)
         self.logits = torch.zeros((size, classes), dtype=torch.float32, device=like.device)
         self.answer = pinned((size, classes))
         self.normalise: list[Callable[[], object]]
-        """Normalise each of `pixels` to `photos`."""
+        """Functions that normalise each of `pixels` to `tensors`."""
 
         self.network: Callable[[], object]
-        """Computes `logits` of `photos`."""
+        """Function that computes `logits` of `tensors`."""
 
 
 class CudaNetwork:
@@ -54,13 +54,13 @@ class CudaNetwork:
         self,
         network: nn.Module,
         normalise: nn.Module,
-        photo: tuple[int, int],
+        image_size: tuple[int, int],
         classes: int,
         graphs: bool,
     ) -> None:
-        """Takes modules on the device; `network` is in fp16 or fp32, `photo` is (height, width)."""
+        """Takes modules on the device; `network` is in fp16 or fp32, `image_size` is (height, width)."""
         self._network, self._normalise = network, normalise
-        self._photo, self._classes, self._graphs = photo, classes, graphs
+        self._image_size, self._classes, self._graphs = image_size, classes, graphs
         self._like = next(network.parameters())
         self._lanes: dict[int, Lane] = {}
         self._stream = torch.cuda.Stream(self._like.device)
@@ -79,7 +79,7 @@ class CudaNetwork:
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Computes logits [N, classes] of normalised images [N, 3, H, W]; raises `device_errors`."""
         with self._working(len(batch)) as lane:
-            lane.photos.copy_(torch.from_numpy(batch).to(self._like.device))  # converted on the GPU
+            lane.tensors.copy_(torch.from_numpy(batch).to(self._like.device))  # converted on the GPU
             return self._answer(lane)
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
@@ -138,7 +138,7 @@ class CudaNetwork:
                 yield self._lanes[size]
 
     def _answer(self, lane: Lane) -> NDArray[np.float32]:
-        """Computes the logits of `photos` and waits for them."""
+        """Computes the logits of `tensors` and waits for them."""
         lane.network()
         lane.answer.copy_(lane.logits, non_blocking=True)
         self._done.record(self._stream)
@@ -148,14 +148,14 @@ class CudaNetwork:
 
     def _recorded(self, size: int) -> Lane:
         """Makes a lane and records its graphs."""
-        lane = Lane(size, self._photo, self._classes, self._like)
-        photos, logits = lane.photos, lane.logits  # no cycle: a failed lane is freed at once
+        lane = Lane(size, self._image_size, self._classes, self._like)
+        tensors, logits = lane.tensors, lane.logits  # no cycle: a failed lane is freed at once
 
         def normalise(pixels: Tensor) -> None:
-            photos.copy_(self._normalise(pixels))
+            tensors.copy_(self._normalise(pixels))
 
         def network() -> None:
-            logits.copy_(self._network(photos))
+            logits.copy_(self._network(tensors))
 
         torch.cuda.synchronize(self._like.device)
         lane.normalise = [self._record(partial(normalise, pixels)) for pixels in lane.pixels]

@@ -22,12 +22,12 @@ class Reduce(nn.Module):
         super().__init__()
         self.size = size
 
-    def forward(self, photos: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Reduces without antialiasing: images must have no finer detail than `size` pixels show."""
-        height, width = photos.shape[-2:]
+        height, width = images.shape[-2:]
         if height == width and height % self.size == 0:
-            return functional.avg_pool2d(photos, height // self.size)
-        return functional.interpolate(photos, (self.size, self.size), mode="bilinear")
+            return functional.avg_pool2d(images, height // self.size)
+        return functional.interpolate(images, (self.size, self.size), mode="bilinear")
 
 
 class Network(nn.Module):
@@ -38,9 +38,9 @@ class Network(nn.Module):
         self.reduce: nn.Module = Reduce(body_size) if body_size else nn.Identity()
         self.body = body
 
-    def forward(self, photos: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Computes logits [N, classes] of normalised images [N, 3, H, W]."""
-        logits: Tensor = self.body(self.reduce(photos))
+        logits: Tensor = self.body(self.reduce(images))
         return logits
 
 
