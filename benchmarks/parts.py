@@ -26,9 +26,8 @@ from fastapi_onnx.backend import OnnxBackend
 from serving.http.body import IMAGE_JSON
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.image.base64 import decode_base64
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image.decode import ImageDecoder, decode_base64
 
 CALLS = 200
 

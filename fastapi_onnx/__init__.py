@@ -1,8 +1,8 @@
-"""The service with ONNX Runtime as its backend."""
+"""Service with the ONNX Runtime backend: `python -m serving fastapi_onnx`."""
 
 import os
 
-# ONNX Runtime reports to its makers unless told not to before it is loaded; who wants that sets 0
+# ONNX Runtime reports to its makers unless this is set before the import; a user may set 0
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 BACKEND = "fastapi_onnx.backend:OnnxBackend"

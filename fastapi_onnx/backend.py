@@ -1,4 +1,4 @@
-"""Inference with ONNX Runtime on the CPU or a CUDA GPU; called by the engine."""
+"""ONNX Runtime backend, on the CPU or a CUDA GPU; the engine's workers load and call it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OnnxBackend:
-    """On a CPU one session, shared by all threads: `InferenceSession.run` is thread-safe."""
+    """Backend with one session on a CPU, or `CudaNetwork` on a GPU."""
 
     def __init__(self) -> None:
         self._session: ort.InferenceSession | None = None
@@ -31,7 +31,7 @@ class OnnxBackend:
         self._no_tensor: NDArray[np.float32] = np.empty(0, np.float32)
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
-        """Loads `model.onnx`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
+        """Loads `model.onnx`. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         fallback = None
         if settings.device != "cpu":
             try:
@@ -51,7 +51,7 @@ class OnnxBackend:
                 "CUDA cannot be used: this onnxruntime is built without CUDA; "
                 "install onnxruntime-gpu[cuda,cudnn] instead"
             )
-        from fastapi_onnx.cuda import CudaNetwork, Device  # nothing on a CPU needs it
+        from fastapi_onnx.cuda import CudaNetwork, Device  # a CPU needs none of it
 
         path = model.file("model.onnx")
         try:
@@ -86,13 +86,13 @@ class OnnxBackend:
             raise ConfigurationError(f"{path} cannot be loaded: {error}") from error
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
+        """Computes logits [N, classes] of RGB images [N, H, W, 3]."""
         if self._cuda is not None:
             return self._cuda.infer(batch)
         return self._run(batch, self._no_tensor)
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised photos [N, 3, H, W] -> logits [N, classes]."""
+        """Computes logits [N, classes] of normalised images [N, 3, H, W]."""
         if self._cuda is not None:
             return self._cuda.infer_tensor(batch)
         return self._run(self._no_pixels, batch)
@@ -103,14 +103,14 @@ class OnnxBackend:
         tensor: NDArray[np.float32],
         options: ort.RunOptions | None = None,
     ) -> NDArray[np.float32]:
-        """Whichever of the two has elements is what is computed."""
+        """Computes the input that has elements; the other one is empty."""
         assert self._session is not None  # noqa: S101 load comes first
         inputs = {PIXELS: pixels, TENSOR: tensor}
         logits: NDArray[np.float32] = self._session.run(None, inputs, options)[0]
         return logits
 
     def trim(self) -> None:
-        """Shrinks the CPU arena to what a batch of one needs."""
+        """Shrinks the CPU's memory arena to the size that a batch of one needs."""
         if self._session is None:
             return
         options = ort.RunOptions()
@@ -119,14 +119,14 @@ class OnnxBackend:
         self._run(one, self._no_tensor, options)
 
     def close(self) -> None:
-        """Drops the sessions and with them the device's memory."""
+        """Drops the sessions, which frees the device's memory."""
         self._session = self._cuda = None
 
 
 def cpu_session(
     graph: Callable[[], bytes], settings: Settings, scratch: Path | None
 ) -> ort.InferenceSession:
-    """A session with weights shared through `scratch`, or, where that fails, with its own."""
+    """Makes a session with weights shared through `scratch`, or with its own if that fails."""
     options = cpu_options(settings)
     path = optimised(graph, scratch) if scratch else None
     if path:
@@ -140,7 +140,7 @@ def cpu_session(
 
 
 def cpu_options(settings: Settings) -> ort.SessionOptions:
-    """Several threads spin while a picture is computed, so that none waits; idle costs nothing."""
+    """Returns session options: several threads spin during a computation and sleep when it is over."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.intra_op_threads
     options.inter_op_num_threads = 1

@@ -1,9 +1,9 @@
-"""The network on a GPU, with ONNX Runtime's CUDA provider or TensorRT; used by `backend.py`.
+"""Network on a GPU, with ONNX Runtime's CUDA provider or TensorRT; used by `backend.py`.
 
-Every batch size has sessions, buffers and bindings of its own. A session remembers how to compute its
-convolutions for one size only, so that a shared one would plan anew with each change; and with fixed
-sizes and addresses it can be recorded as a CUDA graph. The normalisation is a session in front of the
-network, which reads float32: pixels go through both, tensors through the second only.
+Every batch size has a lane: sessions, buffers and bindings of its own. A session keeps its convolution
+plans for one size only, so that a shared session would plan anew at each change; and with fixed sizes
+and addresses a session can be recorded as a CUDA graph. The normalisation is a session of its own in
+front of the network: images go through both sessions, tensors only through the network's.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from numpy.typing import NDArray
 from fastapi_onnx import fixed
 from fastapi_onnx.graph import NORMALISED, PIXELS, model_input
 from serving.backends import batch_sizes, cuda_driver, precision_check
-from serving.backends.device_errors import OutOfDeviceMemoryError, meaning, translated
+from serving.backends.device_errors import OutOfDeviceMemoryError, classify, translate_errors
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
-GRAPH_ID = "1"  # one graph a session; ONNX Runtime keeps 0 for itself
+GRAPH_ID = "1"  # one graph for each session; ONNX Runtime reserves 0
 
 Options = dict[str, str]
 
 
 class Device:
-    """One GPU as the settings want it: opens sessions that run there, or not at all."""
+    """One GPU, used as the settings say; opens sessions that never fall back to the CPU."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigurationError with what is missing."""
+        """Loads the libraries. Raises ConfigurationError that says what is missing."""
         self.index = settings.devices[0] if settings.devices else 0
         self._settings = settings
         self.provider = TENSORRT if settings.tensorrt_cache else CUDA
@@ -52,7 +52,7 @@ class Device:
     def open(
         self, graph: onnx.ModelProto, share: float, tensorrt: bool = False, fp16: bool = False
     ) -> ort.InferenceSession:
-        """A session with this share of the memory; `fp16` is what the graph is in.
+        """Opens a session with a share, from 0 to 1, of the memory; `fp16` is the graph's precision.
 
         Raises ConfigurationError and OutOfDeviceMemoryError.
         """
@@ -67,8 +67,8 @@ class Device:
             session = ort.InferenceSession(
                 graph.SerializeToString(), options, providers=providers, enable_fallback=0
             )
-        except Exception as error:  # its binding raises several types
-            if isinstance(full := meaning(str(error)), OutOfDeviceMemoryError):
+        except Exception as error:  # the library raises several types
+            if isinstance(full := classify(str(error)), OutOfDeviceMemoryError):
                 raise full from error
             raise ConfigurationError(f"CUDA cannot be used: {error}{self._missing()}") from error
         if session.get_providers()[0] != providers[0][0]:
@@ -77,11 +77,11 @@ class Device:
         return session
 
     def share(self, size: int) -> float:
-        """Of the memory, for one batch size: half of all evenly, for the weights, half by size."""
+        """Returns a batch size's share of the memory: half by size, half evenly, for the weights."""
         return 0.5 / len(self._sizes) + 0.5 * size / max(size, sum(self._sizes))
 
     def array(self, shape: tuple[int, ...], kind: Any) -> ort.OrtValue:  # a NumPy type
-        """Uninitialised memory on the GPU, which keeps its address."""
+        """Allocates uninitialised memory on the GPU at a fixed address."""
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, kind, "cuda", self.index)
 
     def _cuda(self, share: float, graphs: bool) -> Options:
@@ -89,7 +89,7 @@ class Device:
             "device_id": str(self.index),
             "cudnn_conv_algo_search": "HEURISTIC",
             "arena_extend_strategy": "kSameAsRequested",
-            "use_tf32": "0",  # fp32 is what it says
+            "use_tf32": "0",  # fp32 means full precision
             "enable_cuda_graph": str(int(graphs and self._settings.cuda_graphs)),
         }
         if self._settings.gpu_memory_fraction < 1:
@@ -111,13 +111,13 @@ class Device:
         }
 
     def _missing(self) -> str:
-        """What the libraries' own words add."""
+        """Returns the libraries' own messages, to be appended to an error."""
         found = [self._said, unloadable(self.provider)]
         return "".join(f"; {words}" for words in found if words)
 
 
 class Bound:
-    """A session whose inputs and outputs have fixed places on the GPU."""
+    """Session whose inputs and outputs have fixed addresses on the GPU."""
 
     def __init__(
         self,
@@ -135,26 +135,26 @@ class Bound:
         self._options.add_run_config_entry("gpu_graph_id", GRAPH_ID)
 
     def run(self) -> None:
-        """Returns when the outputs are there. The first call records, on the calling thread."""
+        """Computes the outputs; the first call records the CUDA graph, for the calling thread."""
         self._session.run_with_iobinding(self._binding, self._options)
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is computed."""
+    """Graph to compute, with its shapes."""
 
     graph: onnx.ModelProto
-    """float32 [N, 3, H, W] in, float32 logits [N, classes] out."""
+    """Computes float32 logits [N, classes] of float32 [N, 3, H, W]."""
 
     fp16: bool
-    """What it computes with in between."""
+    """True if it computes in fp16 in between."""
 
     pipeline: ImagePipeline
     classes: int
 
 
 class Lane:
-    """Everything for one batch size."""
+    """Sessions and buffers of one batch size."""
 
     def __init__(self, device: Device, network: Network, size: int) -> None:
         pipeline, share = network.pipeline, device.share(size)
@@ -163,45 +163,45 @@ class Lane:
         normalisation = device.open(fixed.normalisation(pipeline, size), share / 4)
         session = device.open(graph, share * 3 / 4, device.provider == TENSORRT, network.fp16)
         self.pixels = device.array((size, height, width, 3), np.uint8)
-        self.photos = device.array((size, 3, height, width), np.float32)
+        self.tensors = device.array((size, 3, height, width), np.float32)
         self._logits = device.array((size, network.classes), np.float32)
-        self._normalise = Bound(normalisation, {PIXELS: self.pixels}, {NORMALISED: self.photos})
+        self._normalise = Bound(normalisation, {PIXELS: self.pixels}, {NORMALISED: self.tensors})
         output = session.get_outputs()[0].name
-        self._network = Bound(session, {model_input(graph).name: self.photos}, {output: self._logits})
+        self._network = Bound(session, {model_input(graph).name: self.tensors}, {output: self._logits})
 
     def infer(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """[size, H, W, 3] -> logits."""
+        """Computes logits [size, classes] of images [size, H, W, 3]."""
         self.pixels.update_inplace(pixels)
         self._normalise.run()
         return self._answer()
 
-    def infer_tensor(self, photos: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[size, 3, H, W] -> logits."""
-        self.photos.update_inplace(photos)
+    def infer_tensor(self, tensors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Computes logits [size, classes] of normalised images [size, 3, H, W]."""
+        self.tensors.update_inplace(tensors)
         return self._answer()
 
     def _answer(self) -> NDArray[np.float32]:
         self._network.run()
-        logits: NDArray[np.float32] = self._logits.numpy().copy()  # the next batch is written there
+        logits: NDArray[np.float32] = self._logits.numpy().copy()  # the next batch overwrites it
         return logits
 
 
 class CudaNetwork:
-    """Computes batches of any size; a new one makes a lane, which takes a while."""
+    """Network for batches of any size; a new size makes a lane, which takes a while."""
 
     def __init__(self, model: Model, device: Device, precision: str) -> None:
-        """`precision` as in the settings. Raises ConfigurationError when fp16 must be, and may not."""
+        """Chooses fp16 or fp32 by `precision` of the settings. Raises ConfigurationError."""
         self._device = device
         self._lanes: dict[int, Lane] = {}
         pipeline, classes = model.description.image, len(model.labels)
-        pictures = precision_check.pictures(pipeline.output_size)
-        photos = fixed.normalised(pictures, pipeline)
-        graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), photos)
+        images = precision_check.sample_images(pipeline.output_size)
+        tensors = fixed.normalised(images, pipeline)
+        graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), tensors)
         if precision != "fp32":
             self._network = Network(fixed.half(graph), True, pipeline, classes)
-            found = np.concatenate([self.infer(picture[np.newaxis]) for picture in pictures])
-            self._lanes.clear()  # what this thread has recorded is not for the one that will compute
-            if precision_check.is_enough(expected, found, insist=precision == "fp16"):
+            found = np.concatenate([self.infer(image[np.newaxis]) for image in images])
+            self._lanes.clear()  # the computing thread cannot use this thread's recordings
+            if precision_check.is_accurate(expected, found, insist=precision == "fp16"):
                 return
         self._network = Network(graph, False, pipeline, classes)
 
@@ -211,36 +211,36 @@ class CudaNetwork:
         return "fp16" if self._network.fp16 else "fp32"
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """RGB pixels [N, H, W, 3] -> logits [N, classes]. Raises what `device_errors.py` has."""
-        with translated(), self._lane(len(batch)) as lane:
+        """Computes logits [N, classes] of RGB images [N, H, W, 3]; raises `device_errors`."""
+        with translate_errors(), self._lane(len(batch)) as lane:
             return lane.infer(batch)
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised photos [N, 3, H, W] -> logits [N, classes]. Raises what `device_errors.py` has."""
-        with translated(), self._lane(len(batch)) as lane:
+        """Computes logits [N, classes] of normalised images [N, 3, H, W]; raises `device_errors`."""
+        with translate_errors(), self._lane(len(batch)) as lane:
             return lane.infer_tensor(batch)
 
     @contextlib.contextmanager
     def _lane(self, size: int) -> Iterator[Lane]:
-        """Is kept once it has answered: one whose first batch does not fit gives its memory back."""
+        """Yields the lane of a size; keeps a new one only if its first batch fits into the memory."""
         lane = self._lanes.get(size) or Lane(self._device, self._network, size)
         yield lane
         self._lanes[size] = lane
 
 
 def load_libraries(provider: str) -> str:
-    """Loads CUDA's libraries from their packages; returns what could not be found there."""
+    """Loads CUDA's libraries from their packages; returns messages about those that are missing."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         ort.preload_dlls()
     if provider == TENSORRT:
         with contextlib.suppress(ImportError):
-            importlib.import_module("tensorrt")  # which loads the libraries of its package
+            importlib.import_module("tensorrt")  # loads the libraries of its package
     return " ".join(said.getvalue().split())
 
 
 def unloadable(provider: str) -> str:
-    """The linker's word on the provider: the first library that it lacks; empty where it loads."""
+    """Returns the linker's message about the first library that a provider lacks; empty if it loads."""
     folder = Path(ort.__file__).parent / "capi"
     try:
         ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""The graphs that run on a GPU: of one batch size, so that they can be recorded; made by `cuda.py`."""
+"""Graphs of a fixed batch size, which a GPU can record; used by `cuda.py` when it loads a model."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,21 +18,21 @@ IR_VERSION = 10
 
 
 def normalisation(pipeline: ImagePipeline, size: int) -> onnx.ModelProto:
-    """uint8 [size, H, W, 3] -> what the network was trained on, float32 [size, 3, H, W]."""
+    """Makes a graph that normalises uint8 [size, H, W, 3] to float32 [size, 3, H, W]."""
     height, width = pipeline.output_size
     pixels = helper.make_tensor_value_info(PIXELS, TensorProto.UINT8, [size, height, width, 3])
-    photos = helper.make_tensor_value_info(NORMALISED, TensorProto.FLOAT, [size, 3, height, width])
+    tensors = helper.make_tensor_value_info(NORMALISED, TensorProto.FLOAT, [size, 3, height, width])
     graph = helper.make_graph(
-        normalising_nodes(), "normalisation", [pixels], [photos], scale_and_shift(pipeline)
+        normalising_nodes(), "normalisation", [pixels], [tensors], scale_and_shift(pipeline)
     )
     return helper.make_model(graph, opset_imports=[OPSET], ir_version=IR_VERSION)
 
 
 def of_size(model: onnx.ModelProto, size: int, pipeline: ImagePipeline) -> onnx.ModelProto:
-    """The model with `size` as its batch dimension, whatever the file says of it."""
+    """Returns the model with `size` as its batch dimension, whatever the file has."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    del result.graph.value_info[:]  # they speak of other sizes; ONNX Runtime infers them anew
+    del result.graph.value_info[:]  # inferred for other sizes; ONNX Runtime infers them anew
     height, width = pipeline.output_size
     shape = model_input(result).type.tensor_type.shape
     del shape.dim[:]
@@ -45,28 +45,28 @@ def of_size(model: onnx.ModelProto, size: int, pipeline: ImagePipeline) -> onnx.
 
 
 def simplified(
-    model: onnx.ModelProto, photos: NDArray[np.float32]
+    model: onnx.ModelProto, tensors: NDArray[np.float32]
 ) -> tuple[onnx.ModelProto, NDArray[np.float32]]:
-    """The model with constants and batch normalisation folded, and its answers to `photos` on a CPU.
+    """Folds constants and batch normalisation; returns the model and its logits of `tensors` on a CPU.
 
-    Stored float16 weights become float32 by that, as on a CPU.
+    `tensors` are normalised, [N, 3, H, W]. Stored float16 weights become float32.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     with TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder, "model.onnx"))
-        options.log_severity_level = 3  # it warns of every optimised file, where the level is higher
+        options.log_severity_level = 3  # errors only: it warns of every optimised file
         session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         folded = onnx.load(options.optimized_model_filepath)
     name = session.get_inputs()[0].name
-    logits = [session.run(None, {name: photo[np.newaxis]})[0] for photo in photos]
+    logits = [session.run(None, {name: tensor[np.newaxis]})[0] for tensor in tensors]
     return folded, np.concatenate(logits)
 
 
 def half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in float16; its input and its output stay float32."""
+    """Returns the model in float16; its input and output stay float32."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     converted: onnx.ModelProto = convert_float_to_float16(copy, keep_io_types=True)
@@ -74,7 +74,7 @@ def half(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def normalised(pixels: NDArray[np.uint8], pipeline: ImagePipeline) -> NDArray[np.float32]:
-    """uint8 [N, H, W, 3] -> float32 [N, 3, H, W], in NumPy."""
+    """Normalises uint8 [N, H, W, 3] to float32 [N, 3, H, W], in NumPy."""
     mean, std = (np.asarray(values, np.float32) for values in (pipeline.mean, pipeline.std))
-    photos = (pixels.astype(np.float32) / 255 - mean) / std
-    return np.ascontiguousarray(photos.transpose(0, 3, 1, 2), np.float32)
+    tensors = (pixels.astype(np.float32) / 255 - mean) / std
+    return np.ascontiguousarray(tensors.transpose(0, 3, 1, 2), np.float32)

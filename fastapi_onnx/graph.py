@@ -1,8 +1,7 @@
-"""Puts the normalisation in front of a model, inside the graph, and a way around it.
+"""Model graph with the normalisation in front of it, and a second input that bypasses it.
 
-On a CPU one session then serves pixels and tensors: a second one would cost the memory of the weights
-again. On a GPU a graph that is to be recorded may not choose: `cuda.py` runs the normalisation as a
-graph of its own, in front of the model for pixels, and not at all for tensors.
+On a CPU one session then serves images and tensors: a second session would hold the weights again. On a
+GPU a recorded graph cannot branch: `cuda.py` runs the normalisation as a graph of its own.
 """
 
 import numpy as np
@@ -12,22 +11,22 @@ from onnx import TensorProto, helper, numpy_helper
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline
 
-PREFIX = "serving_"  # which the names of a model of one's own will not have
+PREFIX = "serving_"  # users' models will not have such names
 PIXELS, TENSOR = f"{PREFIX}pixels", f"{PREFIX}tensor"
 NORMALISED = f"{PIXELS}_normalised"
 
 
 def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.ModelProto:
-    """float [N, 3, H, W] in -> uint8 [N, H, W, 3], or, where that has no element, the float input.
+    """Returns the model with the inputs uint8 [N, H, W, 3] and float [M, 3, H, W], one of them empty.
 
-    Pixels are one quarter of the bytes; (pixel / 255 - mean) / std becomes one multiplication and one
-    addition per channel. Raises ConfigurationError when the model is not of the documented shape.
+    The model itself reads float [N, 3, H, W]. (pixel / 255 - mean) / std becomes one multiplication and
+    one addition per channel. Raises ConfigurationError if the model has another input.
     """
     given = model_input(model)
     height, width = pipeline.output_size
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    result.ir_version = max(4, result.ir_version)  # before, weights had to be inputs, too
+    result.ir_version = max(4, result.ir_version)  # older versions want weights among the inputs
     del result.graph.input[:]
     result.graph.input.extend(
         [
@@ -44,7 +43,7 @@ def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mod
 
 
 def model_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
-    """The one input, float [N, 3, H, W]. Raises ConfigurationError."""
+    """Returns the only input, float [N, 3, H, W]. Raises ConfigurationError."""
     inputs = model_inputs(model.graph)
     if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != TensorProto.FLOAT:
         raise ConfigurationError("model.onnx must have exactly one input, float [N, 3, H, W]")
@@ -53,13 +52,13 @@ def model_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
 
 
 def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """What a graph is given; older files list their weights among its inputs, too."""
+    """Returns a graph's inputs without the weights, which older files list there, too."""
     stored = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in stored]
 
 
 def forget_batch_size(graph: onnx.GraphProto) -> None:
-    """What a file of a fixed batch size says of its results: ONNX Runtime warns of each other one."""
+    """Removes a fixed batch size from the results: ONNX Runtime warns of every other size."""
     del graph.value_info[:]
     for output in graph.output:
         if dimensions := output.type.tensor_type.shape.dim:
@@ -67,7 +66,7 @@ def forget_batch_size(graph: onnx.GraphProto) -> None:
 
 
 def scale_and_shift(pipeline: ImagePipeline) -> list[onnx.TensorProto]:
-    """What a pixel is multiplied by, and what is added then, [1, 3, 1, 1]."""
+    """Returns factor and summand of the normalisation, float32 [1, 3, 1, 1]."""
     std = np.asarray(pipeline.std, np.float32).reshape(1, 3, 1, 1)
     mean = np.asarray(pipeline.mean, np.float32).reshape(1, 3, 1, 1)
     return [
@@ -77,7 +76,7 @@ def scale_and_shift(pipeline: ImagePipeline) -> list[onnx.TensorProto]:
 
 
 def normalising_nodes() -> list[onnx.NodeProto]:
-    """From PIXELS to NORMALISED, given the two of `scale_and_shift`."""
+    """Makes the nodes from PIXELS to NORMALISED; they read the tensors of `scale_and_shift`."""
     nchw, floats, scaled = (f"{PIXELS}_{word}" for word in ("nchw", "float", "scaled"))
     return [
         helper.make_node("Transpose", [PIXELS], [nchw], perm=[0, 3, 1, 2]),
@@ -88,7 +87,7 @@ def normalising_nodes() -> list[onnx.NodeProto]:
 
 
 def choice(name: str, height: int, width: int) -> list[onnx.NodeProto]:
-    """The nodes that make the model's own input, `name`, of whichever of the two has elements."""
+    """Makes nodes that fill the model's input `name` from PIXELS, or from TENSOR if PIXELS is empty."""
 
     def branch(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
         output = nodes[-1].output[0]

@@ -1,9 +1,9 @@
-"""One optimised copy of a model on disk, whose weights all sessions map instead of holding their own.
+"""Optimised copy of a model on disk, whose weights all sessions of all workers map; for CPUs.
 
-ONNX Runtime rewrites a graph for the processor when it opens it: it folds batch norm and reorders the
-weights of convolutions, and every session then holds its own copy of them. Here the first one to come
-writes the outcome down, weights apart; all others map that file, so that the kernel keeps one copy for
-all sessions of all workers, and open in milliseconds.
+ONNX Runtime optimises a graph for the processor when it opens the graph: it folds batch norm and
+reorders convolutions' weights, and every session then holds a copy of its own. Here the first worker
+writes the optimised graph, with the weights in a file of their own. All sessions map that file: the
+kernel keeps one copy, and sessions open in milliseconds. Called by `backend.py`.
 """
 
 import fcntl
@@ -19,14 +19,14 @@ from serving.logging import logger
 CPU = "CPUExecutionProvider"
 FOLDER, LOCK, GRAPH, WEIGHTS = "optimised", "lock", "model.onnx", "weights.bin"
 LEAST_BYTES = "1024"  # smaller tensors stay in the graph
-ERRORS_ONLY = 3  # it warns that the file is for this machine only, which it is
+ERRORS_ONLY = 3  # it warns that the file is for this machine only, as intended
 
 
 def optimised(graph: Callable[[], bytes], scratch: Path) -> Path | None:
-    """The path of the optimised graph; None where it cannot be written.
+    """Returns the path of the optimised graph; None if it cannot be written.
 
-    Whoever comes first makes the graph and writes it, the others wait: making it takes several times
-    the memory of the weights. `scratch` is of one model.
+    The first caller makes and writes the graph, which takes several times the memory of the weights; the
+    others wait. `scratch` belongs to one model.
     """
     folder = scratch / FOLDER
     try:
@@ -34,14 +34,17 @@ def optimised(graph: Callable[[], bytes], scratch: Path) -> Path | None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
                 write(graph(), folder)
-    except Exception as error:  # the disk is full, or the graph is none: opening it will tell
+    except Exception as error:  # a full disk, or a broken graph: opening it will fail, too
         logger().warning("the model's weights cannot be shared", reason=str(error))
         return None
     return folder / GRAPH
 
 
 def write(graph: bytes, folder: Path) -> None:
-    """Under another name first: a folder that exists is complete. Raises OSError or ONNX Runtime's."""
+    """Writes the folder under another name and renames it: an existing folder is always complete.
+
+    Raises OSError and ONNX Runtime's errors.
+    """
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         options = ort.SessionOptions()

@@ -1,3 +1,3 @@
-"""The service with PyTorch as its backend."""
+"""Service with the PyTorch backend: `python -m serving fastapi_pt`."""
 
 BACKEND = "fastapi_pt.backend:TorchBackend"

@@ -1,4 +1,4 @@
-"""Inference with PyTorch on the CPU or a CUDA GPU; called by the engine."""
+"""PyTorch backend, on the CPU or a CUDA GPU; the engine's workers load and call it."""
 
 import contextlib
 import copy
@@ -22,7 +22,7 @@ from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.network import Network, build, fill
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo
-from serving.backends.device_errors import translated
+from serving.backends.device_errors import translate_errors
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
@@ -33,7 +33,7 @@ CHANNELS_LAST: Any = {"memory_format": torch.channels_last}  # unknown to torch'
 
 
 class Normalise(nn.Module):
-    """uint8 pixels [N, H, W, 3] -> what the network was trained on, float32 [N, 3, H, W]."""
+    """Normalises uint8 images [N, H, W, 3] to float32 [N, 3, H, W]."""
 
     def __init__(self, pipeline: ImagePipeline) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Normalise(nn.Module):
         self.register_buffer("shift", (-mean / std).view(1, 3, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """The permuted batch has the channels last in memory already."""
+        """Computes (pixel / 255 - mean) / std; the result is channels-last in memory."""
         return pixels.permute(0, 3, 1, 2).float() * self.scale + self.shift
 
 
 class TorchBackend:
-    """One network, shared by all threads: inference changes nothing in it."""
+    """Backend with one network on a CPU, or `CudaNetwork` on a GPU."""
 
     def __init__(self) -> None:
         self._normalise: nn.Module | None = None
@@ -58,7 +58,7 @@ class TorchBackend:
         self._threads = 1
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
-        """Loads `model.safetensors`. Raises ConfigurationError, with `device=cuda` also without CUDA."""
+        """Loads `model.safetensors`. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         self._threads = settings.intra_op_threads
         device, fallback = choose_device(settings.device, *settings.devices[:1])
         if device.type == "cpu" and settings.precision == "fp16":
@@ -89,12 +89,15 @@ class TorchBackend:
         model: Model,
         settings: Settings,
     ) -> str:
-        """Returns the precision. Raises ConfigurationError and OutOfDeviceMemoryError."""
+        """Makes `CudaNetwork`; returns its precision.
+
+        Raises ConfigurationError and OutOfDeviceMemoryError.
+        """
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
-        torch.backends.cudnn.benchmark = True  # a batch size is met at warm-up, and again and again
-        torch.backends.cudnn.allow_tf32 = False  # fp32 is what it says
+        torch.backends.cudnn.benchmark = True  # plans are made at warm-up, and used for ever
+        torch.backends.cudnn.allow_tf32 = False  # fp32 means full precision
         size, classes = model.description.image.output_size, len(model.labels)
-        with translated():
+        with translate_errors():
             network = network.to(device, **CHANNELS_LAST).eval()
             normalise = normalise.to(device)
             half = None
@@ -106,7 +109,7 @@ class TorchBackend:
         return "fp16" if half else "fp32"
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """RGB pixels [N, H, W, 3] -> logits [N, classes]."""
+        """Computes logits [N, classes] of RGB images [N, H, W, 3]."""
         if self._cuda is not None:
             return self._cuda.infer(batch)
         assert self._normalise is not None  # noqa: S101 load comes first
@@ -114,35 +117,35 @@ class TorchBackend:
             return self._logits(self._normalise(torch.from_numpy(batch)))
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised photos [N, 3, H, W] -> logits [N, classes]."""
+        """Computes logits [N, classes] of normalised images [N, 3, H, W]."""
         if self._cuda is not None:
             return self._cuda.infer_tensor(batch)
         with torch.inference_mode():
             return self._logits(torch.from_numpy(batch).contiguous(**CHANNELS_LAST))
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """See `serving.backends.base.SlotReader`; on a CPU there is nothing to gain."""
+        """Makes the slots readable by the GPU; see `SlotReader`. Returns False on a CPU."""
         return self._cuda is not None and self._cuda.attach(slots)
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
-        """See `serving.backends.base.SlotReader`."""
+        """Starts to copy slots to the GPU; see `SlotReader`."""
         assert self._cuda is not None  # noqa: S101 attach comes first
         return self._cuda.fetch(indices, size, place)
 
-    def _logits(self, photos: Tensor) -> NDArray[np.float32]:
+    def _logits(self, tensors: Tensor) -> NDArray[np.float32]:
         assert self._network is not None  # noqa: S101 load comes first
-        if torch.get_num_threads() != self._threads:  # it is the process's, not the network's
+        if torch.get_num_threads() != self._threads:  # the number is the process's, not the network's
             torch.set_num_threads(self._threads)
-        logits: NDArray[np.float32] = self._network(photos).numpy()
+        logits: NDArray[np.float32] = self._network(tensors).numpy()
         return logits
 
     def trim(self) -> None:
-        """Empties PyTorch's cache of GPU memory; on a CPU it keeps none."""
+        """Empties PyTorch's cache of GPU memory; a CPU has none."""
         if self._cuda is not None:
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """Drops the network and gives the GPU's memory back."""
+        """Drops the network and frees the GPU's memory."""
         self._normalise = self._network = None
         if self._cuda is not None:
             self._cuda.close()
@@ -151,7 +154,10 @@ class TorchBackend:
 
 
 def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None]:
-    """The device, and why `auto` did not take the GPU. Raises ConfigurationError for `cuda`."""
+    """Returns the device, and why `auto` fell back to the CPU, else None.
+
+    Raises ConfigurationError if `cuda` cannot be used.
+    """
     if wanted == "cpu":
         return torch.device("cpu"), None
     with warnings.catch_warnings():
@@ -176,17 +182,23 @@ def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None
 def in_half(
     network: nn.Module, normalise: nn.Module, size: tuple[int, int], insist: bool
 ) -> nn.Module | None:
-    """A copy in half precision, where it answers like `network`. Raises ConfigurationError."""
+    """Returns a copy in fp16, or None if its answers differ too much from `network`'s.
+
+    Raises ConfigurationError instead of None if `insist` is set.
+    """
     half = copy.deepcopy(network).half()
     with torch.inference_mode():
         device = next(network.parameters()).device
-        photos = normalise(torch.from_numpy(precision_check.pictures(size)).to(device))
-        expected, found = network(photos).cpu().numpy(), half(photos.half()).float().cpu().numpy()
-    return half if precision_check.is_enough(expected, found, insist) else None
+        tensors = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
+        expected, found = network(tensors).cpu().numpy(), half(tensors.half()).float().cpu().numpy()
+    return half if precision_check.is_accurate(expected, found, insist) else None
 
 
 def read_network(model: Model, path: Path) -> Network:
-    """The described architecture with the weights of a safetensors file, in float32, in eval mode."""
+    """Builds the described architecture with a safetensors file's weights, float32, in eval mode.
+
+    Raises ConfigurationError.
+    """
     description = model.description
     network = build(description.architecture, len(description.labels), description.body_size)
     try:
@@ -197,15 +209,15 @@ def read_network(model: Model, path: Path) -> Network:
 
 
 def optimised_for_cpu(network: nn.Module, size: tuple[int, int], scratch: Path | None) -> nn.Module:
-    """Traces and freezes the network; keeps oneDNN's layouts where they are faster.
+    """Traces and freezes the network, with oneDNN's memory layouts if they are faster.
 
-    They are for thin networks such as MobileNetV2, and are not for thick ones such as ResNet-18, so
-    both are tried, by the first instance for all: the two differ in the last digits.
-    `torch.compile` was no faster and needs a compiler on the machine.
+    The layouts are faster for thin networks such as MobileNetV2 and slower for thick ones such as
+    ResNet-18. The first instance tries both forms and chooses for all instances, because the forms'
+    answers differ in the last digits. `torch.compile` was no faster and needs a compiler.
     """
     example = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
     with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tracing warns of fixed sizes (they are) and of its age
+        warnings.simplefilter("ignore")  # tracing warns of fixed sizes and of its age
         if chosen := read_choice(scratch):
             return traced(network, example, chosen)
         candidates = {PLAIN: traced(network, example, PLAIN)}
@@ -217,13 +229,13 @@ def optimised_for_cpu(network: nn.Module, size: tuple[int, int], scratch: Path |
 
 
 def traced(network: nn.Module, example: Tensor, form: str) -> nn.Module:
-    """One of the FORMS of a network."""
+    """Returns one of the FORMS of a network, traced and frozen."""
     frozen = torch.jit.freeze(torch.jit.trace(network, example))
     return frozen if form == PLAIN else torch.jit.optimize_for_inference(frozen)
 
 
 def read_choice(scratch: Path | None) -> str | None:
-    """The form that the instances of this model use; None: not chosen yet."""
+    """Returns the form that the instances of this model have chosen; None if there is none yet."""
     with contextlib.suppress(OSError):
         if scratch and (choice := (scratch / CHOICE).read_text()) in FORMS:
             return choice
@@ -231,19 +243,19 @@ def read_choice(scratch: Path | None) -> str | None:
 
 
 def settle_choice(scratch: Path | None, own: str) -> str:
-    """The first of several instances to come here chooses for all; returns what was chosen."""
+    """Chooses a form for all instances unless one has chosen; returns the choice."""
     if scratch:
         with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w", dir=scratch) as file:
             file.write(own)
             file.flush()
-            os.link(file.name, scratch / CHOICE)  # whole or not at all; fails where there is one
+            os.link(file.name, scratch / CHOICE)  # atomic; fails if there is a choice
     return read_choice(scratch) or own
 
 
 def least_seconds(run: nn.Module, example: Tensor) -> float:
-    """The fastest of ten calls, after three to warm up: what a quiet machine would take.
+    """Returns the time of the fastest of ten calls, after three to warm up.
 
-    Of a large network, as many as fit into a second, and one at least.
+    Makes fewer calls for a large network: those that fit into a second, at least one.
     """
     for _ in range(3):
         run(example)

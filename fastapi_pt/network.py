@@ -1,4 +1,7 @@
-"""The network behind a model description: a torchvision architecture, its input reduced first."""
+"""Network of a model description: a torchvision architecture behind an optional reduction of its input.
+
+Used by the backend and by `training/`.
+"""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,37 +16,37 @@ from serving.errors import ConfigurationError
 
 
 class Reduce(nn.Module):
-    """[N, C, H, W] -> [N, C, size, size]: a mean where the sizes divide, else bilinear."""
+    """Reduces [N, C, H, W] to [N, C, size, size]: means if `size` divides the sides, else bilinear."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
-    def forward(self, photos: Tensor) -> Tensor:
-        """The photos' detail must fit `size` pixels: nothing is smoothed beyond that."""
-        height, width = photos.shape[-2:]
+    def forward(self, images: Tensor) -> Tensor:
+        """Reduces without antialiasing: images must have no finer detail than `size` pixels show."""
+        height, width = images.shape[-2:]
         if height == width and height % self.size == 0:
-            return functional.avg_pool2d(photos, height // self.size)
-        return functional.interpolate(photos, (self.size, self.size), mode="bilinear")
+            return functional.avg_pool2d(images, height // self.size)
+        return functional.interpolate(images, (self.size, self.size), mode="bilinear")
 
 
 class Network(nn.Module):
-    """[N, 3, H, W] -> logits [N, classes]: `reduce`, then the architecture in `body`."""
+    """Reduction, then the architecture in `body`."""
 
     def __init__(self, body: nn.Module, body_size: int | None) -> None:
         super().__init__()
         self.reduce: nn.Module = Reduce(body_size) if body_size else nn.Identity()
         self.body = body
 
-    def forward(self, photos: Tensor) -> Tensor:
-        """Normalised photos -> logits."""
-        logits: Tensor = self.body(self.reduce(photos))
+    def forward(self, images: Tensor) -> Tensor:
+        """Computes logits [N, classes] of normalised images [N, 3, H, W]."""
+        logits: Tensor = self.body(self.reduce(images))
         return logits
 
 
 def build(architecture: str | None, classes: int, body_size: int | None) -> Network:
-    """An untrained network. Raises ConfigurationError unless torchvision has such a classifier."""
-    known = list_models(torchvision.models)  # without detection, segmentation, video, quantized ones
+    """Builds an untrained network. Raises ConfigurationError if torchvision has no such classifier."""
+    known = list_models(torchvision.models)  # no detection, segmentation, video or quantized networks
     if architecture is None or architecture not in known:
         near = get_close_matches(str(architecture).lower(), known)
         hint = f"; near: {', '.join(near)}" if near else ""
@@ -52,7 +55,7 @@ def build(architecture: str | None, classes: int, body_size: int | None) -> Netw
 
 
 def fill(network: Network, weights: Mapping[str, Tensor]) -> None:
-    """Gives the body these weights, in float32. Raises ConfigurationError where they do not fit."""
+    """Loads weights into the body, in float32. Raises ConfigurationError if they do not fit."""
     own = network.body.state_dict()
     missing, unknown = own.keys() - weights.keys(), weights.keys() - own.keys()
     shaped = [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]

@@ -1,4 +1,4 @@
-"""Every error that the service answers with; each class carries its HTTP status and code.
+"""Errors that the service answers with; every class has its HTTP status and code.
 
 ServingError
 ├── RequestError              the client's fault
@@ -24,7 +24,7 @@ ServingError
 └── InternalError             500 internal_error
     └── WorkerCrashedError        500 worker_crashed
 
-ConfigurationError is none of these: it is raised at start, and the service does not start.
+ConfigurationError is no ServingError: it is raised at start, and the service does not start.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,13 +33,13 @@ from pydantic import ValidationError
 
 
 class ConfigurationError(Exception):
-    """The service cannot start like this; the message says what is missing or wrong."""
+    """Refuses the start; the message says what is missing or wrong."""
 
 
 def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
-    """What pydantic found, on one line: each place, its first part by `name`, and what is wrong there.
+    """Returns pydantic's findings on one line: each field and what is wrong with it.
 
-    The values themselves are left out: one of them may be a key.
+    `name` turns a field's name into what the reader knows. Values are left out: one may be a key.
     """
     found: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False):
@@ -50,7 +50,7 @@ def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
 
 
 class ServingError(Exception):
-    """An error with an answer: `status`, a machine-readable `code` and the message in words."""
+    """Error that is answered with `status`, a machine-readable `code` and a message."""
 
     status = 500
     code = "internal_error"
@@ -62,44 +62,44 @@ class ServingError(Exception):
 
 
 class RequestError(ServingError):
-    """The client has to change its request."""
+    """Fault of the client, which has to change its request."""
 
     status = 400
     code = "invalid_request"
 
 
 class InvalidBodyError(RequestError):
-    """The body is not compressed as its header says."""
+    """Body is not compressed as its header says."""
 
     code = "invalid_body"
 
 
 class InvalidJsonError(RequestError):
-    """The body is not JSON."""
+    """Body is not JSON."""
 
     code = "invalid_json"
 
 
 class InvalidBase64Error(RequestError):
-    """The text is not base64."""
+    """Text is not base64."""
 
     code = "invalid_base64"
 
 
 class InvalidImageError(RequestError):
-    """The bytes are not a picture that can be read."""
+    """Bytes are not an image that can be read."""
 
     code = "invalid_image"
 
 
 class InvalidTensorError(RequestError):
-    """The numbers are not what the model takes."""
+    """Numbers, or their shape, are not what the model takes."""
 
     code = "invalid_tensor"
 
 
 class UnauthorizedError(RequestError):
-    """The API key is missing or wrong."""
+    """API key is missing or wrong."""
 
     status = 401
     code = "unauthorized"
@@ -109,21 +109,21 @@ class UnauthorizedError(RequestError):
 
 
 class NotFoundError(RequestError):
-    """No such path."""
+    """Path does not exist."""
 
     status = 404
     code = "not_found"
 
 
 class MethodNotAllowedError(RequestError):
-    """The path exists, but not with this method."""
+    """Path exists, but not with this method."""
 
     status = 405
     code = "method_not_allowed"
 
 
 class SlowBodyError(RequestError):
-    """The body did not arrive in time."""
+    """Body did not arrive in time."""
 
     status = 408
     code = "request_timeout"
@@ -133,34 +133,34 @@ class SlowBodyError(RequestError):
 
 
 class PayloadTooLargeError(RequestError):
-    """The body has more bytes than the limit."""
+    """Body has more bytes than the limit."""
 
     status = 413
     code = "payload_too_large"
 
 
 class ImageTooLargeError(RequestError):
-    """The picture has more pixels than the limit."""
+    """Image has more pixels than the limit."""
 
     status = 413
     code = "image_too_large"
 
 
 class UnsupportedMediaTypeError(RequestError):
-    """The body is of a type that is not understood."""
+    """Body is of an unknown type."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class InvalidRequestError(RequestError):
-    """Readable, but of another shape than documented."""
+    """Request is readable, but not of the documented form."""
 
     status = 422
 
 
 class RetryableError(ServingError):
-    """Nothing is wrong with the request; the same one may succeed after `retry_after` seconds."""
+    """Refusal for now: the same request may succeed after `retry_after` seconds."""
 
     status = 503
     code = "unavailable"
@@ -170,47 +170,47 @@ class RetryableError(ServingError):
 
 
 class OverloadedError(RetryableError):
-    """All slots are taken."""
+    """Slots are all taken."""
 
     code = "overloaded"
 
 
 class DrainingError(RetryableError):
-    """The service is shutting down."""
+    """Service is shutting down."""
 
     code = "draining"
 
 
 class UnavailableError(RetryableError):
-    """The model is not ready."""
+    """Model is not ready."""
 
 
 class NotSupportedError(ServingError):
-    """Part of a protocol that this service does not offer, or not as it is set up."""
+    """Part of a protocol that this service does not offer, or not with these settings."""
 
     status = 501
     code = "not_supported"
 
 
 class DeadlineExceededError(ServingError):
-    """The request's time was over before its answer was there."""
+    """Request exceeded its deadline."""
 
     status = 504
     code = "deadline_exceeded"
 
 
 class InternalError(ServingError):
-    """The server's fault."""
+    """Fault of the server."""
 
 
 class WorkerCrashedError(InternalError):
-    """Two workers died while they computed this request, the second one alone."""
+    """Request killed two workers; the second one computed nothing else."""
 
     code = "worker_crashed"
 
 
 def by_status(status: int, detail: str, headers: Mapping[str, str] | None) -> ServingError:
-    """The error for a status that the web framework raised on its own (404, 405)."""
+    """Returns the error for a status that the web framework raised (404, 405)."""
     known: dict[int, type[RequestError]] = {404: NotFoundError, 405: MethodNotAllowedError}
     other = RequestError if 400 <= status < 500 else InternalError
     kind: type[ServingError] = known.get(status, other)

@@ -20,7 +20,7 @@ import urllib.request
 from functools import partial
 from types import FrameType
 
-from serving.system.pdeathsig import signal_at_its_end
+from serving.system.pdeathsig import set_pdeathsig
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
@@ -117,7 +117,7 @@ class Launcher:
 
 def end_with_parent(parent: int) -> None:
     """This process gets SIGTERM when its parent has gone, however that went; on Linux."""
-    if not signal_at_its_end(parent, signal.SIGTERM):
+    if not set_pdeathsig(parent, signal.SIGTERM):
         signal.raise_signal(signal.SIGTERM)
 
 

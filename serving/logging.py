@@ -1,6 +1,6 @@
-"""Structured logs on standard error: one line a request, each with its id; libraries speak like us.
+"""Structured logs on standard error: one line for each request; libraries' logs take the same form.
 
-Where standard error is a full disk, or a pipe that nobody reads, lines are lost and the service goes on.
+If standard error is a full disk or a pipe that nobody reads, lines are lost and the service goes on.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from serving.settings import Settings
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 STDERR = 2
-PATIENCE_MS = 20  # for a reader that has fallen behind, once
-PIPE_BUF = 4096  # bytes for which a pipe that can be written has room
+PATIENCE_MS = 20  # for a reader that is late; none after a line was lost
+PIPE_BUF = 4096  # bytes that a writable pipe has room for
 LOST = b'{"lines":%d,"event":"log lines were lost: nobody read them","level":"warning"}\n'
 
 
 class Sink:
-    """A descriptor to which is written what it takes at once; the rest is counted."""
+    """File-like writer that never blocks for long; counts the lines that are lost."""
 
     def __init__(self, fd: int = STDERR) -> None:
         self._fd = fd
@@ -32,14 +32,14 @@ class Sink:
         self._lost = 0
 
     def write(self, line: bytes) -> None:
-        """A line with its end; never blocks for long, never raises."""
+        """Writes a line with its line end; never raises."""
         if self._lost and self._put(LOST % self._lost):
             self._lost = 0
         if not self._put(line):
             self._lost += 1
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: nothing is buffered."""
 
     def _put(self, data: bytes) -> bool:
         with contextlib.suppress(OSError):
@@ -51,23 +51,23 @@ class Sink:
         return False
 
 
-class Forwarded(logging.Handler):
-    """What libraries say through `logging`, in our form."""
+class StructlogHandler(logging.Handler):
+    """Handler that passes libraries' log records on to the project's logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Logs one record."""
         logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 
 @cache
 def logger() -> structlog.typing.FilteringBoundLogger:
-    """The project's logger, as `configure_logging` set it up."""
+    """Returns the project's logger, as `configure_logging` has set it up."""
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind()
     return log
 
 
 def configure_logging(settings: Settings) -> None:
-    """Sets format and level for this process; called once, by the composition root."""
+    """Sets the format and level of this process's logs; the composition root calls it once."""
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -78,13 +78,13 @@ def configure_logging(settings: Settings) -> None:
             structlog.processors.JSONRenderer(serializer=orjson.dumps),
         ]
     else:
-        plain = structlog.dev.plain_traceback  # no variables: one of them may be a key
+        plain = structlog.dev.plain_traceback  # without local variables: one may be a key
         processors += [
-            visible,
+            escape_values,
             structlog.dev.ConsoleRenderer(colors=os.isatty(STDERR), exception_formatter=plain),
-            encoded,
+            encode,
         ]
-    sink: Any = Sink()  # which is a file as far as the logger needs one
+    sink: Any = Sink()  # has all of a file that the logger needs
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.log_level]),
@@ -92,22 +92,22 @@ def configure_logging(settings: Settings) -> None:
     )
     logger.cache_clear()
     logging.getLogger("uvicorn.access").disabled = True
-    if not any(isinstance(handler, Forwarded) for handler in logging.getLogger().handlers):
-        logging.getLogger().addHandler(Forwarded())
+    if not any(isinstance(handler, StructlogHandler) for handler in logging.getLogger().handlers):
+        logging.getLogger().addHandler(StructlogHandler())
 
 
-def visible(_logger: object, _method: str, event: Any) -> Any:  # Any: as structlog has it
-    """Control characters, with which a client's path could paint on a terminal, as `\\x1b`."""
-    return {key: escaped(value) if isinstance(value, str) else value for key, value in event.items()}
+def escape_values(_logger: object, _method: str, event: Any) -> Any:  # Any: as structlog has it
+    """Escapes control characters in all values: a client's path could contain terminal commands."""
+    return {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
-def escaped(text: str) -> str:
-    """On one line, and as it is where all of it can be printed."""
+def escape(text: str) -> str:
+    """Returns the text with control characters as escape sequences such as `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def encoded(_logger: object, _method: str, line: Any) -> bytes:  # Any: as structlog has it
-    """The last step of those that make text."""
+def encode(_logger: object, _method: str, line: Any) -> bytes:  # Any: as structlog has it
+    """Encodes the line as UTF-8; the last processor of the console format."""
     return str(line).encode("utf-8", "backslashreplace")

@@ -1,8 +1,12 @@
-"""Prometheus metrics of one service, in a registry of their own; served at `/metrics`."""
+"""Prometheus metrics of one service, in a registry of their own; `/metrics` serves them.
+
+Every frontend counts its own requests. `EngineCollector` reads the engine's figures, which are the same
+in every frontend, from the shared memory at each scrape.
+"""
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -16,59 +20,54 @@ from serving.engine.memory import Memory, State
 from serving.system import cpus
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 PROC = Path("/proc")
 WEB = b"serving.cluster.frontend"
 
 
 class Metrics:
-    """All series; durations are in seconds, as Prometheus asks."""
+    """Registry with all series; durations are in seconds, as Prometheus recommends."""
 
     def __init__(self, shared: bool = False) -> None:
-        """`shared`: with other web processes, by files in PROMETHEUS_MULTIPROC_DIR."""
+        """`shared`: adds up all frontends, by files in PROMETHEUS_MULTIPROC_DIR."""
         self.registry = CollectorRegistry()
         self._shared = shared
         self._engine = EngineCollector(shared)
         self.registry.register(self._engine)
 
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(name, text, buckets=SECONDS, registry=self.registry)
+        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
 
-        self.requests = Counter(
+        def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+        self.requests = counter(
             "serving_requests",
             "Requests answered, by path, HTTP status and error code (ok without an error).",
             ["path", "status", "code"],
-            registry=self.registry,
         )
-        self.total = histogram("serving_request_seconds", "First byte of a request to its answer.")
-        self.decode = histogram("serving_decode_seconds", "Picture file to pixels.")
-        self.queue = histogram("serving_queue_seconds", "Waiting for a worker.")
-        self.infer = histogram("serving_infer_seconds", "Computation of a batch.")
-        self.batch_size = Histogram(
-            "serving_batch_size",
-            "Pictures computed together.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self.registry,
+        self.total = histogram(
+            "serving_request_seconds", "Time from a request's first byte to its answer."
         )
-        self.skipped = Counter(
-            "serving_skipped",
-            "Pictures never computed, because nobody waited for them any more.",
-            registry=self.registry,
+        self.decode = histogram("serving_decode_seconds", "Time to decode an image file.")
+        self.queue = histogram("serving_queue_seconds", "Time for which an input waited for a worker.")
+        self.infer = histogram("serving_infer_seconds", "Time to compute a batch.")
+        self.batch_size = histogram(
+            "serving_batch_size", "Inputs computed together, per batch.", BATCH_SIZES
         )
-        self.cancelled = Counter(
-            "serving_cancelled", "Requests whose client went away.", registry=self.registry
+        self.skipped = counter(
+            "serving_skipped", "Inputs never computed: their requests were cancelled or expired."
         )
-        self.expired = Counter(
-            "serving_expired", "Requests that met their deadline.", registry=self.registry
-        )
+        self.cancelled = counter("serving_cancelled", "Requests whose client disconnected.")
+        self.expired = counter("serving_expired", "Requests that exceeded their deadline.")
 
     def follow(self, memory: Memory) -> None:
-        """Reads gauges, and the restarts of workers, from this engine from now on."""
+        """Reads the engine's figures from this memory from now on."""
         self._engine.follow(memory)
 
     def observe_item(self, state: State, outcome: Outcome | None) -> None:
-        """One picture that left the engine; a batch counts with its first picture."""
+        """Counts an input that left the engine, and the batch if the input is its leader."""
         if outcome is None:
             if state in (State.SKIPPED, State.EXPIRED):
                 self.skipped.inc()
@@ -79,7 +78,7 @@ class Metrics:
             self.batch_size.observe(outcome.batch_size)
 
     def text(self) -> bytes:
-        """All series of all web processes, in Prometheus' text format."""
+        """Returns all series of all frontends in Prometheus' text format."""
         if not self._shared:
             return generate_latest(self.registry)
         registry = CollectorRegistry()
@@ -89,7 +88,7 @@ class Metrics:
 
 
 class EngineCollector(Collector):
-    """What is the same in every web process: the engine's shared memory, and what runs where."""
+    """Collector of the engine's figures, which every frontend reads from the shared memory."""
 
     def __init__(self, shared: bool) -> None:
         self._shared = shared
@@ -97,50 +96,46 @@ class EngineCollector(Collector):
         self._restarts_before = self._out_of_memory_before = 0
 
     def follow(self, memory: Memory) -> None:
-        """The version in service has changed."""
+        """Reads this memory from now on; counters go on from the engine before."""
         if self._memory:
             self._restarts_before += self._memory.restarts[0]
             self._out_of_memory_before += sum(self._memory.out_of_memory)
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry for every scrape."""
+        """Yields the engine's metrics; the registry calls it at each scrape."""
         if self._memory is None:
             return
         memory = self._memory
         free = memory.geometry.slots - sum(memory.in_flight)
         depth = memory.state.tolist().count(State.QUEUED)
         restarts = self._restarts_before + memory.restarts[0]
-        yield GaugeMetricFamily("serving_queue_depth", "Pictures that wait for a worker.", depth)
-        yield GaugeMetricFamily("serving_free_slots", "Requests that would still be admitted.", free)
-        yield GaugeMetricFamily(
-            "serving_ready_workers", "Workers that could compute now.", memory.ready_workers[0]
+        full = self._out_of_memory_before + sum(memory.out_of_memory)
+        cpu_s = web_cpu_seconds(self._shared)
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield gauge("serving_queue_depth", "Inputs that wait for a worker.", depth)
+        yield gauge("serving_free_slots", "Inputs that would still be admitted.", free)
+        yield gauge(
+            "serving_ready_workers", "Workers that are ready to compute.", memory.ready_workers[0]
         )
-        yield CounterMetricFamily(
-            "serving_worker_restarts", "Inference workers that were replaced.", restarts
+        yield counter("serving_worker_restarts", "Workers that died and were replaced.", restarts)
+        yield gauge(
+            "serving_batch_cap", "Largest batch that every worker takes now.", memory.smallest_cap
         )
-        yield GaugeMetricFamily(
-            "serving_batch_cap",
-            "Most pictures computed together now.",
-            memory.smallest_cap,
-        )
-        yield CounterMetricFamily(
+        yield counter(
             "serving_out_of_memory",
             "Batches that did not fit into a device's memory; each halved a worker's batch cap.",
-            self._out_of_memory_before + sum(memory.out_of_memory),
+            full,
         )
-        yield GaugeMetricFamily(
-            "serving_web_processes", "Processes that speak HTTP and decode.", memory.geometry.webs
-        )
-        yield CounterMetricFamily(
-            "serving_web_cpu_seconds", "CPU time of the web processes.", web_cpu_seconds(self._shared)
-        )
-        yield GaugeMetricFamily("serving_cores", "Cores this service may use.", cpus.usable())
+        webs = memory.geometry.webs
+        yield gauge("serving_web_processes", "Processes that speak HTTP and decode.", webs)
+        yield counter("serving_web_cpu_seconds", "CPU time of the web processes.", cpu_s)
+        yield gauge("serving_cores", "Cores this service may use.", cpus.usable())
         yield from gpu_metrics(memory)
 
 
 def gpu_metrics(memory: Memory) -> Iterator[Metric]:
-    """None on a CPU."""
+    """Yields the GPUs' metrics; none on a CPU."""
     seen = gpu_monitor.figures(memory)
     if not seen:
         return
@@ -148,9 +143,11 @@ def gpu_metrics(memory: Memory) -> Iterator[Metric]:
         "serving_gpu_busy_ratio", "Share of the time in which any kernel ran.", labels=["gpu"]
     )
     used = GaugeMetricFamily(
-        "serving_gpu_memory_used_bytes", "Of the whole GPU, whoever uses it.", labels=["gpu"]
+        "serving_gpu_memory_used_bytes", "Memory of the GPU that any program uses.", labels=["gpu"]
     )
-    total = GaugeMetricFamily("serving_gpu_memory_bytes", "Of the whole GPU.", labels=["gpu"])
+    total = GaugeMetricFamily(
+        "serving_gpu_memory_bytes", "Memory of the GPU, used or not.", labels=["gpu"]
+    )
     for one in seen:
         label = [str(one.index)]
         busy.add_metric(label, one.busy_percent / 100)
@@ -160,10 +157,9 @@ def gpu_metrics(memory: Memory) -> Iterator[Metric]:
 
 
 def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:
-    """CPU time of this web process, or with `shared` of all that its parent has started now.
+    """Returns the CPU time of this process, or with `shared` of all frontends that run now.
 
-    A counter that begins anew, lower, when a web process is replaced. Where there is no `/proc`, this
-    process counts alone.
+    The counter falls when a frontend is replaced. Without `/proc` it counts this process alone.
     """
     if not shared:
         return time.process_time()
@@ -176,7 +172,7 @@ def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:
 
 
 def _cpu_seconds(process: Path) -> float:
-    """User and system time of one process; 0 unless it is a web process that still runs."""
+    """Returns a process's user and system time; 0 unless it is a frontend that still runs."""
     try:
         if WEB not in (process / "cmdline").read_bytes().split(b"\0"):
             return 0.0

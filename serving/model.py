@@ -1,8 +1,10 @@
-"""Reads a model's folder: `model.json` with labels and image pipeline, and weights per version.
+"""Model folder: reads `model.json`, with labels and image pipeline, and finds each version's weights.
 
 models/NAME/model.json
 models/NAME/VERSION/model.onnx, model.safetensors
-models/NAME/VERSION/model.json    where a version differs from the others; its `files` too
+models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
+
+Called at start by the service, the supervisor and the workers.
 """
 
 import hashlib
@@ -22,14 +24,14 @@ from pydantic import (
 from serving.errors import ConfigurationError, in_words
 
 Side = Annotated[int, Field(gt=0, le=4096)]
-"""In pixels; a batch of larger pictures would not fit into memory."""
+"""Length in pixels; a batch of larger images would not fit into memory."""
 
 Size = tuple[Side, Side]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class ImagePipeline(BaseModel):
-    """What happens to a picture before the model sees it, in this order."""
+    """Preprocessing of an image: the steps in their order."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -37,27 +39,27 @@ class ImagePipeline(BaseModel):
     """Length of the short side, or [height, width]; bilinear, antialiased."""
 
     center_crop: Side | None = None
-    """Side of the square that is cut out of the centre."""
+    """Side of the square that is cropped from the centre."""
 
     enlarge: Size | None = None
-    """[height, width] to which the crop is then resized, bilinear."""
+    """Size to which the crop is resized, [height, width]; bilinear."""
 
     mean: tuple[float, float, float]
     """Subtracted from pixels in [0, 1], per channel."""
 
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
-    """By which the difference is divided, per channel."""
+    """Divisor after the subtraction, per channel."""
 
     @model_validator(mode="after")
     def check_output_is_fixed(self) -> "ImagePipeline":
-        """A batch needs pictures of one size."""
+        """Checks that every image comes out in the same size, as a batch needs."""
         if isinstance(self.resize, int) and self.center_crop is None and self.enlarge is None:
             raise ValueError("resize by the short side needs center_crop or enlarge after it")
         return self
 
     @property
     def output_size(self) -> tuple[int, int]:
-        """(height, width) of every picture that comes out."""
+        """Size of every preprocessed image, (height, width)."""
         if self.enlarge:
             return self.enlarge
         if self.center_crop:
@@ -67,46 +69,46 @@ class ImagePipeline(BaseModel):
 
 
 class Thresholds(BaseModel):
-    """Below either of them, a client should call the answer uncertain."""
+    """Limits of certainty: an answer below either of them is uncertain."""
 
     probability: float = Field(ge=0, le=1)
     margin: float = Field(ge=0, le=1)
 
 
 class ModelDescription(BaseModel):
-    """The content of `model.json`."""
+    """Content of `model.json`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     version: Annotated[str, Field(pattern="^[1-9][0-9]*$")]
-    """The subfolder that holds the weights."""
+    """Subfolder that holds the weights."""
 
     description: str = ""
     labels: Annotated[list[str], Field(min_length=1)]
-    """In the order of the outputs."""
+    """Class names in the order of the outputs."""
 
     image: ImagePipeline
     architecture: str | None = None
-    """A name in torchvision.models; needed by the PyTorch backend."""
+    """Name in torchvision.models; the PyTorch backend needs it."""
 
     body_size: Side | None = None
-    """Side in pixels to which the network itself reduces its input; absent: no reduction."""
+    """Side in pixels to which the network reduces its input; None: no reduction."""
 
     files: dict[str, Sha256]
-    """Digest of each file, by its path in the folder."""
+    """SHA-256 of each file, by its path in the folder."""
 
     thresholds: Thresholds | None = None
     accuracy: dict[str, float | int | dict[str, float | int]] = {}
-    """As measured through the served pipeline."""
+    """Accuracy, measured through the served pipeline."""
 
     def json_text(self) -> str:
-        """On one line, for a parameter of a `ModelConfig`: what is served, not from which files."""
+        """Returns one line of JSON without `files`, a parameter of Triton's `ModelConfig`."""
         return self.model_copy(update={"files": {}}).model_dump_json(exclude_none=True)
 
 
 class Model:
-    """A model's description and where its files are."""
+    """One version of a model: its description and its folder."""
 
     def __init__(self, folder: Path, description: ModelDescription) -> None:
         self.folder = folder
@@ -114,7 +116,10 @@ class Model:
 
     @classmethod
     def read(cls, folder: Path, version: str | None = None) -> "Model":
-        """Reads `model.json`, or that of a version. Raises ConfigurationError with the reason."""
+        """Reads the description of a version, by default of the one in `model.json`.
+
+        Raises ConfigurationError.
+        """
         path = folder / "model.json"
         if version is not None and (folder / version / "model.json").exists():
             path = folder / version / "model.json"
@@ -132,7 +137,10 @@ class Model:
         return self.description.labels
 
     def file(self, kind: Literal["model.onnx", "model.safetensors"]) -> Path:
-        """The weights of the served version, after comparing their digest with `model.json`."""
+        """Returns the path of the version's weights, after a check of their digest.
+
+        Raises ConfigurationError.
+        """
         relative = f"{self.description.version}/{kind}"
         path = self.folder / relative
         expected = self.description.files.get(relative)

@@ -1,4 +1,7 @@
-"""All settings of the service, read from the environment (prefix `SERVING_`) and checked at start."""
+"""Settings of the service: read from the environment, prefix `SERVING_`, and checked at start.
+
+Composition roots make them and pass them on; a worker makes its own from the same environment.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -25,7 +28,7 @@ from serving.errors import ConfigurationError, in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 Protocol = Literal["v2", "tfserving", "torchserve"]
-DAY_S = 24 * 3600  # no wait is longer: timers do not take every number
+DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 AtMost1024 = Annotated[int, Field(ge=1, le=1024)]
@@ -33,7 +36,7 @@ AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Settings(BaseSettings):
-    """One field, one environment variable: `queue_size` is `SERVING_QUEUE_SIZE`."""
+    """Settings, one environment variable each: `queue_size` is `SERVING_QUEUE_SIZE`."""
 
     model_config = SettingsConfigDict(
         env_prefix="SERVING_", use_attribute_docstrings=True, protected_namespaces=()
@@ -55,10 +58,10 @@ class Settings(BaseSettings):
     """`auto`: fp16 on a GPU where its answers agree with those of fp32, else fp32."""
 
     cuda_graphs: bool = True
-    """Each batch size is recorded at start and then launched as a whole; without, kernel by kernel."""
+    """Records each batch size as a CUDA graph and launches it whole; `false`: kernel by kernel."""
 
     tensorrt_cache: Path | None = None
-    """Folder for TensorRT's engines: where set, fastapi_onnx computes with TensorRT on a GPU."""
+    """Folder for TensorRT's engines; if set, fastapi_onnx computes with TensorRT on a GPU."""
 
     instances: AtMost1024 | Literal["auto"] = "auto"
     """Workers per device; `auto`: one per usable core on a CPU, 1 on a GPU."""
@@ -67,31 +70,31 @@ class Settings(BaseSettings):
     """Threads that one instance uses for one batch on a CPU."""
 
     idle_threads: AtMost1024 | Literal["auto"] = "auto"
-    """Threads for a picture that is alone, where they pay; `auto`: all usable cores, up to 16."""
+    """Threads for an image that is alone, if they are faster; `auto`: all usable cores, up to 16."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
-    """Most pictures computed together; `auto`: measured at start, see `/model`."""
+    """Largest batch, in images; `auto`: measured at start, see `/model`."""
 
     max_queue_delay_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """How long a picture may wait for others to share its batch; 0: take what waits."""
+    """Longest wait of an image for a fuller batch; 0: a free worker takes it at once."""
 
     preferred_batch_sizes: Annotated[list[AtMost1024], NoDecode] = []
-    """Batch sizes, separated by commas, that need no further waiting."""
+    """Batch sizes, separated by commas, that are computed without a longer wait."""
 
     queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
     """Requests admitted at the same time; one more is answered 503 `overloaded`."""
 
     web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    """Processes that speak HTTP; `auto`: 1, with `device=cuda` one per usable core less the workers."""
+    """Processes that speak HTTP; `auto`: 1, with `device=cuda` one per core that no worker needs."""
 
     worker_timeout_ms: Milliseconds | Literal["auto"] = "auto"
-    """A worker that computes one batch longer is replaced; `auto`: 20 times the slowest measured one."""
+    """Time on one batch after which a worker is replaced; `auto`: 20 slowest batches, at least 3 s."""
 
     shutdown_timeout_s: Seconds = 25
-    """Time to answer what was accepted, after SIGTERM."""
+    """Time after SIGTERM in which accepted requests are still answered."""
 
     shutdown_delay_s: Annotated[float, Field(ge=0, le=DAY_S)] = 0
-    """Time after SIGTERM in which only readiness is refused: for a load balancer to look away."""
+    """Time after SIGTERM in which only readiness fails, so that load balancers turn away."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
@@ -100,10 +103,10 @@ class Settings(BaseSettings):
     """Port to listen on; 0 takes a free one."""
 
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port for photos over plain TCP, see `frontends/tcp.py`; unset: none, 0 takes a free one."""
+    """Port for photos over plain TCP, see `serving/protocols/tcp.py`; unset: none, 0: a free one."""
 
     tcp_max_connections: AtMostAMillion = 256
-    """TCP connections of one web process; one more is told `overloaded` and closed."""
+    """TCP connections of one web process; one more is answered `overloaded` and closed."""
 
     tcp_idle_timeout_s: Seconds = 60
     """A TCP connection on which nothing happens is closed after this time."""
@@ -112,38 +115,38 @@ class Settings(BaseSettings):
     """Time from a request's last byte to its answer; a client may ask for less, not for more."""
 
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
-    """HTTP connections of one web process; for one more, the one that waits longest for its client is
-    closed. Fewer where the system's limit on open files asks for it."""
+    """HTTP connections of one web process; one more closes the one that waits longest for its client.
+    The system's limit on open files may lower the number."""
 
     head_timeout_ms: Milliseconds = 20_000
     """Time a client has to send a request's line and headers."""
 
     body_timeout_ms: Milliseconds = 30_000
-    """Time a client has to send its body, and to read part of an answer that is larger than buffers."""
+    """Time a client has to send its body, and to read each buffer of a large answer."""
 
     max_body_bytes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20 * 1024 * 1024
     """Largest body that is accepted, in bytes."""
 
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
-    """Bodies held at the same time, all requests together; more is answered 503 `overloaded`."""
+    """Most bytes of all request bodies at a time; more is answered 503 `overloaded`."""
 
     max_image_pixels: PositiveInt = 50_000_000
-    """Largest picture that is decoded, width times height; checked before decoding."""
+    """Largest image that is decoded, width times height; checked before decoding."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
-    """When set, `/predict` and its siblings ask for `Authorization: Bearer KEY`."""
+    """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
 
     admin_key: SecretStr | None = Field(default=None, min_length=1)
-    """When set, `/admin` exists, and versions are loaded, for this key as a bearer token."""
+    """If set, `/admin` exists, and this key as a bearer token loads versions."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder with files named like these variables, in small letters, for what is not set otherwise."""
+    """Folder of files named like these variables, in lower case, with values for unset ones."""
 
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
-    """Served beside the native API, separated by commas; empty: none."""
+    """Protocols served beside the native API, separated by commas; empty: none."""
 
     grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of the Open Inference Protocol in gRPC, 8001 as a rule; unset: no gRPC."""
+    """Port of the Open Inference Protocol in gRPC, usually 8001; unset: no gRPC."""
 
     grpc_max_connections: AtMostAMillion = 256
     """gRPC connections of one web process; one more is closed at once."""
@@ -152,15 +155,15 @@ class Settings(BaseSettings):
     """Origins, separated by commas, whose pages may call the API from a browser; empty: none."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`info` logs one line a request, `warning` only what went wrong. Of refusals (503), the first 20 of
-    a second have lines, and one says how many more there were; `debug` has all."""
+    """`info` logs one line a request, `warning` only failures. Of the refusals (503) in a second,
+    the first 20 are logged and the others are counted in one line; `debug` logs all."""
 
     log_format: Literal["json", "console"] = "json"
     """`json`: one object a line, for machines; `console`: for people."""
 
     @classmethod
     def read(cls, **given: str | int) -> "Settings":
-        """`given` first, then the environment. Raises ConfigurationError, which names the variables."""
+        """Reads the environment, which `given` overrides. Raises ConfigurationError with the names."""
         try:
             return cls(**given)  # type: ignore[arg-type]  # checked there
         except ValidationError as error:
@@ -174,10 +177,10 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 no such file is read
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 reads a fixed folder
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 no .env file is read
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 its folder is fixed
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments first, then the environment, then the files of `secrets_dir`."""
+        """Returns the sources by priority: arguments, environment, files of `secrets_dir`."""
         folder = env_settings().get("secrets_dir")
         if folder is None or not Path(folder).is_dir():
             return init_settings, env_settings
@@ -186,7 +189,7 @@ class Settings(BaseSettings):
     @field_validator("cors_origins", "devices", "protocols", "preferred_batch_sizes", mode="before")
     @classmethod
     def split_list(cls, value: object) -> object:
-        """`a, b` -> two values."""
+        """Splits text at its commas: `a, b` has two values."""
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
@@ -194,7 +197,7 @@ class Settings(BaseSettings):
     @field_validator("api_key", "admin_key")
     @classmethod
     def check_key(cls, value: SecretStr | None) -> SecretStr | None:
-        """A line's end that came along from a file, for one, would keep everybody out."""
+        """Checks that a key has no spaces around it: a file's line end would lock everybody out."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
             raise ValueError("a key has no space at its ends and no control characters")
@@ -202,5 +205,5 @@ class Settings(BaseSettings):
 
     @property
     def shares_ports(self) -> bool:
-        """Whether several web processes listen; `auto` is a number when they are started."""
+        """True if several web processes share the ports; `auto` is a number by the time they start."""
         return self.web_processes not in ("auto", 1)

@@ -1,1 +1,1 @@
-"""How a model directory is made: from zipped photos, or from weights of one's own."""
+"""Making of model folders: from zipped photos, or from a user's own weights."""

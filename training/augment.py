@@ -1,4 +1,7 @@
-"""Random changes of whole batches on tensors; cheap enough to run between two training steps."""
+"""Augmentation: random changes of whole batches, cheap enough to run between two training steps.
+
+Called by `train.py`. Photos are float [N, 3, H, W].
+"""
 
 import math
 
@@ -35,7 +38,7 @@ def random_resized_crop(
 
 
 def colour_jitter(photos: Tensor, strength: float) -> Tensor:
-    """Brightness, contrast and saturation, each by a factor of 1 ± `strength`; photos are in [0, 1]."""
+    """Scales brightness, contrast and saturation, each by 1 ± `strength`; photos are in [0, 1]."""
     n = len(photos)
     brightness, contrast, saturation = (
         torch.empty(3, n, 1, 1, 1).uniform_(1 - strength, 1 + strength).unbind()
@@ -48,7 +51,7 @@ def colour_jitter(photos: Tensor, strength: float) -> Tensor:
 
 
 def camera(photos: Tensor, strength: float) -> Tensor:
-    """What another camera would have done: white balance, grey, sharpness, noise; photos in [0, 1]."""
+    """Changes white balance, colour, sharpness and noise as other cameras would; photos in [0, 1]."""
     n = len(photos)
     photos = photos * torch.empty(n, 3, 1, 1).uniform_(1 - 0.15 * strength, 1 + 0.15 * strength)
     grey = (torch.rand(n, 1, 1, 1) < 0.08 * strength).float()

@@ -1,4 +1,4 @@
-"""Reads the zipped training photos into memory; first step of `training.train` and `training.evaluate`.
+"""Training photos: reads a zip into memory; first step of `training.train` and `training.evaluate`.
 
 A zip holds JPEG files named `CC/NAME.jpg`, where CC is the two-digit class index.
 """

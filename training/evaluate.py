@@ -1,8 +1,8 @@
-"""Measures a model folder through the served pipeline: `images.ImageDecoder`, then each backend.
+"""Evaluation of a model folder through the served pipeline: `ImageDecoder`, then each backend.
 
 `python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv and
 prints accuracy, calibration and confusion for both backends, and how often they agree. With `--write`
-the figures go into model.json, and the confusion picture beside it.
+the figures go into model.json, and a chart of the confusion beside it.
 """
 
 import csv
@@ -34,7 +34,7 @@ BACKENDS: dict[str, tuple[str, Callable[[], Backend]]] = {
 
 
 def sharp_photos(folder: Path) -> Iterator[tuple[bytes, int]]:
-    """(file, class index) of every row of labels.csv."""
+    """Yields (file, class index) of every row of labels.csv."""
     with (folder / "labels.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             yield (folder / row["file"]).read_bytes(), int(row["class_index"])
@@ -43,7 +43,7 @@ def sharp_photos(folder: Path) -> Iterator[tuple[bytes, int]]:
 def predict(
     backend: Backend, decoder: ImageDecoder, photos: Iterator[tuple[bytes, int]], name: str
 ) -> tuple[Probabilities, Labels]:
-    """Probabilities [N, classes] and true classes [N], one photo at a time as the service does."""
+    """Returns probabilities [N, classes] and true classes [N], computed one photo at a time."""
     rows, labels = [], []
     for photo, label in tqdm(photos, desc=name, unit=" photos", mininterval=2):
         rows.append(softmax(backend.infer(decoder.decode(photo)[np.newaxis])[0].tolist()))
@@ -52,13 +52,13 @@ def predict(
 
 
 def top_k_accuracy(probabilities: Probabilities, labels: Labels, k: int) -> float:
-    """Share of photos whose class is among the `k` most probable."""
+    """Computes the share of photos whose class is among the `k` most probable."""
     best = np.argsort(-probabilities, axis=1)[:, :k]
     return float((best == labels[:, None]).any(axis=1).mean())
 
 
 def calibration_error(probabilities: Probabilities, labels: Labels, bins: int = 15) -> float:
-    """Expected calibration error of the top class, equal-width bins (Guo et al., 2017)."""
+    """Computes the top class's expected calibration error, equal-width bins (Guo et al., 2017)."""
     confidence = probabilities.max(axis=1)
     correct = probabilities.argmax(axis=1) == labels
     index = np.minimum((confidence * bins).astype(int), bins - 1)
@@ -70,7 +70,7 @@ def calibration_error(probabilities: Probabilities, labels: Labels, bins: int = 
 
 
 def confusion(probabilities: Probabilities, labels: Labels) -> NDArray[np.int64]:
-    """Counts [true class, predicted class]."""
+    """Counts photos, [true class, predicted class]."""
     n = probabilities.shape[1]
     matrix = np.zeros((n, n), np.int64)
     np.add.at(matrix, (labels, probabilities.argmax(axis=1)), 1)
@@ -78,10 +78,10 @@ def confusion(probabilities: Probabilities, labels: Labels) -> NDArray[np.int64]
 
 
 def uncertain_below(probabilities: Probabilities, labels: Labels) -> Thresholds:
-    """Thresholds under which an answer is right less often than not, on validation data.
+    """Computes thresholds below which an answer is more often wrong than right, on validation data.
 
-    The least confidence and the least margin to the second class at which the answers just above
-    (a tenth of the data) are right in at least half of the cases.
+    The thresholds are the least confidence, and the least margin to the second class, at which the
+    answers just above (a tenth of the data) are right in at least half of the cases.
     """
     correct = probabilities.argmax(axis=1) == labels
     ordered = np.sort(probabilities, axis=1)
@@ -98,7 +98,7 @@ def uncertain_below(probabilities: Probabilities, labels: Labels) -> Thresholds:
 
 
 def draw_confusion(matrix: NDArray[np.int64], labels: list[str], path: Path) -> None:
-    """Shares of each true class, as a picture."""
+    """Draws the shares of the predicted classes, for each true class, as a chart."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -119,7 +119,7 @@ def draw_confusion(matrix: NDArray[np.int64], labels: list[str], path: Path) -> 
 
 
 def summary(probabilities: Probabilities, labels: Labels) -> dict[str, float | int]:
-    """The figures that model.json keeps."""
+    """Returns the figures for model.json."""
     return {
         "photos": len(labels),
         "top1": round(top_k_accuracy(probabilities, labels, 1), 4),
@@ -129,7 +129,7 @@ def summary(probabilities: Probabilities, labels: Labels) -> dict[str, float | i
 
 
 def print_confusion(matrix: NDArray[np.int64], labels: list[str]) -> None:
-    """Rows are true classes, columns predicted ones."""
+    """Prints the counts; rows are true classes, columns predicted ones."""
     typer.echo("confusion on val, true class by row:")
     for label, row in zip(labels, matrix, strict=True):
         typer.echo(f"  {label:16}" + "".join(f"{count:5}" for count in row))

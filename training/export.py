@@ -1,4 +1,4 @@
-"""Turns weights into a model folder that the service can load.
+"""Export: turns weights into a model folder that the service can load.
 
 `python -m training.export torchvision --weights FILE ...` takes a state dict (safetensors, or a
 `.pt` file that holds only tensors), `python -m training.export onnx --file FILE ...` an ONNX file.
@@ -30,14 +30,14 @@ WEIGHTS = ("model.onnx", "model.safetensors")
 
 
 class OneSentence(TyperGroup):
-    """What the user can mend is told in words, with exit code 1."""
+    """Command group that reports errors that a user can mend in one sentence, with exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
         try:
             return super().invoke(ctx)
         except (ConfigurationError, OSError) as error:
-            reason = " ".join(str(error).split())  # the libraries' own go over many lines
+            reason = " ".join(str(error).split())  # the libraries' messages have many lines
             typer.echo(f"nothing was exported: {reason}", err=True)
             raise typer.Exit(1) from error
 
@@ -56,7 +56,7 @@ Triple = tuple[float, float, float]
 
 
 def size(text: str) -> tuple[int, int]:
-    """`224x224` -> (224, 224)."""
+    """Parses `224x224` to (224, 224)."""
     try:
         height, width = text.lower().split("x")
         return int(height), int(width)
@@ -67,7 +67,7 @@ def size(text: str) -> tuple[int, int]:
 def pipeline(
     resize: str, center_crop: int | None, enlarge: str | None, mean: Triple, std: Triple
 ) -> ImagePipeline:
-    """The image pipeline of the command line's options. Raises ConfigurationError."""
+    """Makes the image pipeline of the command line's options. Raises ConfigurationError."""
     try:
         return ImagePipeline(
             resize=int(resize) if resize.isdecimal() else size(resize),
@@ -81,7 +81,7 @@ def pipeline(
 
 
 def read_labels(path: Path) -> list[str]:
-    """One label a line, empty lines do not count; or JSON, as TorchServe's index_to_name.json.
+    """Reads one label a line, without empty lines; or JSON like TorchServe's index_to_name.json.
 
     Raises ConfigurationError and OSError.
     """
@@ -95,26 +95,26 @@ def read_labels(path: Path) -> list[str]:
 
 
 def labels_by_index(names: dict[str, str | list[str]]) -> list[str]:
-    """`{"0": "cat", "1": ["n02084071", "dog"]}` -> the names alone, by their numbers.
+    """Lists the names in `{"0": "cat", "1": ["n02084071", "dog"]}` by their numbers.
 
-    Raises KeyError where a number is missing.
+    Raises KeyError if a number is missing.
     """
     listed = [names[str(index)] for index in range(len(names))]
     return [name if isinstance(name, str) else name[-1] for name in listed]
 
 
 def read_weights(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
-    """A state dict. Without `trust_pickle` nothing is unpickled but tensors.
+    """Reads a state dict; unpickles nothing but tensors unless `trust_pickle` is set.
 
     Raises ConfigurationError and OSError.
     """
     with path.open("rb"):
-        pass  # a missing file, a folder: OSError says it better than the libraries
+        pass  # for a missing file or a folder OSError is clearer than the libraries
     try:
         if path.suffix == ".safetensors":
             return without_prefix(load_file(path))
         loaded = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
-    except Exception as error:  # each library has types of its own, one per cause
+    except Exception as error:  # every library has exception types of its own
         reason = str(error).partition("\n")[0].partition(". ")[0]
         if "GLOBAL" in str(error) or "TorchScript" in str(error):
             reason = (
@@ -136,7 +136,7 @@ def read_weights(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
 
 
 def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without what all names begin with: `module.` of DataParallel, `_orig_mod.` of torch.compile ..."""
+    """Removes the prefix that all names share: DataParallel's `module.`, torch.compile's `_orig_mod.`"""
     while len(first := {name.partition(".")[0] for name in tensors}) == 1:
         prefix = first.pop() + "."
         if not all(name.startswith(prefix) for name in tensors):
@@ -146,9 +146,9 @@ def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
-    """float `input` [N, 3, H, W] -> `output` [N, classes], N dynamic, weights stored as float16.
+    """Writes an ONNX file, float `input` [N, 3, H, W], `output` [N, classes], weights in float16.
 
-    Raises ConfigurationError where the network does not take pictures of that size.
+    N is dynamic. Raises ConfigurationError if the network does not take images of that size.
     """
     example = torch.zeros(2, 3, *image.output_size)
     try:
@@ -174,9 +174,10 @@ def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
 
 
 def write_description(out: Path, description: ModelDescription) -> None:
-    """`model.json`, with the digest of the version's weights.
+    """Writes `model.json`, with the digests of the version's weights.
 
-    Of one more version it lies beside its weights: the others, perhaps in service, stay as they are.
+    For an additional version writes it beside that version's weights, and leaves the other versions,
+    which may be in service, as they are.
     """
     folder = out / description.version
     description.files = {
@@ -192,7 +193,7 @@ def write_description(out: Path, description: ModelDescription) -> None:
 
 
 def described(image: ImagePipeline, **fields: Any) -> ModelDescription:
-    """Raises ConfigurationError where an option is not as `model.json` needs it."""
+    """Makes the description. Raises ConfigurationError for options that `model.json` cannot have."""
     try:
         return ModelDescription(image=image, files={}, **fields)
     except ValidationError as error:
@@ -224,7 +225,7 @@ def from_torchvision(
         ),
     ] = False,
 ) -> None:
-    """A state dict of a torchvision architecture -> both backends' files."""
+    """Turns a torchvision architecture's state dict into both backends' files."""
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
     description = described(
@@ -245,7 +246,7 @@ def from_torchvision(
     body = network.body.state_dict().items()
     half = {k: v.half() if v.is_floating_point() and v.ndim > 1 else v for k, v in body}
     save_file(half, folder / "model.safetensors")
-    (folder / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable for its owner only
     # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
     fill(network, half)
     write_onnx(network, image, folder / "model.onnx")
@@ -266,7 +267,7 @@ def from_onnx(
     std: Triple = IMAGENET_STD,
     output: Annotated[str | None, typer.Option(help="The logits, where it is not the first.")] = None,
 ) -> None:
-    """An ONNX file and its labels -> a folder for the ONNX backend."""
+    """Turns an ONNX file and its labels into a folder for the ONNX backend."""
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
     description = described(image, name=name, version=version, labels=names)
@@ -274,7 +275,7 @@ def from_onnx(
     notes += given_graph.tried(graph, image, len(names))
     folder = out / version
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(graph, folder / "model.onnx")  # one file, also where weights lay beside it
+    onnx.save(graph, folder / "model.onnx")  # one file, even if the weights were beside it
     (folder / "model.safetensors").unlink(missing_ok=True)  # of another network
     for note in notes:
         typer.echo(f"{file}: {note}")

@@ -1,4 +1,4 @@
-"""Halves an ONNX file: large weights are stored as float16 and cast back by the graph.
+"""Float16 storage of an ONNX file's large weights, which halves the file; the graph casts them back.
 
 ONNX Runtime folds the casts when it loads the file, so that it computes in float32 as before.
 """
@@ -11,7 +11,7 @@ SMALL = 256  # numbers; below it a cast node costs as much as it saves
 
 
 def store_weights_as_float16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Exact where the weights are float16 numbers already; otherwise rounds them."""
+    """Stores large weights as float16; rounds those that are no float16 numbers."""
     casts = []
     for tensor in model.graph.initializer:
         if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < SMALL:

@@ -1,8 +1,8 @@
-"""Makes models/food11 from the zips: train three times, calibrate, export, measure, describe.
+"""Default model: makes models/food11 from the zips in three trainings, calibrates, exports, measures it.
 
-The first training sees gentle changes of the photos and learns fast; the second starts from its weights,
-sees everything that cameras and cooks may do to a photo, and ends at a higher resolution; the third goes
-on from there.
+The first training sees gentle changes of the photos and learns fast. The second starts from the first's
+weights, sees strong changes, and ends at a higher resolution. The third goes on from there.
+
 `python -m training.food11 --data DIR --run RUN`; DIR holds data/food11-64/train.zip and val.zip, and
 photos/. An interrupted training goes on from RUN; a finished one is not repeated.
 """
@@ -38,7 +38,7 @@ IMAGE = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), mean=train.
 def validation_logits(
     weights: Path, architecture: str, body_size: int, zipped: Path
 ) -> tuple[Tensor, Tensor]:
-    """Logits [N, classes] and classes [N] of the validation photos, through the served pipeline."""
+    """Computes logits [N, classes] and classes [N] of the validation photos, as they are served."""
     network = build(architecture, len(export.read_labels(LABELS)), body_size)
     network.body.load_state_dict(load_file(weights))
     network.eval()
@@ -53,7 +53,7 @@ def validation_logits(
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The divisor of the logits that gives the validation classes the highest likelihood."""
+    """Returns the divisor of the logits that gives the validation classes the highest likelihood."""
     log_temperature = torch.zeros((), requires_grad=True)
     optimizer = torch.optim.LBFGS([log_temperature], lr=0.1, max_iter=100)
 
@@ -68,13 +68,13 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The epochs of a training, as it wrote them; an epoch that was run again counts once."""
+    """Reads the epochs of a training's log; an epoch that was run twice counts once."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return list({line["epoch"]: line for line in lines}.values())
 
 
 def write_card(out: Path, run: Path, temperature: float) -> None:
-    """MODEL_CARD.md from its template and the figures in model.json and the training log."""
+    """Writes MODEL_CARD.md from its template, model.json and the training logs."""
     model = Model.read(out).description
     epochs = {name: read_log(run / name / "log.jsonl") for name in STAGES}
     seconds = sum(epoch["seconds"] for log in epochs.values() for epoch in log)
@@ -103,7 +103,7 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
 
 
 def renewed(weights: Path, architecture: str, zipped: Path, body_size: int) -> Path:
-    """Weights whose batch norm has seen unchanged photos; the path beside the others where they are."""
+    """Writes weights with batch norm statistics of unchanged photos; returns their path."""
     network = build(architecture, len(export.read_labels(LABELS)), None).body
     network.load_state_dict(load_file(weights))
     photos, labels = data.load(zipped)
@@ -116,7 +116,7 @@ def renewed(weights: Path, architecture: str, zipped: Path, body_size: int) -> P
 
 
 def weights_of(run: Path) -> Path:
-    """Where a training leaves what is to be exported, or gone on from."""
+    """Returns the path of a training's weights, for the export or the next training."""
     return run / "ema.safetensors"
 
 

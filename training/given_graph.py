@@ -1,8 +1,8 @@
-"""Brings an ONNX file from elsewhere to the form that is served, and tries it; called by `export.py`.
+"""ONNX files from users: changes a graph to the form that is served, and tries it; for `export.py`.
 
-That form is one input, float [N, 3, H, W], one output, float logits [N, classes], N open. Files in the
-wild are of one batch size, half precision or channels last, end in a softmax or have more outputs; what
-a few nodes at the graph's borders mend is mended, of the rest the user is told what to change.
+The served form has one input, float [N, 3, H, W], one output, float logits [N, classes], and an open N.
+Users' files have fixed batch sizes, half precision, channels last, a softmax at the end, more outputs.
+A few nodes at the graph's borders mend most of that; for the rest, errors say what to change.
 """
 
 from pathlib import Path
@@ -30,34 +30,37 @@ ONE_AT_A_TIME = (
 
 
 def read(path: Path) -> ModelProto:
-    """A whole file, weights that lie beside it included. Raises ConfigurationError and OSError."""
+    """Reads a file, with the weights beside it. Raises ConfigurationError and OSError."""
     with path.open("rb"):
-        pass  # a missing file, a folder: OSError says it better than onnx
+        pass  # for a missing file or a folder OSError is clearer than onnx
     try:
         onnx.checker.check_model(str(path), full_check=True)
         return onnx.load(path)
-    except Exception as error:  # onnx raises types of its own, one per cause
+    except Exception as error:  # onnx has exception types of its own
         raise ConfigurationError(f"{path} is not an ONNX file that can be used: {error}") from error
 
 
 def as_served(model: ModelProto, size: Size, output: str | None) -> tuple[ModelProto, list[str]]:
-    """The model in the form of the module, and what was changed, in words.
+    """Returns the model in the served form, and notes on what was changed.
 
-    `size` is the pictures' (height, width), `output` the name of the logits, the first output where
-    there is none. Raises ConfigurationError for what cannot be changed.
+    `size` is the images' (height, width), `output` the name of the logits, by default the first output.
+    Raises ConfigurationError for what cannot be changed.
     """
     result = ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    del graph.value_info[:]  # they speak of the old batch size
-    result.ir_version = max(4, result.ir_version)  # before, weights had to be inputs, too
+    del graph.value_info[:]  # inferred for the old batch size
+    result.ir_version = max(4, result.ir_version)  # older versions want weights among the inputs
     notes = [*open_input(graph, size), *open_output(graph, output)]
     onnx.checker.check_model(result)
     return result, notes
 
 
 def open_input(graph: GraphProto, size: Size) -> list[str]:
-    """Makes the graph's only input float [N, 3, height, width]; what was changed."""
+    """Makes the graph's only input float [N, 3, height, width]; returns notes on the changes.
+
+    Raises ConfigurationError.
+    """
     inputs = model_inputs(graph)
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs) or "none"
@@ -99,7 +102,10 @@ def open_input(graph: GraphProto, size: Size) -> list[str]:
 
 
 def open_output(graph: GraphProto, wanted: str | None) -> list[str]:
-    """Makes the graph's only output float, [N, ...], without a softmax; what was changed."""
+    """Makes the graph's only output float [N, classes] without a softmax; returns notes on the changes.
+
+    Raises ConfigurationError.
+    """
     outputs = {value.name: value for value in graph.output}
     if wanted is not None and wanted not in outputs:
         raise ConfigurationError(f"the graph has no output {wanted!r}, but: {', '.join(outputs)}")
@@ -132,21 +138,21 @@ def open_output(graph: GraphProto, wanted: str | None) -> list[str]:
 
 
 def dimensions(value: ValueInfoProto) -> list[int]:
-    """Its lengths; 0 stands for an open one."""
+    """Returns a tensor's lengths; 0 is an open one."""
     return [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
 
 
 def put_in_front(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    """A graph's nodes stand in the order in which they are computed."""
+    """Inserts nodes before all others: a graph's nodes are in the order of computation."""
     rest = list(graph.node)
     del graph.node[:]
     graph.node.extend([*nodes, *rest])
 
 
 def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
-    """Computes pictures as the service does; what the user has to know of it.
+    """Computes images as the service does; returns notes for the user.
 
-    Raises ConfigurationError where the answers are no logits of that many classes.
+    Raises ConfigurationError if the answers are not logits of this many classes.
     """
     try:
         session = cpu_session(
@@ -154,7 +160,7 @@ def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
         )
     except Exception as error:  # onnxruntime's types have no common base
         raise ConfigurationError(f"ONNX Runtime cannot load the graph: {error}") from error
-    pictures = precision_check.pictures(image.output_size)[:2]
+    images = precision_check.sample_images(image.output_size)[:2]
     no_tensor = np.empty((0, 3, *image.output_size), np.float32)
 
     def answers(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -162,14 +168,14 @@ def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
         return found
 
     try:
-        alone = [answers(picture[np.newaxis]) for picture in pictures]
+        alone = [answers(each[np.newaxis]) for each in images]
     except Exception as error:
         raise ConfigurationError(f"the graph cannot compute a picture: {error}") from error
     for logits in alone:
         check(logits, classes)
     try:
-        together = answers(pictures)
-    except Exception:  # whatever it is, one at a time it computes
+        together = answers(images)
+    except Exception:  # of any type; single images work
         return [ONE_AT_A_TIME]
     expected = np.concatenate(alone)
     same = together.shape == expected.shape and np.allclose(together, expected, rtol=1e-2, atol=1e-3)
@@ -177,7 +183,7 @@ def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
 
 
 def check(logits: NDArray[np.float32], classes: int) -> None:
-    """Raises ConfigurationError unless these are logits of one picture."""
+    """Raises ConfigurationError unless these are the logits [1, classes] of one image."""
     if logits.shape != (1, classes):
         raise ConfigurationError(
             f"the graph answers with shape {list(logits.shape)} to one picture; "

@@ -1,4 +1,4 @@
-"""Trains a torchvision classifier from scratch on small photos, on the CPU or a GPU.
+"""Training of a torchvision classifier on small photos, on the CPU or a GPU.
 
 `python -m training.train --data DIR --run RUN` reads DIR/train.zip and DIR/val.zip and leaves, under
 RUN, `log.jsonl` (one line an epoch), `checkpoint.safetensors` (all that is needed to go on after an
@@ -34,19 +34,19 @@ SERVED_SIZE = 224
 
 
 def normalise(photos: Tensor) -> Tensor:
-    """[N, 3, H, W] in [0, 1] -> zero mean and unit variance, channels last in memory."""
+    """Normalises [N, 3, H, W] in [0, 1] to zero mean and unit variance, channels last in memory."""
     mean = torch.tensor(MEAN, device=photos.device).view(1, 3, 1, 1)
     std = torch.tensor(STD, device=photos.device).view(1, 3, 1, 1)
     return ((photos - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
 def learning_rate(epoch: float, peak: float, warmup: float, decay: float, epochs: float) -> float:
-    """Linear warm-up, constant, linear to zero; all in epochs, `epoch` with its fraction."""
+    """Computes the learning rate: linear warm-up, constant, linear to zero; all times in epochs."""
     return peak * min((epoch + 0.01) / warmup, 1.0, (epochs - epoch) / decay)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """No weight decay on biases and batch norm, as is usual."""
+    """Groups the parameters: no weight decay on biases and batch norm, as is usual."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return [
@@ -57,7 +57,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, photos: Tensor, labels: Tensor, size: int) -> float:
-    """Top-1 share of uint8 photos [N, 3, H, W], enlarged to `size`."""
+    """Computes the top-1 accuracy on uint8 photos [N, 3, H, W], enlarged to `size`."""
     device = next(model.parameters()).device
     model.eval()
     hits = 0
@@ -70,10 +70,10 @@ def evaluate(model: nn.Module, photos: Tensor, labels: Tensor, size: int) -> flo
 
 @torch.no_grad()
 def renew_statistics(model: nn.Module, photos: Tensor, size: int) -> None:
-    """Batch norm's means and variances, anew from uint8 photos [N, 3, H, W] as they are.
+    """Computes batch norm's means and variances anew, from unchanged uint8 photos [N, 3, H, W].
 
-    While a network learns it sees photos that are cut, turned and mixed, and keeps the statistics of
-    those; in service it sees photos that are whole.
+    In training a network keeps the statistics of photos that are cropped, turned and mixed; in service
+    it sees whole photos.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
     for layer in layers:
@@ -86,7 +86,7 @@ def renew_statistics(model: nn.Module, photos: Tensor, size: int) -> None:
 
 
 def enlarged(photos: Tensor, size: int) -> Tensor:
-    """As the pipeline of the served model enlarges, and its network reduces: to 224, then to `size`."""
+    """Resizes to 224 as the served pipeline does, then to `size` as the served network does."""
     large = functional.interpolate(photos, size=SERVED_SIZE, mode="bilinear")
     return functional.interpolate(large, size=size, mode="bilinear")
 
@@ -94,9 +94,9 @@ def enlarged(photos: Tensor, size: int) -> Tensor:
 def distorted(
     photos: Tensor, targets: Tensor, side: int, growth: float, variety: float
 ) -> tuple[Tensor, Tensor]:
-    """uint8 photos [N, 3, H, W] -> augmented ones in [0, 1], [N, 3, side, side], and their targets.
+    """Augments uint8 photos [N, 3, H, W] to [N, 3, side, side] in [0, 1]; returns them with targets.
 
-    `targets` [N, classes] are mixed as the photos are; `growth` and `variety` as in the module.
+    `targets` [N, classes] are mixed like the photos; the module explains `growth` and `variety`.
     """
     batch = photos.float() / 255
     batch = augment.random_resized_crop(
@@ -117,7 +117,7 @@ def distorted(
 def learn(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, targets: Tensor, smoothing: float
 ) -> float:
-    """One step on photos in [0, 1]; returns the loss before it."""
+    """Takes one training step on photos in [0, 1]; returns the loss before the step."""
     with torch.autocast(batch.device.type, dtype=torch.bfloat16):
         loss = functional.cross_entropy(model(normalise(batch)), targets, label_smoothing=smoothing)
     optimizer.zero_grad()

@@ -1,5 +1,5 @@
-"""A model folder as NVIDIA Triton serves it: `python -m triton_repository` writes a model repository.
+"""Triton model repository of a model folder: `python -m triton_repository` writes it.
 
-`config.py` words the configurations, `graph.py` gives the ONNX file the names that clients know,
-`build.py` lays everything out, `photo_model.py` is what runs inside Triton.
+`build.py` lays out the folders, `config.py` writes the configurations, `graph.py` renames the input and
+output of the ONNX file, and `photo_model.py` runs inside Triton.
 """

@@ -1,7 +1,7 @@
 """`python -m triton_repository`: writes a Triton model repository from a model folder.
 
 Both models serve the same network: `food_classifier` takes photos, `food_classifier_onnx` normalised
-tensors. Instances, batches, queue, deadline and limits are those of the service's own settings.
+tensors. Instances, batches, queue, deadline and limits come from the service's own settings.
 """
 
 import argparse
@@ -16,7 +16,7 @@ OUT = ROOT / "runs" / "triton-repository"
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Writes the repository; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m triton_repository", description=__doc__)
     parser.add_argument("--model", type=Path, help="overrides SERVING_MODEL_DIR")
     parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT.relative_to(ROOT)}")

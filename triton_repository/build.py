@@ -1,13 +1,13 @@
-"""Writes the model repository, see `__main__.py`.
+"""Layout of the model repository; `__main__.py` calls `build`.
 
 OUT/food_classifier/config.pbtxt
 OUT/food_classifier/VERSION/model.py        photo_model.py
-OUT/food_classifier/VERSION/serving/        the modules that it imports, as they are
-OUT/food_classifier/VERSION/model.onnx      the normalisation inside, as this service runs it
+OUT/food_classifier/VERSION/serving/        copies of the modules that model.py imports
+OUT/food_classifier/VERSION/model.onnx      with the normalisation, as this service runs it
 OUT/food_classifier_onnx/config.pbtxt, labels.txt
 OUT/food_classifier_onnx/VERSION/model.onnx
 
-Nothing outside OUT is needed to serve it, but the packages in requirements.txt.
+Triton needs nothing else but the packages in requirements.txt.
 """
 
 import shutil
@@ -29,19 +29,18 @@ CARRIED = (
     "model",
     "tasks/__init__",
     "tasks/image/__init__",
-    "tasks/image/base64",
     "tasks/image/classification",
     "tasks/image/decode",
     "tasks/image/jpeg",
     "tasks/image/resize",
 )
-"""Modules of `serving` that `photo_model.py` imports, directly or not."""
+"""Modules of `serving` that `photo_model.py` imports, directly or indirectly."""
 
 
 def build(out: Path, settings: Settings) -> None:
-    """Replaces both models in `out`; other folders in it stay.
+    """Writes or replaces both models in `out`; other folders stay.
 
-    Raises ConfigurationError for a model folder that cannot be served like this, OSError.
+    Raises ConfigurationError for a model that Triton cannot serve, and OSError.
     """
     model = Model.read(settings.model_dir)
     description = model.description
@@ -69,7 +68,7 @@ def build(out: Path, settings: Settings) -> None:
 
 
 def emptied(folder: Path) -> Path:
-    """The folder, new, also where there was one."""
+    """Makes the folder, empty, and returns it."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

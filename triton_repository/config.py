@@ -1,6 +1,6 @@
-"""The two `config.pbtxt`: names, shapes and types are those that this service's own front-end has.
+"""Configurations of the two models, `config.pbtxt`: the text form of Triton's `ModelConfig`.
 
-Called by `build.py`. The format is the text form of Triton's `ModelConfig`.
+Names, shapes and types equal those of this service's own v2 protocol. Called by `build.py`.
 """
 
 import json
@@ -11,7 +11,7 @@ from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL
 from serving.settings import Settings
 from serving.system import cpus
 
-MAX_BATCH_SIZE = 16  # where the service would measure it
+MAX_BATCH_SIZE = 16  # for `auto`, which the service would measure
 LABELS_FILE = "labels.txt"
 KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}
 
@@ -50,24 +50,24 @@ dynamic_batching {{
   }}
 }}
 """
-"""A request that waits longer than its timeout, or finds the queue full, is answered 503."""
+"""Triton answers 503 if the queue is full or a request waits longer than its time-out."""
 
 
 @dataclass(frozen=True)
 class Configs:
-    """Words the configurations of one model folder under one group of settings."""
+    """Configurations of one model folder under one group of settings."""
 
     description: ModelDescription
     settings: Settings
 
     def photo(self) -> str:
-        """Of `food_classifier`: BYTES [N, 1] in, labels and probabilities [N, 1] out, on CPUs."""
+        """Returns `food_classifier`'s: BYTES [N, 1] to labels and probabilities [N, 1], on CPUs."""
         return PHOTO_CONFIG.format(
             name=IMAGE_MODEL, max_image_pixels=self.settings.max_image_pixels, **self._common()
         )
 
     def tensor(self) -> str:
-        """Of `food_classifier_onnx`: FP32 [N, 3, height, width] in, logits [N, classes] out."""
+        """Returns `food_classifier_onnx`'s: FP32 [N, 3, height, width] to logits [N, classes]."""
         height, width = self.description.image.output_size
         return TENSOR_CONFIG.format(
             name=TENSOR_MODEL,

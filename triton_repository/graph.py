@@ -1,6 +1,6 @@
-"""Gives an ONNX model the names `input` and `output`, which clients of `food_classifier_onnx` know.
+"""Renames an ONNX model's input and output to `input` and `output`, which clients know.
 
-Called by `build.py`. Triton's ONNX backend takes the names in a configuration for those in the graph.
+Triton's ONNX backend expects the configuration's names in the graph. Called by `build.py`.
 """
 
 import onnx
@@ -13,10 +13,9 @@ INPUT, OUTPUT = "input", "output"
 
 
 def with_known_names(model: onnx.ModelProto, size: tuple[int, int], classes: int) -> onnx.ModelProto:
-    """The same model, float `input` [N, 3, height, width] -> `output` [N, classes].
+    """Returns the same model with float `input` [N, 3, height, width] and `output` [N, classes].
 
-    Raises ConfigurationError where its first input and output are not of these types and shapes, or
-    where N is fixed.
+    Raises ConfigurationError if its input and first output have other types or shapes, or a fixed N.
     """
     given = model_input(model)
     if not model.graph.output:
@@ -35,7 +34,10 @@ def with_known_names(model: onnx.ModelProto, size: tuple[int, int], classes: int
 
 
 def check(value: ValueInfoProto, dims: tuple[int, ...]) -> None:
-    """Raises ConfigurationError unless it is float [N, *dims], N open; an open dimension fits any."""
+    """Raises ConfigurationError unless the value is float [N, *dims] with an open N.
+
+    Other open dimensions fit any length.
+    """
     tensor = value.type.tensor_type
     found = list(tensor.shape.dim)
     fits = len(found) == 1 + len(dims) and all(
@@ -49,7 +51,10 @@ def check(value: ValueInfoProto, dims: tuple[int, ...]) -> None:
 
 
 def rename(graph: onnx.GraphProto, value: ValueInfoProto, name: str, reading: bool) -> None:
-    """Puts an Identity node between a graph's border and the tensor inside, whose name stays."""
+    """Renames an input (`reading`) or output by an Identity node; the tensor inside keeps its name.
+
+    Raises ConfigurationError if the name is taken.
+    """
     inside = value.name
     if inside == name:
         return

@@ -1,8 +1,8 @@
-"""The model.py of Triton's Python backend: photos in, labels and probabilities out.
+"""Model of Triton's Python backend, `model.py`: photos in, labels and probabilities out.
 
-`build.py` copies it into `food_classifier/VERSION/`, beside the modules of `serving` that it imports:
-pictures are read, computed and scored as the service does it. The parameter `top_k` of a request
-asks for that many classes of each photo, best first, instead of one.
+`build.py` copies it into `food_classifier/VERSION/`, beside the modules of `serving` that it imports, so
+that it decodes and scores as the service does. A request's parameter `top_k` asks for that many classes
+of each photo, best first, instead of one.
 """
 
 import json
@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidRequestError, ServingError
 from serving.model import ModelDescription
-from serving.tasks.image.base64 import image_bytes
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image.decode import ImageDecoder, image_bytes
 
-Request = Any  # the backend's classes exist in Triton alone
+Request = Any  # Triton's classes exist only in Triton
 Response = Any
 
 
 @dataclass(frozen=True)
 class Photos:
-    """What one request asks."""
+    """Photos of one request."""
 
     pixels: NDArray[np.uint8]
     """[N, height, width, 3]."""
@@ -38,10 +37,10 @@ class Photos:
 
 
 class TritonPythonModel:
-    """One instance, in a process of its own; the name is the backend's."""
+    """Model instance, in a process of its own; Triton prescribes the class's name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the network; all it needs to know stands in the model's configuration."""
+        """Opens the network; the model's configuration has all that it needs."""
         parameters = json.loads(args["model_config"])["parameters"]
 
         def parameter(name: str) -> str:
@@ -61,7 +60,7 @@ class TritonPythonModel:
         self.no_tensor = np.empty((0, 3, *description.image.output_size), np.float32)
 
     def execute(self, requests: list[Request]) -> list[Response]:
-        """One response for each, in order; all photos that can be read are one batch."""
+        """Returns one response for each request, in order; computes all readable photos as one batch."""
         try:
             read = [self.read(request) for request in requests]
             asked = [photos for photos in read if isinstance(photos, Photos)]
@@ -72,7 +71,7 @@ class TritonPythonModel:
             return [failed("the server failed", pb_utils.TritonError.INTERNAL) for _ in requests]
 
     def read(self, request: Request) -> "Photos | Response":
-        """The decoded photos, or the response that says why there are none."""
+        """Returns the decoded photos, or a response with the reason why there are none."""
         if request.is_cancelled():
             return failed("the client has gone", pb_utils.TritonError.CANCELLED)
         try:
@@ -85,7 +84,10 @@ class TritonPythonModel:
             return failed(error.detail, pb_utils.TritonError.INVALID_ARG)
 
     def decoded(self, elements: list[bytes]) -> list[NDArray[np.uint8]]:
-        """Base64 or the files themselves -> pixels; an error says which of several it is about."""
+        """Decodes files or their base64 to pixels [height, width, 3].
+
+        Raises ServingError that names the element, if there are several.
+        """
         found = []
         for index, element in enumerate(elements):
             try:
@@ -97,7 +99,7 @@ class TritonPythonModel:
         return found
 
     def logits(self, batches: list[NDArray[np.uint8]]) -> Iterable[NDArray[np.float32]]:
-        """[classes] for each of the photos of all requests, one after the other."""
+        """Computes logits [classes] for every photo of all requests, in order."""
         if not batches:
             return ()
         inputs = {self.pixels: np.concatenate(batches), self.tensor: self.no_tensor}
@@ -105,7 +107,7 @@ class TritonPythonModel:
         return rows
 
     def answer(self, photos: Photos, rows: Iterator[NDArray[np.float32]]) -> Response:
-        """Labels and probabilities [N, top_k] of as many rows as there are photos."""
+        """Returns labels and probabilities [N, top_k]; takes a row of logits for each photo."""
         tops = [best(self.labels, next(rows), photos.top_k) for _ in photos.pixels]
         labels = np.array([[score.label.encode() for score in top] for top in tops], object)
         probabilities = np.array([[score.probability for score in top] for top in tops], np.float32)
@@ -114,5 +116,5 @@ class TritonPythonModel:
 
 
 def failed(detail: str, code: Any) -> Response:  # an enumeration of the backend
-    """A response without tensors."""
+    """Returns an error response."""
     return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(detail, code))

@@ -17,9 +17,8 @@ from fastapi_onnx.backend import OnnxBackend
 from serving.http.body import image_from_json
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
-from serving.tasks.image.base64 import from_base64
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image.decode import ImageDecoder, from_base64
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -13,9 +13,8 @@ from fastapi_onnx.backend import OnnxBackend
 from serving.backends import batch_sizes
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.image.base64 import from_base64
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image.decode import ImageDecoder, from_base64
 
 LARGEST = 64
 Pixels = NDArray[np.uint8]

@@ -1,1 +1,1 @@
-"""What the CUDA and CPU backends implement and share."""
+"""Backends: the protocol that they implement, and code that the CUDA backends share."""

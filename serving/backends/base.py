@@ -1,4 +1,4 @@
-"""What an inference backend must offer; `fastapi_onnx` and `fastapi_pt` implement it."""
+"""Backend protocol: `fastapi_onnx` and `fastapi_pt` implement it, the engine's workers call it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from serving.settings import Settings
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What `/model` tells about the computation."""
+    """Library, device and precision in use; `/model` shows them."""
 
     backend: str
-    """The library and its version."""
+    """Library and version."""
 
     device: str
-    """`cpu` or `cuda:0`, as it really is."""
+    """Device that is really used, `cpu` or `cuda:0`."""
 
     execution_provider: str
     """ONNX Runtime's provider, or PyTorch's device type."""
@@ -29,46 +29,47 @@ class BackendInfo:
     """`fp32` or `fp16`."""
 
     fallback: str | None = None
-    """Why `auto` did not take the GPU; absent when it did or was not asked to."""
+    """Reason why `auto` fell back to the CPU; None if it did not."""
 
 
 class Backend(Protocol):
-    """One model on one device. `load` does the work, the constructor none."""
+    """One model on one device; the constructor does no work, `load` does."""
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
-        """Loads the weights. Raises ConfigurationError when the device or a file is missing.
+        """Loads the weights. Raises ConfigurationError if the device or a file is missing.
 
-        `scratch` is a folder for files that the instances of this model share while they run.
+        `scratch` is a folder for files that this model's instances share while they run.
         """
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """RGB pixels [N, height, width, 3] -> logits [N, classes]; called by one thread at a time.
+        """Computes logits [N, classes] of RGB images [N, height, width, 3]; one call at a time.
 
-        On a GPU the first call with an N may take long; the engine makes it at warm-up, and pads to
-        these N from then on. Raises what `device_errors.py` has, there only.
+        On a GPU the first call with a batch size may take long: the engine calls every size at warm-up,
+        and pads later batches to these sizes. Raises OutOfDeviceMemoryError and DeviceLostError for
+        errors of the GPU.
         """
 
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised photos [N, 3, height, width] -> logits [N, classes], by the same network."""
+        """Computes logits [N, classes] of normalised images [N, 3, height, width]; raises as `infer`."""
 
     def trim(self) -> None:
-        """Gives memory back that only warm-up needed; called once, when it is over."""
+        """Gives back memory that only warm-up needed; called once, after warm-up."""
 
     def close(self) -> None:
-        """Frees the device."""
+        """Frees the device's memory."""
 
 
 @runtime_checkable
 class SlotReader(Protocol):
-    """What a backend may offer beside: the device reads the slots, without a copy in between."""
+    """Backend whose device reads the slots itself, without a copy by the CPU; optional."""
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """All slots [S, height, width, 3], until `close`. Whether the device can read them."""
+        """Makes all slots [S, height, width, 3] readable until `close`; returns whether that worked."""
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
-        """Begins to copy the pixels of these slots; what waits for them and computes.
+        """Starts to copy the images of these slots into buffer `place`, 0 or 1.
 
-        That returns logits [size, classes], the batch padded to `size`; nothing reads the slots any more
-        then. Two batches may be under way, at `place` 0 and 1: one is fetched by one thread while the
-        other is computed by another.
+        Returns a function that waits for the copy and computes logits [size, classes], the batch padded
+        to `size`; when it returns, nothing reads the slots any more. One thread may fetch into one
+        buffer while another thread computes the other.
         """

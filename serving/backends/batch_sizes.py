@@ -1,7 +1,7 @@
-"""The batch sizes that are run: all up to the cap on a CPU, a few on a GPU.
+"""Batch sizes to run: every size up to the cap on a CPU, a few buckets on a GPU.
 
-There every new size is planned anew, and a recorded one launches as a whole. So a batch is padded to
-the next size that warm-up ran; the answers of the padding are dropped.
+A GPU plans every new size anew, and launches a recorded size as a whole. So a batch is padded to the
+next bucket, a size that warm-up ran, and the logits of the padding are dropped.
 """
 
 from bisect import bisect_left
@@ -14,24 +14,24 @@ LARGEST_ON_GPU = 64
 
 
 def largest_batch(settings: Settings, device: str) -> int:
-    """The fixed cap, or the largest size that is tried."""
+    """Returns the set maximum, or the largest size that warm-up tries."""
     if settings.max_batch_size != "auto":
         return settings.max_batch_size
     return LARGEST_ON_CPU if device == "cpu" else LARGEST_ON_GPU
 
 
 def sizes(settings: Settings, device: str, cap: int = 0) -> list[int]:
-    """The batch sizes to run: powers of two and the largest; a known `cap` needs nothing above it."""
+    """Returns the sizes that warm-up runs: powers of two and the largest, up to `cap` if it is known."""
     largest = cap or largest_batch(settings, device)
     powers = [1 << power for power in range(largest.bit_length()) if 1 << power <= largest]
     return sorted({*powers, largest})
 
 
 def padded(count: int, buckets: Sequence[int]) -> int:
-    """The smallest of the ascending `buckets` that holds `count`; `count` itself without any."""
+    """Returns the smallest of the ascending `buckets` that holds `count`, or `count` without buckets."""
     return buckets[bisect_left(buckets, count)] if buckets else count
 
 
 def halved(cap: int, buckets: Sequence[int]) -> int:
-    """The largest bucket up to half of `cap`, without any half of it; at least 1."""
+    """Returns the largest bucket up to half of `cap`, or half of `cap` without buckets; at least 1."""
     return max((size for size in buckets if size <= cap // 2), default=max(1, cap // 2))

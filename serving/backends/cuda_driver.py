@@ -1,7 +1,7 @@
-"""What NVIDIA's driver tells about a GPU, without any CUDA library: for the backends and `worker.py`.
+"""Memory and UUID of a GPU from NVIDIA's driver, without a CUDA library; for backends and workers.
 
-Indices are CUDA's, so that CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER hold; NVML, which knows neither,
-is asked by the UUID from here.
+Indices are CUDA's and follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. NVML ignores both variables and
+finds a GPU by its UUID.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from serving.errors import ConfigurationError
 
 
 def driver() -> Any:  # ctypes describes no library's functions
-    """The driver's library, ready for use. Raises ConfigurationError with what is missing."""
+    """Returns the driver's library, initialised. Raises ConfigurationError that says what is missing."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -22,7 +22,7 @@ def driver() -> Any:  # ctypes describes no library's functions
 
 
 def device(library: Any, index: int) -> ctypes.c_int:
-    """The driver's handle. Raises ConfigurationError where there is no such GPU."""
+    """Returns the driver's handle of a GPU. Raises ConfigurationError if there is none."""
     count, handle = ctypes.c_int(), ctypes.c_int()
     if library.cuDeviceGetCount(ctypes.byref(count)) or index >= count.value:
         raise ConfigurationError(f"there is no GPU {index}: the NVIDIA driver finds {count.value}")
@@ -32,7 +32,7 @@ def device(library: Any, index: int) -> ctypes.c_int:
 
 
 def total_memory(index: int) -> int:
-    """Bytes of a GPU's memory. Raises ConfigurationError."""
+    """Returns the size of a GPU's memory in bytes. Raises ConfigurationError."""
     library, total = driver(), ctypes.c_size_t()
     if code := library.cuDeviceTotalMem_v2(ctypes.byref(total), device(library, index)):
         raise ConfigurationError(f"GPU {index} does not tell its memory: CUDA error {code}")
@@ -40,7 +40,7 @@ def total_memory(index: int) -> int:
 
 
 def device_uuid(index: int) -> str:
-    """`GPU-...`, as nvidia-smi and NVML have it. Raises ConfigurationError."""
+    """Returns a GPU's UUID, `GPU-...` as in nvidia-smi and NVML. Raises ConfigurationError."""
     library, found = driver(), (ctypes.c_ubyte * 16)()
     if code := library.cuDeviceGetUuid(ctypes.byref(found), device(library, index)):
         raise ConfigurationError(f"GPU {index} does not tell its UUID: CUDA error {code}")

@@ -1,56 +1,54 @@
-"""What goes wrong on a GPU, in the engine's two words; the backends translate their libraries' errors.
+"""Maps CUDA errors to OutOfDeviceMemoryError and DeviceLostError; the CUDA backends call it.
 
-Of all that CUDA, cuDNN and cuBLAS report, running out of memory leaves a device usable. After the rest
-(an illegal address, a failed launch, a GPU that fell off its bus) every further call fails, too: only
-another process can go on.
+A device is usable after it ran out of memory. After every other error of CUDA, cuDNN or cuBLAS (an
+illegal address, a failed launch, a GPU that fell off its bus) all further calls fail, too: only a new
+process can go on.
 """
 
 OUT_OF_MEMORY = (
     "out of memory",
     "out_of_memory",
     "alloc_failed",
-    "failed to allocate memory",  # ONNX Runtime's arena, where the device is full
-    "is smaller than requested bytes",  # and where it may not grow
+    "failed to allocate memory",  # ONNX Runtime's arena: the device is full
+    "is smaller than requested bytes",  # ONNX Runtime's arena: its limit is reached
 )
 DEVICE = ("cuda error", "cuda failure", "cudaerror", "cudnn", "cublas")
 
 
 class OutOfDeviceMemoryError(Exception):
-    """The batch did not fit into the device's memory; a smaller one may."""
+    """Batch did not fit into the device's memory; a smaller batch may."""
 
 
 class DeviceLostError(Exception):
-    """The device cannot be used by this process any more."""
+    """Device that this process cannot use any more."""
 
 
-class Translation:
-    """See `translated`; no generator, whose frames would hold what did not fit, on Python 3.13."""
+class translate_errors:  # noqa: N801 used as a function
+    """Context manager that turns a CUDA library's exception into one of the two above.
+
+    Not a generator: on Python 3.13 its frames would keep the tensors that did not fit.
+    """
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        """Raises the other error from this one."""
+        """Raises the mapped error, if the exception is about the device."""
         if not isinstance(error, Exception) or isinstance(
             error, OutOfDeviceMemoryError | DeviceLostError
         ):
             return
-        found = meaning(str(error))  # each library has types of its own, most of them RuntimeError
+        found = classify(str(error))  # each library has types of its own, most of them RuntimeError
         if found is None:
             return
         try:
             raise found from error
         finally:
-            del found, error, trace  # they and this frame would hold each other
+            del found, error, trace  # breaks the reference cycle between errors and frame
 
 
-def translated() -> Translation:
-    """Raises one of the two above for what a CUDA library raised in the block; the rest as it is."""
-    return Translation()
-
-
-def meaning(text: str) -> OutOfDeviceMemoryError | DeviceLostError | None:
-    """What a library's message says of the device; None when it is about something else."""
+def classify(text: str) -> OutOfDeviceMemoryError | DeviceLostError | None:
+    """Returns the error that a library's message stands for; None if it is not about the device."""
     lower = text.lower()
     first_line = text.strip().partition("\n")[0]
     if any(words in lower for words in OUT_OF_MEMORY):

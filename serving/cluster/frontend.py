@@ -14,10 +14,10 @@ from serving.app import create_app
 from serving.cluster.messages import RemoteEngine
 from serving.engine import topology
 from serving.engine.memory import Tally
-from serving.engine.worker_args import die_with_parent
 from serving.errors import ConfigurationError
 from serving.server import Server
 from serving.settings import Settings
+from serving.system.pdeathsig import die_with_parent
 
 
 class FedServer(Server):

@@ -1,5 +1,6 @@
-"""The engine: slots in shared memory, one work queue, worker programs, and their supervisor.
+"""Engine: computes batches of tensors in worker processes; knows nothing of HTTP or file formats.
 
-Web processes hold a `client.EngineClient`; one process, the web process itself or `cluster.py` above
-several, holds the `supervisor.Supervisor`, which starts the programs in `worker.py`.
+Requests stand in slots of shared memory (`memory.py`), and records in two pipes name the slots that wait
+(`queue.py`). Every frontend process holds an `EngineClient`. One process, the frontend itself or the
+cluster's parent, runs a `Supervisor`, which starts, watches and replaces the workers (`worker.py`).
 """

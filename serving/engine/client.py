@@ -1,6 +1,6 @@
-"""A web process's side of the engine: slots, `submit`, and the answers.
+"""Engine client: a frontend's side of the engine, from a free slot to the answer.
 
-Called by `classifier.py`. All of it runs on the event loop.
+Called by `inference/`. Everything runs on the event loop.
 """
 
 import asyncio
@@ -35,35 +35,35 @@ from serving.errors import (
 )
 
 WATCH_S = 0.25
-NOTICE = 0xFFFFFFFFFFFFFFFF  # in a done pipe: the engine's health has changed
+NOTICE = 0xFFFFFFFFFFFFFFFF  # record in a done pipe: the engine's health has changed
 
 
-@dataclass(slots=True)  # not frozen: that costs time for each picture
+@dataclass(slots=True)  # not frozen: that costs time for every input
 class Outcome:
-    """The answer for one input."""
+    """Result of one input."""
 
     logits: NDArray[np.float32]
     """[classes]."""
 
     started_at: float
-    """time.monotonic() when the computation began."""
+    """`time.monotonic()` at the start of the computation."""
 
     finished_at: float
-    """And when it was over."""
+    """`time.monotonic()` at its end."""
 
     queue_s: float
-    """Seconds between `submit` and the start of the computation."""
+    """Seconds from `submit` to the start of the computation."""
 
     infer_s: float
-    """Seconds of computation, of the whole batch."""
+    """Seconds in which the whole batch was computed."""
 
     batch_size: int
     is_batch_leader: bool
-    """Whether this is the first answer of its batch, so that each batch is counted once."""
+    """True for one input of every batch, so that each batch is counted once."""
 
 
 def error_for(state: State) -> Exception:
-    """What the caller of `submit` gets for a slot that ended in this state."""
+    """Returns the error that `submit` raises for a slot in this state."""
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
@@ -76,7 +76,7 @@ OnFinished = Callable[[State, Outcome | None], None]
 
 
 class Slots:
-    """The right to some inputs in the engine, from admission to answer; a context manager."""
+    """Slots of one request, from admission to answer; a context manager that frees them."""
 
     def __init__(self, client: "EngineClient", indices: list[int]) -> None:
         self.client = client
@@ -84,22 +84,22 @@ class Slots:
         self.submitted = False
 
     def __enter__(self) -> "Slots":
-        """Given by `EngineClient.acquire`."""
+        """Returns itself; `EngineClient.acquire` has taken the slots."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Free again at once, or, after `submit`, when no worker can touch them any more."""
+        """Frees the slots; after `submit` every slot is freed when a worker reports it."""
         if not self.submitted:
             self.client.free(self.indices)
 
     async def submit(
         self, kind: Signature, inputs: Inputs, deadline: float, bulk: bool
     ) -> list[Outcome]:
-        """One input per slot -> their logits, in order; see `Signature` for their shape and type.
+        """Computes one input per slot; returns their outcomes in order.
 
-        `deadline` is a time of `time.monotonic()`. Where one fails, so does the call, and what has not
-        begun is never computed; the same where it is cancelled. Raises DeadlineExceededError,
-        InternalError, WorkerCrashedError or UnavailableError.
+        `Signature` has the inputs' shapes and types; `deadline` is a `time.monotonic()` time. If one
+        input fails or the call is cancelled, inputs that no worker has started are never computed.
+        Raises DeadlineExceededError, InternalError, WorkerCrashedError or UnavailableError.
         """
         client = self.client
         futures = [
@@ -116,21 +116,21 @@ class Slots:
 
 
 class EngineClient:
-    """Holds one web process's share of the slots; `open` and `close` belong together."""
+    """Owner of one frontend's slots, from `open` to `close`."""
 
     def __init__(self, attachment: EngineFds, on_finished: OnFinished) -> None:
         self._attachment = attachment
         self._on_finished = on_finished
         self._web = attachment.web
         self._futures: dict[int, asyncio.Future[Outcome] | None] = {}
-        """Submitted slots; None when nobody waits for the answer any more."""
+        """Future of each submitted slot; None if the request was cancelled."""
 
         self._free: list[int] = []
         self._watching = False
         self._idle = asyncio.Event()
 
     def open(self) -> None:
-        """Takes over this web process's share, also what a predecessor that died left in it."""
+        """Takes over this frontend's slots, and cancels what a predecessor that died left in them."""
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._attachment.memory_fd, self._attachment.geometry)
         self.statistics = Statistics(self.memory, self._web)
@@ -148,28 +148,28 @@ class EngineClient:
 
     @property
     def health(self) -> Health:
-        """As the supervisor sees it."""
+        """Health that the supervisor has published."""
         return Health(self.memory.health[0])
 
     @property
     def alone(self) -> bool:
-        """Whether at most one request is in the whole service."""
+        """True if at most one slot is taken in the whole service."""
         return sum(self.memory.in_flight) <= 1
 
     def acquire(self, bulk: bool = False, count: int = 1) -> Slots:
-        """Free slots, all or none. Raises OverloadedError; bulk may hold no more than half of them."""
+        """Takes free slots, all or none; bulk leaves half of them free. Raises OverloadedError."""
         self.check_free(bulk, count)
         slots = Slots(self, [self._free.pop() for _ in range(count)])
         self._publish()
         return slots
 
     def check_free(self, bulk: bool, count: int = 1) -> None:
-        """Raises what `acquire` would raise."""
+        """Raises OverloadedError if `acquire` would raise it."""
         if len(self._free) - count < (self.memory.geometry.share // 2 if bulk else 0):
             raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
 
     def free(self, slots: list[int]) -> None:
-        """Nothing of them is, or will be, in a worker's hands."""
+        """Frees slots that no worker uses or will use."""
         for slot in reversed(slots):
             self._release(slot)
         self._publish()
@@ -194,7 +194,7 @@ class EngineClient:
         deadline: float,
         bulk: bool,
     ) -> asyncio.Future[Outcome]:
-        """Hands an acquired slot over to the workers; see `Slots.submit`."""
+        """Writes an input into an acquired slot and queues the slot; see `Slots.submit`."""
         memory = self.memory
         if kind is Signature.IMAGE:
             memory.inputs[slot] = value
@@ -217,15 +217,15 @@ class EngineClient:
         return future
 
     def cancel(self, slot: int, future: asyncio.Future[Outcome]) -> None:
-        """Nobody waits any more; the slot is free when a worker has come across it."""
+        """Cancels a submitted slot; it is freed when a worker reports it."""
         if self._futures.get(slot) is future:
             self.memory.cancelled[slot] = 1
             self._futures[slot] = None
         elif not future.cancelled():
-            future.exception()  # seen: asyncio need not complain of it
+            future.exception()  # retrieved, or asyncio logs that it never was
 
     def _watch(self) -> None:
-        """While something is under way, the supervisor looks at its workers now and then."""
+        """Wakes the supervisor up now and then to check its workers, while requests are in flight."""
         self._watching = bool(self._futures)
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)
@@ -234,13 +234,13 @@ class EngineClient:
                 self._idle.set()
 
     def _is_forsaken(self) -> bool:
-        """Whether nobody waits for what is taken, and there is no worker to come across it."""
+        """Returns whether only cancelled slots are taken, and no worker is left to report them."""
         taken = self.memory.geometry.share - len(self._free)
         nobody = all(future is None for future in self._futures.values())
         return self.health is Health.DOWN and nobody and len(self._futures) == taken
 
     def kick(self) -> None:
-        """Asks the supervisor to look after its workers; one pending request is as good as many."""
+        """Wakes the supervisor up to check its workers; if the pipe is full, it will wake up anyway."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._attachment.kick_fd, b"k")
 
@@ -260,7 +260,7 @@ class EngineClient:
         self._publish()
 
     def _finish(self, slot: int, generation: int) -> None:
-        """Gives the answer to whoever waits, and frees the slot; a late or second report is nothing."""
+        """Resolves a reported slot's future and frees the slot; ignores late and repeated reports."""
         memory = self.memory
         if slot not in self._futures or memory.generation[slot] != generation:
             return
@@ -294,7 +294,7 @@ class EngineClient:
         )
 
     def _on_notice(self) -> None:
-        """With no worker, and none that starts, whoever waits is told so at once."""
+        """Fails all waiting requests at once if the engine is DOWN."""
         if self.health is not Health.DOWN:
             return
         for slot, future in list(self._futures.items()):
@@ -304,11 +304,11 @@ class EngineClient:
                 future.set_exception(UnavailableError("no worker is ready"))
 
     async def drained(self) -> None:
-        """Returns when no slot is taken, or only such as nobody waits for and no worker can free."""
+        """Waits until no slot is taken; cancelled slots that no worker can report do not count."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """No more answers are read, and the descriptors are not used any more."""
+        """Stops reading answers and using the descriptors; fails the requests that still wait."""
         self._loop.remove_reader(self._attachment.done_fd)
         for future in self._futures.values():
             if future is not None and not future.done():

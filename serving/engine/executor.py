@@ -1,4 +1,8 @@
-"""Batches of slots through a backend, into the slots' outputs; for `worker.py`."""
+"""Runs batches of slots through a backend and writes the logits into the slots; used by `worker.py`.
+
+Everything here runs on the worker's main thread. On a GPU only the backend is called on a second thread,
+so that the main thread gathers the next batch while the device computes.
+"""
 
 import os
 import time
@@ -7,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,104 +21,130 @@ from serving.backends.base import Backend, SlotReader
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.engine.memory import Memory, Signature, State, record, send
 from serving.engine.queue import WorkQueue
-from serving.engine.worker_args import BatchBuffer, gathered
 from serving.logging import logger
+
+T = TypeVar("T", np.uint8, np.float32)
+Compute = Callable[[], NDArray[np.float32]]
 
 DEVICE_LOST = 3  # exit code
 
-
-TIMES = 8  # kept of each; the shortest counts, which a short disturbance does not change
-TRY_SOON, TRY_OTHER = 4, 128  # pictures between two trials of the other: more each time it loses again
-WORTH_IT = 0.85  # of the time on fewer threads: the cores are somebody else's, too
+SAMPLES = 8  # times kept of each backend; the shortest counts, which a short disturbance does not change
+FIRST_INTERVAL, MAX_INTERVAL = 4, 128  # single inputs between two trials of the slower backend
+MAX_TIME_RATIO = 0.85  # all cores must save this much: other processes need the cores, too
 
 
 class AllCoresTrial:
-    """One worker's times for a picture that is alone, on few threads and on all."""
+    """Compares the times of one input on few threads and on all cores, and chooses the faster way.
+
+    The slower way is tried again after an interval that doubles as long as it stays the slower one.
+    """
 
     def __init__(self) -> None:
-        self._few: deque[float] = deque(maxlen=TIMES)
-        self._all: deque[float] = deque(maxlen=TIMES)
+        self._few_threads: deque[float] = deque(maxlen=SAMPLES)
+        self._all_cores: deque[float] = deque(maxlen=SAMPLES)
         self._preferred: bool | None = None
-        self._between = self._left = TRY_SOON
+        self._interval = self._left = FIRST_INTERVAL
 
-    def pay(self) -> bool:
-        """Whether the next picture that is alone is to be computed on all cores."""
-        if len(self._all) < TIMES or len(self._few) < TIMES:
-            return len(self._all) <= len(self._few)
-        preferred = min(self._all) < WORTH_IT * min(self._few)
+    def use_all_cores(self) -> bool:
+        """Returns whether to compute the next single input on all cores."""
+        if len(self._all_cores) < SAMPLES or len(self._few_threads) < SAMPLES:
+            return len(self._all_cores) <= len(self._few_threads)
+        preferred = min(self._all_cores) < MAX_TIME_RATIO * min(self._few_threads)
         if preferred is not self._preferred:
-            self._preferred, self._between, self._left = preferred, TRY_SOON, TRY_SOON
+            self._preferred, self._interval, self._left = preferred, FIRST_INTERVAL, FIRST_INTERVAL
         self._left -= 1
         if self._left:
             return preferred
-        self._between = self._left = min(2 * self._between, TRY_OTHER)
+        self._interval = self._left = min(2 * self._interval, MAX_INTERVAL)
         return not preferred
 
-    def took(self, all_cores: bool, seconds: float) -> None:
-        """Notes what the last one took."""
-        (self._all if all_cores else self._few).append(seconds)
+    def record(self, all_cores: bool, seconds: float) -> None:
+        """Adds the time of one input."""
+        (self._all_cores if all_cores else self._few_threads).append(seconds)
+
+
+@dataclass(frozen=True)
+class BatchBuffer:
+    """Memory into which the inputs of one batch are copied; pages that are never used cost nothing."""
+
+    index: int
+    """0 or 1: two batches may be in flight."""
+
+    images: NDArray[np.uint8]
+    """[size, height, width, 3]."""
+
+    tensors: NDArray[np.float32]
+    """[size, 3, height, width]."""
+
+    @classmethod
+    def allocate(cls, memory: Memory, size: int, index: int) -> "BatchBuffer":
+        """Returns a buffer for batches up to `size`."""
+        return cls(
+            index,
+            np.zeros((size, *memory.inputs.shape[1:]), np.uint8),
+            np.zeros((size, *memory.tensors.shape[1:]), np.float32),
+        )
 
 
 @dataclass(frozen=True)
 class InFlightBatch:
-    """A batch that is under way."""
+    """Batch between `BatchExecutor.begin` and `BatchExecutor.finish`."""
 
     slots: list[int]
-    room: BatchBuffer
-    logits: Callable[[], NDArray[np.float32]]
-    """[slots, classes], when they are there. Raises what the backend raised."""
+    buffer: BatchBuffer
+    logits: Compute
+    """Waits for or computes the float32 logits [slots, classes]; raises what the backend raised."""
 
 
 class BatchExecutor:
-    """Of one worker, which fills in what it has loaded, and then calls `open`."""
+    """Computes one worker's batches; the worker sets the public fields, then calls `open`."""
 
     def __init__(self, memory: Memory, index: int, queue: WorkQueue, done_fds: tuple[int, ...]) -> None:
         self._memory = memory
         self._index = index
         self._queue = queue
         self._done_fds = done_fds
-        self._idle_cores = AllCoresTrial()
-        self._rooms: list[BatchBuffer] = []
-        """Free ones: one for each batch that may be under way."""
+        self._trial = AllCoresTrial()
+        self._free_buffers: list[BatchBuffer] = []
+        """One for each further batch that may be in flight."""
 
         self.backend: Backend | None = None
         self.all_cores_backend: Backend | None = None
-        """Another one, of all threads, for a picture that is alone."""
+        """Loaded with a thread for each core, for an input that is alone in the service; CPU only."""
 
         self.reader: SlotReader | None = None
-        """The same as `backend`, where that reads the slots itself."""
+        """`backend`, if its device reads the slots without a copy."""
 
         self.buckets: list[int] = []
-        """On a GPU the batch sizes that are run, ascending; empty on a CPU, where every size is."""
+        """Batch sizes that the GPU runs, ascending; empty on a CPU, which runs every size."""
 
         self.device: ThreadPoolExecutor | None = None
-        """The thread that calls the backend on a GPU."""
+        """Thread that calls the backend; GPU only."""
 
     @property
     def backends(self) -> list[Backend]:
-        """What is loaded."""
+        """Backends that are loaded."""
         return [backend for backend in (self.backend, self.all_cores_backend) if backend]
 
     def open(self, cap: int) -> None:
-        """Ready for batches up to `cap`, or up to what fits."""
-        self.limit(min(cap, self.buckets[-1]) if self.buckets else cap)
-        self._rooms = [
-            BatchBuffer.of(self._memory, cap, place) for place in range(2 if self.device else 1)
-        ]
+        """Sets the batch cap, or the largest bucket if that is smaller, and allocates the buffers."""
+        self.set_cap(min(cap, self.buckets[-1]) if self.buckets else cap)
+        count = 2 if self.device else 1
+        self._free_buffers = [BatchBuffer.allocate(self._memory, cap, index) for index in range(count)]
 
     def close(self) -> None:
-        """Nothing is under way any more."""
+        """Ends the device's thread and closes the backends; no batch may be in flight."""
         if self.device:
             self.device.shutdown()
         for backend in self.backends:
             backend.close()
 
-    def limit(self, cap: int) -> None:
-        """No larger batch from now on."""
+    def set_cap(self, cap: int) -> None:
+        """Limits the batches that are taken from now on."""
         self._queue.cap = self._memory.cap[self._index] = cap
 
     def begin(self, slots: list[int]) -> InFlightBatch:
-        """One batch is computed from now on, or, on a CPU, when `finish` asks for it."""
+        """Gathers a batch; a GPU starts to compute it, a CPU computes it in `finish`."""
         memory = self._memory
         started = time.monotonic()
         memory.busy_since[self._index] = started
@@ -122,43 +153,48 @@ class BatchExecutor:
             memory.started_at[slot] = started
             memory.batch_size[slot] = len(slots)
             memory.state[slot] = State.RUNNING
-        room = self._rooms.pop()
+        buffer = self._free_buffers.pop()
         try:
-            work = self._work(slots, room)
+            compute = self._gather(slots, buffer)
         except (DeviceLostError, OutOfDeviceMemoryError) as error:
-            work = partial(fail, error)
-        return InFlightBatch(slots, room, self.device.submit(work).result if self.device else work)
+            compute = partial(fail, error)
+        return InFlightBatch(
+            slots, buffer, self.device.submit(compute).result if self.device else compute
+        )
 
-    def finish(self, begun: InFlightBatch) -> None:
-        """The logits into the slots' outputs; in parts when the batch fails."""
-        memory, slots = self._memory, begun.slots
-        if (logits := self._attempt(begun)) is None:
-            return
-        finished = time.monotonic()
-        good = np.atleast_1d(np.isfinite(logits).all(axis=1))
-        if memory.kind[slots[0]] == Signature.TENSOR:  # a client's own numbers have the logits they have
-            good[:] = True
-        leader = slots[int(good.argmax())]
-        for slot, row, usable in zip(slots, logits, good, strict=True):
-            memory.outputs[slot] = row
-            memory.finished_at[slot] = finished
-            memory.is_batch_leader[slot] = slot == leader
-            memory.state[slot] = State.DONE if usable else State.FAILED
-            if not usable:
-                logger().error("the model answered with numbers that are not finite")
-        self.report(slots)
+    def finish(self, batch: InFlightBatch) -> None:
+        """Waits for the logits, writes them into the slots and reports the slots.
 
-    def _attempt(self, begun: InFlightBatch) -> NDArray[np.float32] | None:
-        """The logits; None when the batch failed, and its parts have been dealt with."""
-        slots, parts = begun.slots, []
+        A batch that failed is computed again in smaller parts; an input that fails alone is FAILED.
+        """
+        slots = batch.slots
+        logits, parts = self._result(batch)
+        if logits is not None:
+            self._write(slots, logits)
+        elif not parts:
+            self._memory.state[slots[0]] = State.FAILED
+            self.report(slots)
+        for part in parts:
+            for slot in part:
+                self._memory.attempts[slot] -= 1
+            self.finish(self.begin(part))
+
+    def _result(self, batch: InFlightBatch) -> tuple[NDArray[np.float32] | None, list[list[int]]]:
+        """Waits for the logits [slots, classes] and frees the batch's buffer.
+
+        Returns None for a failed batch, and the parts in which to compute it again. When this returns,
+        nothing keeps the exception's frames, and the tensors in them, any more.
+        """
+        slots = batch.slots
+        parts: list[list[int]] = []
         try:
-            return begun.logits()
+            return batch.logits(), parts
         except DeviceLostError as error:
             logger().error("the device is lost, the worker ends", reason=str(error))
-            os._exit(DEVICE_LOST)  # what CUDA would do on the way out may hang
+            os._exit(DEVICE_LOST)  # CUDA's own clean-up may hang
         except OutOfDeviceMemoryError as error:
-            parts = self._smaller(slots, str(error))
-            # they hold the tensors of the attempt, and the future that was asked holds the error
+            parts = self._halve(slots, str(error))
+            # the batch's future keeps the error, whose traceback would keep the tensors that did not fit
             error.__traceback__ = error.__cause__ = error.__context__ = None
         except Exception:
             if len(slots) > 1:
@@ -167,61 +203,74 @@ class BatchExecutor:
             else:
                 logger().exception("inference failed")
         finally:
-            self._rooms.append(begun.room)
-        # here and not above: while an exception is handled, it holds what it was raised from
-        if not parts:
-            self._memory.state[slots[0]] = State.FAILED
-            self.report(slots)
-        for part in parts:
-            for slot in part:
-                self._memory.attempts[slot] -= 1
-            self.finish(self.begin(part))
-        return None
+            self._free_buffers.append(batch.buffer)
+        return None, parts
 
-    def _smaller(self, slots: list[int], reason: str) -> list[list[int]]:
-        """After a batch that did not fit: halves the cap, and the batch; none for a single input."""
+    def _write(self, slots: list[int], logits: NDArray[np.float32]) -> None:
+        """Writes logits [slots, classes] into the slots and reports them.
+
+        Rows of images must be finite, or their slots are FAILED. Tensors are the client's own numbers.
+        """
+        memory = self._memory
+        finished = time.monotonic()
+        is_tensor = memory.kind[slots[0]] == Signature.TENSOR
+        usable = np.atleast_1d(np.isfinite(logits).all(axis=1)) | is_tensor
+        leader = slots[int(usable.argmax())]
+        for slot, row, good in zip(slots, logits, usable, strict=True):
+            memory.outputs[slot] = row
+            memory.finished_at[slot] = finished
+            memory.is_batch_leader[slot] = slot == leader
+            memory.state[slot] = State.DONE if good else State.FAILED
+            if not good:
+                logger().error("the model answered with numbers that are not finite")
+        self.report(slots)
+
+    def _halve(self, slots: list[int], reason: str) -> list[list[int]]:
+        """Halves the batch cap after a batch did not fit into the device's memory.
+
+        Returns the batch in parts of the new cap, or no parts if it was a single input.
+        """
         memory, size = self._memory, batch_sizes.padded(len(slots), self.buckets)
         memory.out_of_memory[self._index] += 1
         cap = min(self._queue.cap, batch_sizes.halved(size, self.buckets))
-        log = logger()
-        log.warning("out of device memory", size=size, cap=cap, reason=reason, worker=self._index)
-        self.limit(cap)
+        logger().warning("out of device memory", size=size, cap=cap, reason=reason, worker=self._index)
+        self.set_cap(cap)
         if len(slots) == 1:
             return []
         return [slots[first : first + cap] for first in range(0, len(slots), cap)]
 
-    def _work(self, slots: list[int], room: BatchBuffer) -> Callable[[], NDArray[np.float32]]:
-        """Gathers the batch; what computes it, to logits [slots, classes].
+    def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
+        """Gathers the batch's inputs, on a GPU padded to the next bucket.
 
-        On a GPU it is padded to the next bucket meanwhile.
+        Returns a function that computes their float32 logits [slots, classes].
         """
         memory = self._memory
         size = batch_sizes.padded(len(slots), self.buckets)
-        alone = self.all_cores_backend is not None and sum(memory.in_flight) <= 1
-        all_cores = alone and self._idle_cores.pay()
+        is_only_request = self.all_cores_backend is not None and sum(memory.in_flight) <= 1
+        all_cores = is_only_request and self._trial.use_all_cores()
         backend = self.all_cores_backend if all_cores else self.backend
         assert backend is not None  # noqa: S101 load comes first
-        infer: Callable[[], NDArray[np.float32]]
+        infer: Compute
         if memory.kind[slots[0]] == Signature.TENSOR:
-            infer = partial(backend.infer_tensor, gathered(memory.tensors, slots, room.tensors, size))
+            infer = partial(backend.infer_tensor, gather(memory.tensors, slots, buffer.tensors, size))
         elif self.reader is not None:
-            infer = self.reader.fetch(slots, size, room.place)
+            infer = self.reader.fetch(slots, size, buffer.index)
         else:
-            infer = partial(backend.infer, gathered(memory.inputs, slots, room.pixels, size))
+            infer = partial(backend.infer, gather(memory.inputs, slots, buffer.images, size))
 
-        def work() -> NDArray[np.float32]:
+        def compute() -> NDArray[np.float32]:
             started = time.perf_counter()
             logits = infer()
-            if alone:
-                self._idle_cores.took(all_cores, time.perf_counter() - started)
+            if is_only_request:
+                self._trial.record(all_cores, time.perf_counter() - started)
             if logits.shape != (size, memory.geometry.classes):
                 raise ValueError(f"the model answered with shape {logits.shape} to {size} inputs")
             return logits[: len(slots)]
 
-        return work
+        return compute
 
     def report(self, slots: list[int]) -> None:
-        """Tells each slot's web process; a pipe has room for a record of every slot."""
+        """Sends the slots' records to their frontends; never blocks, a done pipe holds all slots."""
         memory = self._memory
         by_owner: dict[int, list[int]] = {}
         for slot in slots:
@@ -230,6 +279,17 @@ class BatchExecutor:
             send(self._done_fds[owner], *values)
 
 
+def gather(inputs: NDArray[T], slots: list[int], buffer: NDArray[T], size: int) -> NDArray[T]:
+    """Copies the slots' inputs into `buffer` and returns its first `size` rows.
+
+    Rows behind the inputs are padding and hold older inputs. A batch of one is a view, without a copy.
+    """
+    if size == 1:
+        return inputs[slots[0] : slots[0] + 1]
+    np.take(inputs, slots, axis=0, out=buffer[: len(slots)])
+    return buffer[:size]
+
+
 def fail(error: Exception) -> NDArray[np.float32]:
-    """Raises it, where the logits are asked for."""
+    """Raises `error`: stands in for a computation whose inputs could not be gathered."""
     raise error

@@ -1,7 +1,8 @@
-"""How busy and how full the GPUs are, for `/metrics` and `/model`: one poller for all processes.
+"""Load and memory of the GPUs, for `/metrics` and `/model`.
 
-The supervisor starts it with the first worker that runs on a GPU. It asks NVML once a second and writes
-into the shared mapping, from where every web process reads. On a CPU nothing of this runs.
+The supervisor's process polls NVML once a second, on a thread that starts with the first worker on a
+GPU, and writes the figures into the shared memory; every frontend reads them there. Without a GPU
+nothing of this runs.
 """
 
 import contextlib
@@ -18,20 +19,20 @@ PERIOD_S = 1.0
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """One GPU at the last look; all of it, whoever uses it."""
+    """Figures of one GPU at the last poll; they include other programs' use."""
 
     index: int
-    """As in `devices`."""
+    """Index as in the setting `devices`."""
 
     busy_percent: int
-    """Share of the time in which any kernel ran, whatever part of the GPU that filled."""
+    """Share of the time in which any kernel ran, on however small a part of the GPU."""
 
     memory_used_bytes: int
     memory_total_bytes: int
 
 
 class GpuMonitor:
-    """`watch` each GPU once; `close` ends the poller."""
+    """Poller of all GPUs; `watch` adds one, `close` ends the thread."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -39,18 +40,18 @@ class GpuMonitor:
         self._thread: threading.Thread | None = None
         self._uuids: dict[int, str] = {}
 
-    def watch(self, place: int, index: int, uuid: str) -> None:
-        """From now on also this GPU; `place` is where its figures stand in the mapping."""
+    def watch(self, row: int, index: int, uuid: str) -> None:
+        """Adds a GPU unless it is watched already; `row` is its place in the mapping's GPU arrays."""
         if uuid in self._uuids.values():
             return
-        self._memory.gpu_index[place] = index
-        self._uuids[place] = uuid
+        self._memory.gpu_index[row] = index
+        self._uuids[row] = uuid
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Returns when nothing writes into the mapping any more."""
+        """Ends the thread, so that nothing writes into the mapping any more."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -67,37 +68,37 @@ class GpuMonitor:
             logger().warning("no figures of the GPU", reason=str(error))
             return
         while not self._closing.is_set():
-            for place, uuid in list(self._uuids.items()):
-                self._look(nvml, place, uuid)
+            for row, uuid in list(self._uuids.items()):
+                self._poll(nvml, row, uuid)
             self._closing.wait(PERIOD_S)
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
-    def _look(self, nvml: Any, place: int, uuid: str) -> None:
-        """One GPU; one that does not answer has no figures, not old ones."""
+    def _poll(self, nvml: Any, row: int, uuid: str) -> None:
+        """Reads the figures of one GPU, or removes them if the GPU does not answer."""
         memory = self._memory
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-            room = nvml.nvmlDeviceGetMemoryInfo(handle)
+            usage = nvml.nvmlDeviceGetMemoryInfo(handle)
         except nvml.NVMLError:
-            memory.gpu_known[place] = 0
+            memory.gpu_known[row] = 0
             return
-        memory.gpu_busy[place] = busy
-        memory.gpu_memory_used[place] = room.used
-        memory.gpu_memory_total[place] = room.total
-        memory.gpu_known[place] = 1
+        memory.gpu_busy[row] = busy
+        memory.gpu_memory_used[row] = usage.used
+        memory.gpu_memory_total[row] = usage.total
+        memory.gpu_known[row] = 1
 
 
 def figures(memory: Memory) -> list[GpuFigures]:
-    """Of every GPU that answered at the last look; empty on a CPU."""
+    """Returns the figures of every GPU that answered the last poll; empty on a CPU."""
     return [
         GpuFigures(
-            memory.gpu_index[place],
-            memory.gpu_busy[place],
-            memory.gpu_memory_used[place],
-            memory.gpu_memory_total[place],
+            memory.gpu_index[row],
+            memory.gpu_busy[row],
+            memory.gpu_memory_used[row],
+            memory.gpu_memory_total[row],
         )
-        for place in range(memory.geometry.workers)
-        if memory.gpu_known[place]
+        for row in range(memory.geometry.workers)
+        if memory.gpu_known[row]
     ]

@@ -1,12 +1,12 @@
-"""The one shared mapping: what a slot, a worker and the engine as a whole know about themselves.
+"""Shared memory of one engine: the slots, and the state of the engine, its workers and its frontends.
 
-An anonymous file descriptor that is passed on, so that a container's small /dev/shm is no limit. Every
-number is aligned and has one writer at a time; a record travels through a pipe, a system call, after
-what it speaks of was written.
+The supervisor makes an anonymous file and passes its descriptor on; a container's small /dev/shm does
+not limit such a file. Every process maps the file. Every number is aligned and has one writer at a time,
+and a record is sent through a pipe only after the numbers of its slot were written.
 
-A slot's states: FREE, owned by a web process; QUEUED, its record is in a work pipe or in a worker's
-inbox; RUNNING, a worker computes it; then one of the finished states until its web process has read
-the result and made it FREE.
+A slot is FREE while its frontend owns it; QUEUED while its record is in a work pipe or in a worker's
+inbox; RUNNING while a worker computes it; then it is in a finished state until its frontend has read the
+result and made it FREE.
 """
 
 import mmap
@@ -27,7 +27,7 @@ TOTALS, PER_BATCH_SIZE = 10, 4
 
 
 class State(IntEnum):
-    """Of a slot."""
+    """State of a slot."""
 
     FREE = 0
     QUEUED = 1
@@ -35,29 +35,29 @@ class State(IntEnum):
     DONE = 3
     SKIPPED = 4  # cancelled before its turn: never computed
     EXPIRED = 5  # past its deadline before its turn: never computed
-    FAILED = 6  # the backend raised, or answered nonsense
-    CRASHED = 7  # it was running in two workers that died
+    FAILED = 6  # the backend raised, or its logits are not finite
+    CRASHED = 7  # two workers died while they computed it
 
 
 class Signature(IntEnum):
-    """Of a slot's input; each has an array of its own, and pages that are never used cost nothing."""
+    """Type of a slot's input; each type has an array, and pages that are never used cost nothing."""
 
-    IMAGE = 0  # uint8 [height, width, 3], as `images.py` decodes them
+    IMAGE = 0  # uint8 [height, width, 3], as `tasks/image/decode.py` makes it
     TENSOR = 1  # float32 [3, height, width], normalised by the client
 
 
 class Health(IntEnum):
-    """Of the engine; what the web processes tell their clients."""
+    """Health of an engine; decides whether frontends accept requests."""
 
     STARTING = 0
     READY = 1
-    RECOVERING = 2  # no worker is ready, one is being started: requests wait
+    RECOVERING = 2  # no worker is ready, one is starting: requests wait
     DOWN = 3  # workers die before they are ready: requests are refused
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """What decides the mapping's layout; the same in every process."""
+    """Sizes that decide the mapping's layout; the same in every process."""
 
     slots: int
     """Of all web processes together; a multiple of `webs`."""
@@ -77,48 +77,48 @@ class SlotLayout:
 
 @dataclass(frozen=True)
 class EngineFds:
-    """What a web process needs of an engine; descriptors are valid in the process that has it."""
+    """Descriptors and sizes by which a frontend uses an engine; valid in that frontend's process."""
 
     web: int
     geometry: SlotLayout
     memory_fd: int
     work_fds: tuple[int, int]
-    """Ends to write: interactive, bulk."""
+    """Write ends of the work pipes: interactive, bulk."""
 
     done_fd: int
-    """The end to read."""
+    """Read end of the frontend's done pipe."""
 
     kick_fd: int
-    """The end to write: asks the supervisor to look after its workers."""
+    """Write end of the pipe that wakes the supervisor up to check its workers."""
 
 
 def statistics_row(max_batch: int) -> int:
-    """Numbers that one web process counts for one kind of input; `statistics.py` knows which."""
+    """Returns how many numbers one frontend counts for one signature; `statistics.py` names them."""
     return TOTALS + PER_BATCH_SIZE * max_batch
 
 
 def record(slot: int, generation: int) -> int:
-    """What travels through the pipes; never 0, so that an empty place in an inbox is 0."""
+    """Returns the number that names one use of a slot in pipes and inboxes; 0 is not a record."""
     return generation << 32 | (slot + 1)
 
 
 def slot_of(value: int) -> int:
-    """The slot that a record names."""
+    """Returns the slot that a record names."""
     return (value & 0xFFFFFFFF) - 1
 
 
 def generation_of(value: int) -> int:
-    """The use of the slot that a record means; another one is over."""
+    """Returns a record's generation; a record is outdated unless its slot has the same generation."""
     return value >> 32
 
 
 def send(fd: int, *values: int) -> None:
-    """Writes records into a pipe, all of them in one piece."""
+    """Writes records into a pipe in one piece."""
     os.write(fd, b"".join(value.to_bytes(RECORD_BYTES, sys.byteorder) for value in values))
 
 
 def anonymous_file(size: int) -> int:
-    """A descriptor of `size` zero bytes without a name in any file system. Raises OSError."""
+    """Returns the descriptor of a file of `size` zero bytes without a name. Raises OSError."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("serving", 0)
     else:  # not on macOS
@@ -133,7 +133,7 @@ def anonymous_file(size: int) -> int:
 
 
 class Memory:
-    """Views into the mapping: plain arrays, indexed by slot, by worker or by web process."""
+    """Views into the mapping: arrays indexed by slot, by worker or by frontend."""
 
     def __init__(self, fd: int, geometry: SlotLayout) -> None:
         self.fd = fd
@@ -143,26 +143,26 @@ class Memory:
         self._next = 0
         slots, workers, webs = geometry.slots, geometry.workers, geometry.webs
 
-        # the engine, written by the supervisor
+        # engine, written by the supervisor
         self.health = self._array("i", 1)
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
         self.restarts = self._array("q", 1)
 
-        # web processes, each written by its own
+        # frontends, each written by itself
         self.in_flight = self._array("i", webs)
 
         row = statistics_row(geometry.max_batch)
         self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(webs)]
 
-        # workers, each written by its own; an inbox is what it has taken and not yet reported
+        # workers, each written by itself; an inbox has the records that are taken and not yet reported
         self.busy_since = self._times(workers)
         self.seen = self._times(workers)
         self.inbox = [self._array("Q", 2 * geometry.max_batch) for _ in range(workers)]
         self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
         self.out_of_memory = self._array("q", workers)
 
-        # GPUs, written by `gpus.py`; there are no more of them than workers
+        # GPUs, written by `gpu_monitor.py`; there are no more GPUs than workers
         self.gpu_known = self._array("i", workers)
         self.gpu_index = self._array("i", workers)
         self.gpu_busy = self._array("i", workers)
@@ -189,7 +189,7 @@ class Memory:
 
     @staticmethod
     def size(geometry: SlotLayout) -> int:
-        """Bytes; pages that are never touched cost nothing."""
+        """Returns the mapping's size in bytes; pages that are never touched cost nothing."""
         pixels = geometry.height * geometry.width * 3
         slot = 64 + geometry.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
         worker = 64 + geometry.max_batch * 16
@@ -199,7 +199,7 @@ class Memory:
 
     @classmethod
     def create(cls, geometry: SlotLayout) -> "Memory":
-        """A new mapping, all zeros. Raises OSError."""
+        """Makes a new mapping, all zeros. Raises OSError."""
         fd = anonymous_file(cls.size(geometry))
         try:
             return cls(fd, geometry)
@@ -216,7 +216,7 @@ class Memory:
         return self._place(np.dtype(code).itemsize * length).cast(code)
 
     def _times(self, length: int) -> "memoryview[float]":
-        """Of time.monotonic(), whose clock all processes share."""
+        """Makes an array of `time.monotonic()` times; all processes share that clock."""
         return self._place(8 * length).cast("d")
 
     def _numbers(self, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -227,15 +227,15 @@ class Memory:
 
     @property
     def smallest_cap(self) -> int:
-        """The largest batch that every worker takes now; 0 before there is one."""
+        """Smallest batch cap of all workers; 0 before a worker is ready."""
         return min((cap for cap in self.cap.tolist() if cap), default=0)
 
     def owner(self, slot: int) -> int:
-        """The web process to which a slot belongs."""
+        """Returns the index of the frontend that a slot belongs to."""
         return slot // self.geometry.share
 
     def close(self) -> None:
-        """Closes the descriptor; the pages go with the last view."""
+        """Closes the descriptor; the pages are freed with the last view."""
         os.close(self.fd)
 
 

@@ -1,4 +1,4 @@
-"""Where a web process gets its engine from: it starts one itself, or is given one by `cluster.py`."""
+"""Engine providers: a frontend starts its own engine, or uses the one that the cluster's parent runs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,35 +13,35 @@ from serving.settings import Settings
 
 @dataclass(frozen=True)
 class EngineHandle:
-    """An engine whose workers are ready, as one web process sees it."""
+    """Engine whose workers are ready, as one frontend uses it."""
 
     model: Model
     attachment: EngineFds
     profile: dict[str, Any]
-    """What the first ready worker measured; see `worker.Worker.load`."""
+    """Status message of the first ready worker; `Worker.load` returns it."""
 
     release: Callable[[], Awaitable[None]]
-    """To be called when this web process needs it no more."""
+    """Gives the engine back; the frontend does not use it any more."""
 
 
 Adopt = Callable[[EngineHandle], Awaitable[None]]
 
 
 class EngineProvider(Protocol):
-    """Of one web process."""
+    """Source of one frontend's engines."""
 
     async def first(self) -> EngineHandle:
-        """The engine to begin with. Raises ConfigurationError."""
+        """Returns the engine to start with. Raises ConfigurationError."""
 
     async def switch(self, version: str, adopt: Adopt) -> None:
         """Loads another version; `adopt` is awaited with it. Raises ConfigurationError."""
 
     def abandon(self) -> None:
-        """Nobody wants what is being loaded: `first` or `switch` raises ConfigurationError soon."""
+        """Makes a `first` or `switch` that has not returned yet raise ConfigurationError."""
 
 
 class LocalEngine:
-    """The web process is the supervisor's process, too."""
+    """Provider that runs the supervisor in the frontend's own process."""
 
     def __init__(self, backend: str, settings: Settings) -> None:
         self._backend = backend

@@ -1,9 +1,10 @@
-"""A worker's end of the work queue: which records it takes, and how long it waits for more.
+"""Work queue as a worker reads it: which records to take, and how long to wait for a fuller batch.
 
-Two pipes, interactive and bulk, of records of eight bytes. One `readv` takes whatever waits, up to a
-full batch, straight into the worker's inbox in shared memory; the kernel never splits a record. The
-inbox has two halves, so that a second batch can be taken while a device computes the first.
-Batches are of one class of priority, and bulk is only taken where nothing interactive waits.
+Two pipes, interactive and bulk, hold records of eight bytes. One `readv` takes all waiting records, up
+to a full batch, straight into the worker's inbox in shared memory; the kernel never splits a record. The
+inbox has two halves: a second batch is taken into one while the device computes the batch in the other.
+A batch has one class of priority, and bulk is taken only if no interactive record waits.
+Called by `worker.py` on the worker's main thread.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ from serving.settings import Settings
 
 
 class WorkQueue:
-    """Belongs to one worker."""
+    """Takes batches of records for one worker; `cap` is the largest batch."""
 
     def __init__(
         self, memory: Memory, index: int, fds: tuple[int, int], control_fd: int, settings: Settings
@@ -30,7 +31,7 @@ class WorkQueue:
         self._inbox_bytes = self._inbox.cast("B")
         self._half = len(self._inbox) // 2
         self._start = 0
-        """Where the half begins into which the next batch is taken."""
+        """First index of the half that the next batch is read into."""
 
         self._empty = bytes(len(self._inbox_bytes))
         self._fds = fds
@@ -42,27 +43,31 @@ class WorkQueue:
             self._poll.register(fd, select.POLLIN)
 
     def clear(self) -> None:
-        """Everything taken has been reported."""
+        """Empties the inbox; every record that was taken must have been reported."""
         self._inbox_bytes[:] = self._empty
 
-    def turn(self) -> None:
-        """What was taken last is under way; everything before has been reported."""
+    def swap_halves(self) -> None:
+        """Keeps the batch that was taken last, and empties the other half for the next batch.
+
+        Every earlier record must have been reported.
+        """
         self._start = self._half - self._start
         first = self._start * RECORD_BYTES
         self._inbox_bytes[first : first + self._half * RECORD_BYTES] = bytes(self._half * RECORD_BYTES)
 
     def take(self, wait: bool = True) -> list[int] | None:
-        """Waits for work; returns its records, which stand in the inbox, or None at the end.
+        """Takes the records of one batch into the inbox and returns them.
 
-        Without `wait` an empty list where nothing is there.
+        Waits until there is one; without `wait` returns an empty list instead. Returns None after the
+        supervisor has closed the control pipe.
         """
         busy_since = self._memory.busy_since
         while True:
             busy_since[self._index] = time.monotonic()
             for fd in self._fds:
-                if count := self._read(fd, 0, self._first_size(fd)):
+                if count := self._read(fd, 0, self._read_size(fd)):
                     if count < self.cap and self._delay_s and count not in self._preferred:
-                        count = self._wait_for_more(fd, count)
+                        count = self._fill_batch(fd, count)
                     return self._inbox[self._start : self._start + count].tolist()
             if not wait:
                 return []
@@ -71,18 +76,21 @@ class WorkQueue:
             if any(fd == self._control_fd for fd, _ in events):
                 if not os.read(self._control_fd, 64):
                     return None
-                self._memory.seen[self._index] = time.monotonic()  # that was all it wanted to know
+                self._memory.seen[self._index] = time.monotonic()  # it asked for a heartbeat
 
-    def _first_size(self, fd: int) -> int:
-        """How many records to ask for: a preferred size where that many wait, else all that do."""
+    def _read_size(self, fd: int) -> int:
+        """Returns how many records to read: the largest preferred size that waits, else the cap."""
         if not self._preferred:
             return self.cap
         waiting = min(waiting_records(fd), self.cap)
         fitting = [size for size in self._preferred if size <= waiting]
         return fitting[-1] if fitting else self.cap
 
-    def _wait_for_more(self, fd: int, count: int) -> int:
-        """Tops the batch up until it is full, of a preferred size, or its first item waited enough."""
+    def _fill_batch(self, fd: int, count: int) -> int:
+        """Reads more records after the first `count`, and returns how many there are then.
+
+        Stops at a full batch, at a preferred size, or when the first item has waited for the delay.
+        """
         end = self._memory.queued_at[slot_of(self._inbox[self._start])] + self._delay_s
         poll = select.poll()
         poll.register(fd, select.POLLIN)
@@ -98,16 +106,16 @@ class WorkQueue:
         return count
 
     def _read(self, fd: int, offset: int, count: int) -> int:
-        """Up to `count` records into the inbox from `offset` on; 0 when none waits."""
+        """Reads up to `count` records to `offset` in the current half; returns how many there were."""
         first = self._start + offset
-        place = self._inbox_bytes[first * RECORD_BYTES : (first + count) * RECORD_BYTES]
+        target = self._inbox_bytes[first * RECORD_BYTES : (first + count) * RECORD_BYTES]
         try:
-            return os.readv(fd, [place]) // RECORD_BYTES
+            return os.readv(fd, [target]) // RECORD_BYTES
         except BlockingIOError:
             return 0
 
 
 def waiting_records(fd: int) -> int:
-    """How many records a work pipe holds."""
+    """Returns how many records a work pipe holds."""
     (size,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
     return int(size) // RECORD_BYTES

@@ -1,7 +1,7 @@
-"""A folder for what processes of one service share; it is gone when what made it ends.
+"""Temporary folder that the processes of one service share; made by the supervisor and the cluster.
 
-The folder's name holds the process that made it, so that the next start clears away what a killed one
-left behind. Without a place to write there is none, and every worker keeps its own copy.
+The folder's name holds the id of the process that made it, so that the next start removes the folders of
+killed processes. Without a writable place there is no folder, and every worker keeps its own copy.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ PREFIX = "serving-scratch-"
 
 
 def create(prefix: str = PREFIX, parent: Path | None = None) -> Path | None:
-    """A new private folder, by default among the temporary ones; None where nothing can be written."""
+    """Makes a private folder, by default in the temporary one; returns None if that is not writable."""
     try:
         parent = parent or Path(tempfile.gettempdir())
         sweep(parent, prefix)
@@ -24,13 +24,13 @@ def create(prefix: str = PREFIX, parent: Path | None = None) -> Path | None:
 
 
 def remove(folder: Path | None) -> None:
-    """What is mapped stays usable until it is unmapped."""
+    """Removes the folder; files that are mapped stay usable until they are unmapped."""
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(parent: Path, prefix: str = PREFIX) -> None:
-    """Removes this user's folders whose process no longer runs."""
+    """Removes this user's folders whose processes no longer run."""
     for folder in parent.glob(f"{prefix}*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         with contextlib.suppress(OSError):
@@ -39,7 +39,7 @@ def sweep(parent: Path, prefix: str = PREFIX) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether such a process exists, whoever owns it."""
+    """Returns whether a process exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""What was asked of the engine and how long it took, since its version went into service.
+"""Statistics of one engine: counts and durations of requests and batches since it went into service.
 
-Each web process adds to rows of its own in the shared mapping, so that no lock is needed and any of
-them can answer for all. `EngineClient` counts batches, `classifier.py` requests; `frontends/v2.py` and
-its siblings tell. Durations are whole nanoseconds.
+Every frontend adds to rows of its own in the shared memory, which needs no lock, and reads the rows of
+all. `EngineClient` counts batches, `inference/` counts requests, the protocols report the totals.
+Durations are whole nanoseconds. Everything runs on the event loop.
 """
 
 import time
@@ -11,39 +11,39 @@ from dataclasses import dataclass
 from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, Signature
 
 
-@dataclass(slots=True)  # not frozen: that costs time for each request
+@dataclass(slots=True)  # not frozen: that costs time in every request
 class Timings:
-    """Seconds of one request, one after the other: together they are all of its time."""
+    """Durations of one request's consecutive stages, in seconds; their sum is the request's time."""
 
     decode_s: float
-    """From admission until its inputs stand in their slots."""
+    """From admission until the inputs are in their slots."""
 
     queue_s: float
-    """Until a worker begins with the first of them."""
+    """From there until a worker starts the first input."""
 
     infer_s: float
-    """Until the last of them is computed."""
+    """From there until the last input is computed."""
 
     output_s: float = 0.0
-    """Until the answer is there."""
+    """From there until the answer is made."""
 
 
 @dataclass
 class Totals:
-    """Of all requests for one kind of input; the fields stand in the row in this order."""
+    """Totals of all requests of one signature, in the order of a row's numbers."""
 
     last_inference_ms: int = 0
-    """Milliseconds since 1970 when a batch was last answered; 0: never."""
+    """Time of the last computed batch, in milliseconds since 1970; 0: never."""
 
     inferences: int = 0
-    """Inputs of the successful requests: each has one or more."""
+    """Inputs of the successful requests; a request has one or more."""
 
     successes: int = 0
     success_ns: int = 0
     failures: int = 0
     failure_ns: int = 0
     decode_ns: int = 0
-    """This and the next three: of the successful requests, whose `success_ns` is their sum."""
+    """Successful requests only; decode, queue, infer and output add up to `success_ns`."""
 
     queue_ns: int = 0
     infer_ns: int = 0
@@ -52,11 +52,11 @@ class Totals:
 
 @dataclass
 class BatchTotals:
-    """Of all executions of one batch size; the fields stand in the row in this order."""
+    """Totals of all batches of one size, in the order of a row's numbers."""
 
     executions: int = 0
     decode_ns: int = 0
-    """Of the inputs that were computed in these batches, each one's own."""
+    """Sum over the inputs of these batches."""
 
     infer_ns: int = 0
     output_ns: int = 0
@@ -68,27 +68,29 @@ BATCH_EXECUTIONS, BATCH_DECODE_NS, BATCH_INFER_NS, BATCH_OUTPUT_NS = range(PER_B
 
 
 class Statistics:
-    """Adds to one web process's rows; reads those of all."""
+    """Adds to one frontend's rows and reads the rows of all frontends."""
 
     def __init__(self, memory: Memory, web: int) -> None:
         self._rows = memory.statistics
         self._own = memory.statistics[web]
         self._max_batch = memory.geometry.max_batch
 
-    def executed(self, kind: Signature, batch_size: int, is_batch_leader: bool, infer_s: float) -> None:
-        """One input was computed; its batch counts with the one that leads it."""
+    def executed(
+        self, signature: Signature, batch_size: int, is_batch_leader: bool, infer_s: float
+    ) -> None:
+        """Counts the batch of an input that was computed, if the input is the batch's leader."""
         if is_batch_leader:
-            row = self._own[kind]
+            row = self._own[signature]
             row[LAST] = time.time_ns() // 1_000_000
-            place = batch_place(batch_size)
-            row[place + BATCH_EXECUTIONS] += 1
-            row[place + BATCH_INFER_NS] += nanoseconds(infer_s)
+            offset = batch_offset(batch_size)
+            row[offset + BATCH_EXECUTIONS] += 1
+            row[offset + BATCH_INFER_NS] += nanoseconds(infer_s)
 
-    def succeeded(self, kind: Signature, stages: Timings, batch_sizes: list[int]) -> None:
-        """One request was answered; its inputs were computed in batches of these sizes."""
-        row = self._own[kind]
-        decode, output = nanoseconds(stages.decode_s), nanoseconds(stages.output_s)
-        queue, infer = nanoseconds(stages.queue_s), nanoseconds(stages.infer_s)
+    def succeeded(self, signature: Signature, timings: Timings, batch_sizes: list[int]) -> None:
+        """Counts an answered request; `batch_sizes` has the size of each input's batch."""
+        row = self._own[signature]
+        decode, output = nanoseconds(timings.decode_s), nanoseconds(timings.output_s)
+        queue, infer = nanoseconds(timings.queue_s), nanoseconds(timings.infer_s)
         row[INFERENCES] += len(batch_sizes)
         row[SUCCESSES] += 1
         row[SUCCESS_NS] += decode + queue + infer + output
@@ -97,41 +99,41 @@ class Statistics:
         row[INFER_NS] += infer
         row[OUTPUT_NS] += output
         for batch_size in batch_sizes:
-            place = batch_place(batch_size)
-            row[place + BATCH_DECODE_NS] += decode // len(batch_sizes)
-            row[place + BATCH_OUTPUT_NS] += output // len(batch_sizes)
+            offset = batch_offset(batch_size)
+            row[offset + BATCH_DECODE_NS] += decode // len(batch_sizes)
+            row[offset + BATCH_OUTPUT_NS] += output // len(batch_sizes)
 
-    def failed(self, kind: Signature, seconds: float) -> None:
-        """One request was refused, expired, cancelled, or failed, after this time."""
-        row = self._own[kind]
+    def failed(self, signature: Signature, seconds: float) -> None:
+        """Counts a request that was refused, expired, cancelled or failed after this time."""
+        row = self._own[signature]
         row[FAILURES] += 1
         row[FAILURE_NS] += nanoseconds(seconds)
 
-    def totals(self, kind: Signature) -> Totals:
-        """Over all web processes."""
-        columns = [[row[place] for row in self._of(kind)] for place in range(TOTALS)]
+    def totals(self, signature: Signature) -> Totals:
+        """Returns the totals over all frontends."""
+        columns = [[row[place] for row in self._rows_of(signature)] for place in range(TOTALS)]
         return Totals(max(columns[LAST]), *(sum(column) for column in columns[1:]))
 
-    def by_batch_size(self, kind: Signature) -> dict[int, BatchTotals]:
-        """Over all web processes, for each batch size that was computed."""
+    def by_batch_size(self, signature: Signature) -> dict[int, BatchTotals]:
+        """Returns the totals over all frontends for each batch size that was computed."""
         found = {}
         for batch_size in range(1, self._max_batch + 1):
-            place = batch_place(batch_size)
-            places = range(place, place + PER_BATCH_SIZE)
-            batch = BatchTotals(*(sum(row[at] for row in self._of(kind)) for at in places))
+            offset = batch_offset(batch_size)
+            places = range(offset, offset + PER_BATCH_SIZE)
+            batch = BatchTotals(*(sum(row[at] for row in self._rows_of(signature)) for at in places))
             if batch.executions:
                 found[batch_size] = batch
         return found
 
-    def _of(self, kind: Signature) -> list[memoryview]:
-        return [rows[kind] for rows in self._rows]
+    def _rows_of(self, signature: Signature) -> list[memoryview]:
+        return [rows[signature] for rows in self._rows]
 
 
-def batch_place(batch_size: int) -> int:
-    """Where the numbers of a batch size, from 1 on, begin in a row."""
+def batch_offset(batch_size: int) -> int:
+    """Returns the index in a row of a batch size's first number; sizes begin with 1."""
     return TOTALS + PER_BATCH_SIZE * (batch_size - 1)
 
 
 def nanoseconds(seconds: float) -> int:
-    """Never negative: clocks of two processes may be read in either order."""
+    """Returns whole nanoseconds, at least 0: two processes may read the clock in either order."""
     return max(0, int(seconds * 1e9))

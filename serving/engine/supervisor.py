@@ -1,7 +1,8 @@
-"""Starts the workers of one model version, watches them, replaces them, and loses nothing.
+"""Supervisor: starts the workers of one model version, watches them, replaces them, loses no request.
 
-One thread, because a worker dies with the thread that started it. It sleeps until a worker says
-something or ends, or until a web process, which has requests under way, asks it to look around.
+Runs on a thread of its own, in the web process or in the cluster's parent; the same thread starts every
+worker, because a worker dies with the thread that started it. The thread sleeps until a worker sends a
+status or ends, or until a frontend with requests in flight asks it to check the workers.
 """
 
 import contextlib
@@ -18,9 +19,8 @@ from serving.engine import scratch, topology, worker_process
 from serving.engine.client import NOTICE
 from serving.engine.gpu_monitor import GpuMonitor
 from serving.engine.memory import EngineFds, Health, Memory, SlotLayout, send
-from serving.engine.worker import SERVE
-from serving.engine.worker_args import WorkerArgs
-from serving.engine.worker_process import WorkerProcess, ending, held_pipe, requeue_inflight
+from serving.engine.worker_args import SERVE, WorkerArgs
+from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe, requeue_inflight
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
@@ -28,7 +28,7 @@ from serving.settings import Settings
 
 
 class Supervisor:
-    """`start`, then `attachment` for every web process, then `close`."""
+    """Engine of one model version: `start`, then `attachment` for every frontend, then `close`."""
 
     def __init__(self, backend: str, model: Model, settings: Settings, webs: int = 1) -> None:
         self._backend = backend
@@ -48,62 +48,65 @@ class Supervisor:
             classes=len(model.labels),
         )
         self.profile: dict[str, Any] = {}
-        """The first ready worker's message: backend info, batch_ms, batch_cap, idle_threads."""
+        """Status message of the first ready worker; `Worker.load` returns it."""
 
         self._device: str | None = None
-        """`cpu` or `cuda`: where the first worker got; its successors get there, or nowhere."""
+        """`cpu` or `cuda`, as the first worker has chosen; all others must use the same."""
 
         self._error: str | None = None
         self._processes = [
             WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
         ]
+        # `auto` starts one worker for each GPU, and the others when there turns out to be no GPU
         if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
                 process.start_at = None
         self._kick = (-1, -1)
-        self._first_round_over = threading.Event()
+        self._startup_over = threading.Event()
+        """Set when every first worker is ready, or when the start has failed."""
+
         self._closing = threading.Event()
 
     def start(self) -> None:
-        """Returns when every worker is ready. Raises ConfigurationError when one cannot be."""
+        """Returns when every worker is ready. Raises ConfigurationError if one cannot start."""
         try:
-            self._make()
+            self._allocate()
         except (OSError, RuntimeError) as error:  # a limit on memory, descriptors or threads
             raise ConfigurationError(f"the engine cannot be made: {error}") from error
-        self._first_round_over.wait()
+        self._startup_over.wait()
         if self._error is not None:
             self.close()
             raise ConfigurationError(self._error)
 
-    def _make(self) -> None:
-        """Memory, pipes, and the thread. Raises OSError or RuntimeError, and then leaves nothing."""
+    def _allocate(self) -> None:
+        """Makes memory, pipes and the thread, or frees all of it and raises OSError or RuntimeError."""
         share = self.geometry.share
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             self.memory = Memory.create(self.geometry)
-            held.callback(self.memory.close)
+            stack.callback(self.memory.close)
             self._scratch = scratch.create()
-            held.callback(scratch.remove, self._scratch)
+            stack.callback(scratch.remove, self._scratch)
             self._gpus = GpuMonitor(self.memory)
-            held.callback(self._gpus.close)
-            self._work = [held_pipe(held, self.geometry.slots) for _ in range(2)]
-            self._done = [held_pipe(held, share) for _ in range(self.geometry.webs)]
-            self._kick = held_pipe(held, 0)
+            stack.callback(self._gpus.close)
+            self._work = [managed_pipe(stack, self.geometry.slots) for _ in range(2)]
+            self._done = [managed_pipe(stack, share) for _ in range(self.geometry.webs)]
+            self._kick = managed_pipe(stack, 0)
             for fd in (*self._kick, *(reader for reader, _ in self._work)):
                 os.set_blocking(fd, False)
-            self._thread = threading.Thread(target=self._main, name="supervisor", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
             self._thread.start()
-            self._held = held.pop_all()
+            self._resources = stack.pop_all()
 
     def give_up(self) -> None:
-        """From any thread; `start`, where it has not returned yet, raises ConfigurationError soon."""
-        if self._first_round_over.is_set():
+        """Makes a `start` that has not returned yet raise ConfigurationError; called from any thread."""
+        if self._startup_over.is_set():
             return
-        self._refuse("the service is shutting down")
-        with contextlib.suppress(OSError):  # `start` has yet to begin
+        self._fail_start("the service is shutting down")
+        with contextlib.suppress(OSError):  # `start` has not made the pipe yet
             os.write(self._kick[1], b"k")
 
     def attachment(self, web: int) -> EngineFds:
-        """What the web process needs; the descriptors are this process's."""
+        """Returns what a frontend needs of the engine; the descriptors are this process's own."""
         return EngineFds(
             web=web,
             geometry=self.geometry,
@@ -114,57 +117,57 @@ class Supervisor:
         )
 
     def abandon(self, web: int) -> None:
-        """A web process has died: what it had asked for is not computed any more."""
+        """Cancels the requests of a frontend that has died."""
         share = self.geometry.share
         for slot in range(web * share, (web + 1) * share):
             self.memory.cancelled[slot] = 1
         self.memory.in_flight[web] = 0
 
     def close(self) -> None:
-        """Ends the workers; each finishes the batch it computes, if that is soon."""
+        """Ends the workers and frees the engine; a worker may finish its batch within the hang limit."""
         self._closing.set()
         os.write(self._kick[1], b"k")
         self._thread.join()
-        self._held.close()
+        self._resources.close()
 
-    # -- the thread --
-
-    def _main(self) -> None:
+    def _run(self) -> None:
+        """Runs the supervisor's thread."""
         try:
             while not self._closing.is_set():
                 self._start_due()
                 self._set_health()
                 self._wait()
-                worker_process.kill_silent(self._processes, self.memory, self._hang_limit)
-        except Exception:  # a defect here must not pass for a healthy service
+                worker_process.kill_hung(self._processes, self.memory, self._hang_limit)
+        except Exception:  # after a bug here the service must not look healthy
             logger().exception("the supervisor failed")
             self._error = "the supervisor failed"
-            self._first_round_over.set()
+            self._startup_over.set()
             self._publish(Health.DOWN)
         finally:
-            worker_process.end_all(self._processes, self._hang_limit)
+            worker_process.stop_all(self._processes, self._hang_limit)
 
     @property
     def _hang_limit(self) -> float:
         return worker_process.hang_limit(self._settings, self.profile)
 
     def _wait(self) -> None:
-        """Until a worker speaks or ends, a web process asks, or something is due."""
+        """Waits for a worker's status or end, a frontend's wake-up, or the next start or time-out."""
         poll = select.poll()
         poll.register(self._kick[0], select.POLLIN)
         running = {p.status_fd: p for p in self._processes if p.popen}
         for fd in running:
             poll.register(fd, select.POLLIN)
         due = [p.start_at for p in self._processes if p.start_at is not None]
-        due += [p.begun_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
+        due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
         for fd, _ in poll.poll(timeout):
             if fd == self._kick[0]:
                 os.read(fd, 4096)
             else:
-                self._hear(running[fd])
+                self._read_status(running[fd])
 
-    def _hear(self, process: WorkerProcess) -> None:
+    def _read_status(self, process: WorkerProcess) -> None:
+        """Reads a worker's status pipe, which is closed by its death."""
         data = os.read(process.status_fd, 65536)
         if not data:
             self._on_death(process)
@@ -179,20 +182,21 @@ class Supervisor:
                 self._on_loaded(process, message)
 
     def _start_due(self) -> None:
+        """Starts the workers whose time has come."""
         now = time.monotonic()
         for process in self._processes:
             if process.start_at is not None and process.start_at <= now:
                 try:
-                    process.start(self._arguments(process))
-                except OSError as error:  # no memory, or too many processes, for now
-                    if not self._first_round_over.is_set():
-                        self._refuse(f"an inference worker cannot be started: {error}")
+                    process.start(self._worker_args(process))
+                except OSError as error:  # short of memory or processes, perhaps for a while
+                    if not self._startup_over.is_set():
+                        self._fail_start(f"an inference worker cannot be started: {error}")
                         return
                     logger().error("an inference worker cannot be started", reason=str(error))
                     process.start_at = now + process.backoff(now)
 
-    def _arguments(self, process: WorkerProcess) -> WorkerArgs:
-        """For the worker in this place; its own pipes are still missing."""
+    def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
+        """Returns a worker's arguments; `WorkerProcess.start` adds its own pipes."""
         return WorkerArgs(
             index=process.index,
             parent=os.getpid(),
@@ -209,13 +213,15 @@ class Supervisor:
         )
 
     def _on_loaded(self, process: WorkerProcess, message: dict[str, Any]) -> None:
-        """A worker is warm and may begin; `start` waits for the first ones all."""
+        """Lets a worker serve that has loaded its model."""
         process.failed_starts = 0
         self.profile = self.profile or message
         device = message["info"]["device"].partition(":")[0]
         self._device = self._device or device
         if device != self._device:
-            self._refuse(f"one worker runs on {self._device}, another on {device}: {message['info']}")
+            self._fail_start(
+                f"one worker runs on {self._device}, another on {device}: {message['info']}"
+            )
             return
         if message["gpu_uuid"]:
             self._gpus.watch(process.index, process.gpu, message["gpu_uuid"])
@@ -223,30 +229,30 @@ class Supervisor:
             self.memory.batch_cap[0] = min(message["batch_cap"], self.geometry.max_batch)
             self.profile["batch_cap"] = self.memory.batch_cap[0]
         if message["info"]["device"] == "cpu":
-            for waiting in self._processes:  # there was no usable GPU after all
+            for waiting in self._processes:  # no usable GPU: the other cores get workers, too
                 if waiting.popen is None and waiting.start_at is None:
                     waiting.start_at = time.monotonic()
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
         self.memory.seen[process.index] = process.ready_at
-        process.tell(SERVE)
+        process.send_command(SERVE)
         if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
-            self._first_round_over.set()
+            self._startup_over.set()
 
     def _on_death(self, process: WorkerProcess) -> None:
-        """Requeues what the worker had taken, and plans its successor."""
+        """Requeues the records of a worker that has died, and sets the time of its restart."""
         popen, process.popen = process.popen, None
         assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
         process.start_at = now + process.backoff(now)
         process.ready = False
         self._set_health()
-        popen.kill()  # where it only closed its descriptors
+        popen.kill()  # in case it has only closed its status pipe
         code = popen.wait()
         os.close(process.status_fd)
         os.close(process.control_fd)
-        if not self._first_round_over.is_set():
-            self._refuse(self._error or f"an inference worker {ending(code)}")
+        if not self._startup_over.is_set():
+            self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
             return
         self.memory.restarts[0] += 1
         logger().error(
@@ -259,19 +265,19 @@ class Supervisor:
         requeue_inflight(self.memory, process.index, work, tuple(writer for _, writer in self._done))
         self.memory.busy_since[process.index] = 0
 
-    def _refuse(self, reason: str) -> None:
-        """The service cannot start; `start` raises."""
+    def _fail_start(self, reason: str) -> None:
+        """Makes `start` raise ConfigurationError with this reason."""
         self._error = reason
         self._closing.set()
-        self._first_round_over.set()
+        self._startup_over.set()
 
     def _set_health(self) -> None:
-        """Publishes how many workers are ready, and tells the web processes when that matters."""
+        """Publishes how many workers are ready, and the engine's health."""
         ready = sum(p.ready for p in self._processes)
         self.memory.ready_workers[0] = ready
         if ready:
             health = Health.READY
-        elif not self._first_round_over.is_set():
+        elif not self._startup_over.is_set():
             health = Health.STARTING
         elif any(not p.failed_starts for p in self._processes):
             health = Health.RECOVERING
@@ -280,6 +286,7 @@ class Supervisor:
         self._publish(health)
 
     def _publish(self, health: Health) -> None:
+        """Writes the health, and notifies every frontend if it has changed."""
         if self.memory.health[0] != health:
             self.memory.health[0] = health
             for _, writer in self._done:

@@ -1,4 +1,7 @@
-"""How many processes of which kind: what the settings say, or what follows from the machine."""
+"""Numbers of workers, frontends and threads: from the settings, or from the machine for `auto`.
+
+Called at start by the supervisor, the workers, the frontends and the cluster.
+"""
 
 from pathlib import Path
 
@@ -6,11 +9,11 @@ from serving.settings import Settings
 from serving.system import cpus
 
 MOST_WEB_PROCESSES = 64
-MOST_IDLE_THREADS = 16  # more hardly help one picture, and every instance has them
+MOST_IDLE_THREADS = 16  # more hardly help one input, and every instance has them
 
 
 def instances(settings: Settings) -> int:
-    """Workers per device; `auto`: one per usable core on a CPU, one on a GPU."""
+    """Returns the workers per device; `auto`: one per usable core on a CPU, one on a GPU."""
     if settings.instances != "auto":
         return settings.instances
     if settings.device == "cuda":
@@ -19,22 +22,22 @@ def instances(settings: Settings) -> int:
 
 
 def idle_threads(settings: Settings) -> int:
-    """Threads that each worker keeps for a picture that is alone; `auto`: the cores, within reason."""
+    """Returns each worker's threads for an input that is alone; `auto`: one per core, up to 16."""
     if settings.idle_threads != "auto":
         return settings.idle_threads
     return min(MOST_IDLE_THREADS, cpus.usable())
 
 
 def gpus(settings: Settings) -> list[int]:
-    """Indices of the CUDA devices that have workers, if there are any."""
+    """Returns the indices of the CUDA devices to use; the first one unless set."""
     return settings.devices or [0]
 
 
 def web_processes(settings: Settings) -> int:
-    """Processes that speak HTTP and decode.
+    """Returns the number of frontends, the processes that speak HTTP and decode.
 
-    On a CPU one keeps the workers busy. A GPU computes faster than one process decodes: there every
-    core that no worker needs gets one.
+    On a CPU one frontend keeps the workers busy. A GPU computes faster than one process decodes: there
+    every core that no worker needs gets a frontend.
     """
     if settings.web_processes != "auto":
         return settings.web_processes
@@ -45,12 +48,12 @@ def web_processes(settings: Settings) -> int:
 
 
 def decoding_threads(settings: Settings) -> int:
-    """Of one web process: all together not many more than there are cores."""
+    """Returns the decoding threads of one frontend: all frontends together have about one per core."""
     cores = cpus.usable()
     webs = 1 if settings.web_processes == "auto" else settings.web_processes
     return min(cores, max(2, cores // webs))
 
 
 def gpu_is_possible() -> bool:
-    """Whether an NVIDIA driver shows itself; if not, `auto` will end on the CPU."""
+    """Returns whether there is an NVIDIA driver; without one `auto` will use the CPU."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))

@@ -1,7 +1,8 @@
-"""Runs and measures every batch size before a worker is ready, and chooses the batch cap.
+"""Warm-up: runs and measures every batch size before a worker is ready, and chooses the batch cap.
 
-On a CPU some networks compute a batch of eight in five times the time of one picture, others in ten; on
-a GPU batches are everything. So the cap is measured, not assumed.
+On a CPU some networks compute a batch of eight in five times the time of one input, others in ten; on a
+GPU large batches are far faster. So the cap is measured. Called by `worker.py`, on the thread that will
+call the backend.
 """
 
 import time
@@ -20,20 +21,35 @@ from serving.settings import Settings
 
 T = TypeVar("T", np.uint8, np.float32)
 
-GOOD_ENOUGH = 0.95  # of the best throughput
-ROUNDS_S = 0.08  # of measuring, per size
-LONGEST_S = 1.0  # of measuring what something else disturbs
+NEARLY_BEST = 0.95  # of the best throughput
+ROUNDS_S = 0.08  # measured per size, if nothing disturbs
+MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 
 
 def warm_up(
     backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: Iterable[int]
 ) -> dict[int, float]:
-    """The time in ms of each batch size that fits into the device's memory, sizes ascending.
+    """Runs images [N, *shape] and one tensor; returns the time in ms of each batch size, ascending.
 
-    That is the shortest of some calls: what a quiet machine takes. The sizes take turns, so that what
-    else the machine does meets all of them alike. Raises ConfigurationError for a wrong output shape,
-    and when not even one picture fits.
+    Raises ConfigurationError for a wrong output. Tensors need no measurement of their own: behind the
+    normalisation the network is the same.
+    """
+    profile = measure(backend, shape, classes, batch_sizes)
+    height, width, channels = shape
+    tensor = np.zeros((1, channels, height, width), np.float32)
+    check_logits(run(backend.infer_tensor, tensor), 1, classes)
+    return profile
+
+
+def measure(
+    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: Iterable[int]
+) -> dict[int, float]:
+    """Returns the time in ms of each batch size that fits into the device's memory, ascending.
+
+    The time is the shortest of several calls, as on a quiet machine. The sizes take turns, so that other
+    programs disturb all sizes alike. Raises ConfigurationError for a wrong output, and if not even one
+    image fits into the memory.
     """
     batches = {size: np.zeros((size, *shape), np.uint8) for size in batch_sizes}
     times: dict[int, list[float]] = {size: [] for size in sorted(batches)}
@@ -42,57 +58,41 @@ def warm_up(
         for size, batch in list(batches.items()):
             started = time.perf_counter()
             try:
-                logits = computed(backend.infer, batch)
+                logits = run(backend.infer, batch)
             except OutOfDeviceMemoryError as error:
                 too_large = str(error)
                 logger().warning("a batch size does not fit into the device's memory", size=size)
                 del batches[size], times[size]
                 continue
             times[size].append(time.perf_counter() - started)
-            check(logits, size, classes)
+            check_logits(logits, size, classes)
         if not batches:
             raise ConfigurationError(f"the device's memory is too small for one picture: {too_large}")
-        measured = sum(sum(one[1:]) for one in times.values())  # a first call plans and allocates
+        measured = sum(sum(one[1:]) for one in times.values())  # the first call plans and allocates
         if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(batches):
             continue
-        if measured > LONGEST_S or undisturbed([min(one) / size for size, one in times.items()]):
+        if measured > MAX_ROUNDS_S or is_undisturbed([min(one) / size for size, one in times.items()]):
             break
     return {size: round(min(one) * 1000, 3) for size, one in times.items()}
 
 
-def undisturbed(seconds: Sequence[float]) -> bool:
-    """Whether a picture's time, by ascending batch size, falls and then rises, as it does by itself."""
-    best = seconds.index(min(seconds))
-    falls = all(after * GOOD_ENOUGH <= before for before, after in pairwise(seconds[: best + 1]))
-    return falls and all(after >= before * GOOD_ENOUGH for before, after in pairwise(seconds[best:]))
+def is_undisturbed(seconds: Sequence[float]) -> bool:
+    """Returns whether the times per input, by ascending batch size, fall and then rise.
 
-
-def warm_both(
-    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: Iterable[int]
-) -> dict[int, float]:
-    """Runs both ways in; the time in ms of each batch size. Raises ConfigurationError."""
-    profile = warm_up(backend, shape, classes, batch_sizes)
-    warm_up_tensors(backend, shape, classes)
-    return profile
-
-
-def warm_up_tensors(backend: Backend, shape: tuple[int, int, int], classes: int) -> None:
-    """Runs the other way in once; raises ConfigurationError for a wrong output shape.
-
-    The sizes need no second measuring: behind the normalisation it is the same network.
+    Times that other programs disturb rise and fall several times.
     """
-    height, width, channels = shape
-    tensor = np.zeros((1, channels, height, width), np.float32)
-    check(computed(backend.infer_tensor, tensor), 1, classes)
+    best = seconds.index(min(seconds))
+    falls = all(after * NEARLY_BEST <= before for before, after in pairwise(seconds[: best + 1]))
+    return falls and all(after >= before * NEARLY_BEST for before, after in pairwise(seconds[best:]))
 
 
-def computed(run: Callable[[NDArray[T]], NDArray[np.float32]], batch: NDArray[T]) -> NDArray[np.float32]:
-    """What the backend answers. Raises ConfigurationError for what is no trouble of the device."""
+def run(infer: Callable[[NDArray[T]], NDArray[np.float32]], batch: NDArray[T]) -> NDArray[np.float32]:
+    """Computes a batch. Turns every error but the device's own into ConfigurationError."""
     try:
-        return run(batch)
+        return infer(batch)
     except (OutOfDeviceMemoryError, DeviceLostError):
         raise
-    except Exception as error:  # each library has types of its own
+    except Exception as error:  # every library has exception types of its own
         reason = " ".join(str(error).split())
         if len(batch) > 1:
             raise ConfigurationError(
@@ -102,8 +102,8 @@ def computed(run: Callable[[NDArray[T]], NDArray[np.float32]], batch: NDArray[T]
         raise ConfigurationError(f"the model cannot compute a picture: {reason}") from error
 
 
-def check(logits: NDArray[np.float32], size: int, classes: int) -> None:
-    """Raises ConfigurationError unless these are finite logits of a batch of `size`."""
+def check_logits(logits: NDArray[np.float32], size: int, classes: int) -> None:
+    """Raises ConfigurationError unless the logits are finite and of shape [size, classes]."""
     if logits.shape != (size, classes):
         raise ConfigurationError(
             f"the model answers with shape {logits.shape} to {size} pictures, "
@@ -117,9 +117,12 @@ def check(logits: NDArray[np.float32], size: int, classes: int) -> None:
 
 
 def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
-    """The smallest size whose throughput is nearly the best, or the one that is fixed."""
+    """Returns the set maximum, or the smallest size whose throughput is nearly the best.
+
+    `profile` has the time in ms of each batch size.
+    """
     if settings.max_batch_size != "auto":
         return min(settings.max_batch_size, max(profile))
     throughput = {size: size / ms for size, ms in profile.items()}
     best = max(throughput.values())
-    return min(size for size, rate in throughput.items() if rate >= GOOD_ENOUGH * best)
+    return min(size for size, rate in throughput.items() if rate >= NEARLY_BEST * best)

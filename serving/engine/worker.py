@@ -1,21 +1,22 @@
-"""One inference worker, a program of its own: takes batches, computes them, reports.
+"""Inference worker, a process of its own: takes batches, computes them, reports the slots.
 
-Started by `supervisor.py` as `python -m serving.engine.worker ARGUMENTS`, with its descriptors passed
-on. It ends when the supervisor closes the control pipe, and with the supervisor's own death. What it
-has taken and not yet reported always stands in its inbox in shared memory, into which the kernel puts
-the records itself: whenever it is killed, nothing it had taken is lost.
+The supervisor starts it as `python -m serving.engine.worker ARGS` and passes its descriptors on. It
+ends when the supervisor closes the control pipe or dies. The kernel reads records straight into the
+worker's inbox in shared memory, and they stay there until they are reported: a worker that is killed at
+any moment loses nothing.
 
-On a GPU one thread does nothing but call the backend; while it computes a batch, the main thread reports
-the one before and gathers the next. On a CPU, where that would take the cores from the computation,
-there is one thread.
+On a GPU a second thread calls the backend: while it computes a batch, the main thread reports the batch
+before and gathers the next. On a CPU a second thread would take a core from the computation.
 """
 
 import signal
 
-if __name__ == "__main__":  # a whole group may get them: the supervisor ends us
+if __name__ == "__main__":  # a terminal signals the whole group; the supervisor ends us
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
+import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -27,162 +28,187 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serving.backends import batch_sizes
-from serving.backends.base import SlotReader
+from serving.backends import batch_sizes, cuda_driver
+from serving.backends.base import Backend, BackendInfo, SlotReader
 from serving.engine import topology, warmup
 from serving.engine.executor import BatchExecutor, InFlightBatch
 from serving.engine.memory import Memory, Signature, SlotLayout, State, generation_of, slot_of
 from serving.engine.queue import WorkQueue
-from serving.engine.worker_args import WorkerArgs, die_with_parent, give_memory_back, gpu_uuid
+from serving.engine.worker_args import WorkerArgs
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
 from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
-
-SERVE = b"s"
+from serving.system.pdeathsig import die_with_parent
 
 
 class Worker:
-    """The loop; see the module."""
+    """Loads a model, then takes and computes batches; `load` comes before `serve`."""
 
-    def __init__(self, arguments: WorkerArgs, settings: Settings) -> None:
-        self.index = arguments.index
-        self.settings = settings
-        self.memory = Memory(arguments.memory_fd, SlotLayout(**arguments.geometry))
-        self.queue = WorkQueue(
-            self.memory, arguments.index, arguments.work_fds, arguments.control_fd, settings
-        )
-        self._computing = BatchExecutor(self.memory, arguments.index, self.queue, arguments.done_fds)
+    def __init__(self, args: WorkerArgs, settings: Settings) -> None:
+        self._args = args
+        own = {"devices": [args.gpu], "device": args.device}
+        self._settings = settings.model_copy(update=own)
+        self._memory = Memory(args.memory_fd, SlotLayout(**args.geometry))
+        self._queue = WorkQueue(self._memory, args.index, args.work_fds, args.control_fd, settings)
+        self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
 
-    def load(self, arguments: WorkerArgs) -> dict[str, Any]:
-        """Loads, warms up and measures; returns what the supervisor is told."""
-        module, _, name = arguments.backend.partition(":")
-        make = getattr(importlib.import_module(module), name)
-        model = Model.read(Path(arguments.model_dir), arguments.version)
-        own = {"devices": [arguments.gpu], "device": arguments.device}
-        settings = self.settings.model_copy(update=own)
-        geometry, computing = self.memory.geometry, self._computing
-        scratch = Path(arguments.scratch) if arguments.scratch else None
-        computing.backend = backend = make()
-        info = backend.load(model, settings, scratch)
-        shape = (geometry.height, geometry.width, 3)
-        cap = self.memory.batch_cap[0]
-        on_gpu = info.device != "cpu"
+    def load(self) -> dict[str, Any]:
+        """Loads the model, warms it up and measures it; returns the status message for the supervisor.
+
+        Raises ConfigurationError.
+        """
+        memory, executor, settings = self._memory, self._executor, self._settings
+        model = Model.read(Path(self._args.model_dir), self._args.version)
+        backend, info = self._load_backend(model, settings)
+        executor.backend = backend
+        on_gpu, cap = info.device != "cpu", memory.batch_cap[0]
         sizes = batch_sizes.sizes(settings, info.device, cap)
         if on_gpu:
-            sizes.reverse()  # the largest takes the memory that the others then share
-            computing.device = ThreadPoolExecutor(1, "device")
-        warm = partial(warmup.warm_both, backend, shape, geometry.classes, sizes)
-        profile = computing.device.submit(warm).result() if computing.device else warm()
-        if on_gpu:
-            computing.buckets = list(profile)
-            if isinstance(backend, SlotReader) and backend.attach(self.memory.inputs):
-                computing.reader = backend
+            sizes.reverse()  # the largest allocates the memory that the others then share
+            executor.device = ThreadPoolExecutor(1, "device")
+        warm_up = partial(self._warm_up, backend, sizes)
+        profile = executor.device.submit(warm_up).result() if executor.device else warm_up()
         threads = topology.idle_threads(settings)
-        if not on_gpu and threads > settings.intra_op_threads:
-            computing.all_cores_backend = all_cores_backend = make()
-            changes = {"intra_op_threads": threads, "device": "cpu"}
-            all_cores_backend.load(model, settings.model_copy(update=changes), scratch)
-            warmup.warm_both(all_cores_backend, shape, geometry.classes, [1])
+        if on_gpu:
+            executor.buckets = list(profile)
+            if isinstance(backend, SlotReader) and backend.attach(memory.inputs):
+                executor.reader = backend
+        elif threads > settings.intra_op_threads:
+            executor.all_cores_backend = self._load_all_cores_backend(model, threads)
         return {
             "info": asdict(info),
-            "gpu_uuid": gpu_uuid(arguments.gpu) if on_gpu else None,
+            "gpu_uuid": gpu_uuid(self._args.gpu) if on_gpu else None,
             "batch_ms": profile,
             "batch_cap": cap or warmup.choose_cap(settings, profile),
-            "idle_threads": threads if computing.all_cores_backend else None,
+            "idle_threads": threads if executor.all_cores_backend else None,
         }
 
+    def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
+        changes = {"intra_op_threads": threads, "device": "cpu"}
+        backend, _ = self._load_backend(model, self._settings.model_copy(update=changes))
+        self._warm_up(backend, [1])
+        return backend
+
+    def _load_backend(self, model: Model, settings: Settings) -> tuple[Backend, BackendInfo]:
+        module, _, name = self._args.backend.partition(":")
+        backend: Backend = getattr(importlib.import_module(module), name)()
+        scratch = Path(self._args.scratch) if self._args.scratch else None
+        return backend, backend.load(model, settings, scratch)
+
+    def _warm_up(self, backend: Backend, sizes: list[int]) -> dict[int, float]:
+        """Runs every batch size; returns each size's time in ms."""
+        layout = self._memory.geometry
+        return warmup.warm_up(backend, (layout.height, layout.width, 3), layout.classes, sizes)
+
     def serve(self) -> None:
-        """Takes and computes until it is told to stop."""
-        memory, index, computing = self.memory, self.index, self._computing
-        for backend in computing.backends:
+        """Takes and computes batches until the supervisor closes the control pipe."""
+        memory, index, executor = self._memory, self._args.index, self._executor
+        for backend in executor.backends:
             backend.trim()
-        give_memory_back()
-        computing.open(memory.batch_cap[0])  # the first worker's choice holds for all
-        under_way: InFlightBatch | None = None
-        while (taken := self.queue.take(wait=under_way is None)) is not None:
-            under_way = self._run(taken, under_way)
-            if under_way:
-                self.queue.turn()
+        trim_heap()
+        executor.open(memory.batch_cap[0])  # the first worker measured it for all
+        in_flight: InFlightBatch | None = None
+        while (taken := self._queue.take(wait=in_flight is None)) is not None:
+            in_flight = self._compute(taken, in_flight)
+            if in_flight:
+                self._queue.swap_halves()
                 continue
-            self.queue.clear()
-            memory.seen[index] = time.monotonic()  # before it counts as idle, and as asked long ago
+            self._queue.clear()
+            memory.seen[index] = time.monotonic()  # first: an idle worker needs a fresh heartbeat
             memory.busy_since[index] = 0
-        computing.close()
+        executor.close()
 
-    def _run(self, taken: list[int], under_way: InFlightBatch | None) -> InFlightBatch | None:
-        """Computes what was taken; returns the batch that the device is left to compute meanwhile.
+    def _compute(self, taken: list[int], in_flight: InFlightBatch | None) -> InFlightBatch | None:
+        """Computes the taken records; returns the batch that the device may compute meanwhile.
 
-        Suspects run while nothing else does. A queue delay asks for waiting, not for taking early.
+        Requeued items run alone, while nothing else is in flight. With a queue delay no batch is taken
+        ahead: its items wait for a fuller batch.
         """
-        computing = self._computing
-        ahead = computing.device is not None and not self.settings.max_queue_delay_us
-        batches, suspects = self._sorted(taken)
+        executor = self._executor
+        take_ahead = executor.device is not None and not self._settings.max_queue_delay_us
+        batches, requeued = self._sort(taken)
         for slots in batches:
-            begun = computing.begin(slots)
-            if under_way:
-                computing.finish(under_way)
-            under_way = begun
-            if not ahead:
-                computing.finish(begun)
-                under_way = None
-        if under_way and (suspects or not batches):
-            computing.finish(under_way)
-            under_way = None
-        for slot in suspects:
-            computing.finish(computing.begin([slot]))
-        return under_way
+            batch = executor.begin(slots)
+            if in_flight:
+                executor.finish(in_flight)
+            in_flight = batch
+            if not take_ahead:
+                executor.finish(batch)
+                in_flight = None
+        if in_flight and (requeued or not batches):
+            executor.finish(in_flight)
+            in_flight = None
+        for slot in requeued:
+            executor.finish(executor.begin([slot]))
+        return in_flight
 
-    def _sorted(self, taken: list[int]) -> tuple[list[list[int]], list[int]]:
-        """What somebody waits for: batches by kind, and suspects, which are to run alone."""
-        memory = self.memory
+    def _sort(self, taken: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Returns the slots to compute: batches of one signature, and items that a worker died on.
+
+        Cancelled and expired items are reported at once and never computed.
+        """
+        memory = self._memory
         now = time.monotonic()
-        fresh: tuple[list[int], ...] = tuple([] for _ in Signature)
-        suspects, over = [], []
+        by_signature: tuple[list[int], ...] = tuple([] for _ in Signature)
+        requeued, dropped = [], []
         for value in taken:
             slot = slot_of(value)
             if memory.generation[slot] != generation_of(value) or memory.state[slot] != State.QUEUED:
                 continue
             if memory.cancelled[slot]:
                 memory.state[slot] = State.SKIPPED
-                over.append(slot)
+                dropped.append(slot)
             elif memory.deadline[slot] <= now:
                 memory.state[slot] = State.EXPIRED
-                over.append(slot)
+                dropped.append(slot)
             elif memory.attempts[slot]:
-                suspects.append(slot)
+                requeued.append(slot)
             else:
-                fresh[memory.kind[slot]].append(slot)
-        if over:
-            self._computing.report(over)
-        return [slots for slots in fresh if slots], suspects
+                by_signature[memory.kind[slot]].append(slot)
+        if dropped:
+            self._executor.report(dropped)
+        return [slots for slots in by_signature if slots], requeued
+
+
+def gpu_uuid(index: int) -> str | None:
+    """Returns the UUID by which NVML finds a GPU; without one the GPU's metrics are missing."""
+    with contextlib.suppress(ConfigurationError):
+        return cuda_driver.device_uuid(index)
+    return None
+
+
+def trim_heap() -> None:
+    """Gives free heap memory back: loading leaves twice the model's size, which glibc keeps."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> None:
-    """Loads, reports that it is ready, waits for the word to start, serves."""
-    arguments = WorkerArgs(**json.loads(sys.argv[1]))
-    die_with_parent(arguments.parent)
+    """Loads, reports the result, waits for the command to serve, and serves."""
+    args = WorkerArgs(**json.loads(sys.argv[1]))
+    die_with_parent(args.parent)
     settings = Settings()
     configure_logging(settings)
-    worker = Worker(arguments, settings)
+    worker = Worker(args, settings)
 
-    def tell(message: dict[str, Any]) -> None:
-        os.write(arguments.status_fd, json.dumps(message).encode() + b"\n")
+    def send_status(message: dict[str, Any]) -> None:
+        os.write(args.status_fd, json.dumps(message).encode() + b"\n")
 
     try:
-        message = worker.load(arguments)
+        message = worker.load()
     except ConfigurationError as error:
-        tell({"error": str(error)})
+        send_status({"error": str(error)})
         raise SystemExit(1) from error
     except Exception as error:
         logger().exception("the model cannot be loaded")
-        tell({"error": f"the model cannot be loaded: {error}"})
+        send_status({"error": f"the model cannot be loaded: {error}"})
         raise SystemExit(1) from error
     if message["info"]["device"] == "cpu":
-        cpus.give_way()
-    tell(message)
-    if os.read(arguments.control_fd, 1):  # nothing: the supervisor has closed it
+        cpus.lower_priority()
+    send_status(message)
+    if os.read(args.control_fd, 1):  # empty: the supervisor has closed it
         worker.serve()
 
 

@@ -1,4 +1,7 @@
-"""One place for a worker: its process, the pipes to it, how it has fared; for `supervisor.py`."""
+"""Worker process as the supervisor sees it: its start, its pipes, its heartbeat, its restarts.
+
+Called by `supervisor.py` on the supervisor's thread.
+"""
 
 import contextlib
 import fcntl
@@ -13,27 +16,24 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from serving.engine.memory import RECORD_BYTES, Memory, State, generation_of, record, send, slot_of
-from serving.engine.worker_args import WorkerArgs
+from serving.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
 from serving.logging import logger
 from serving.settings import Settings
 from serving.system import cpus
 
-MAX_BACKOFF_S = 10.0
-FIRST_BACKOFF_S = 0.1
+FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_CRASH_BACKOFF_S = 0.1, 10.0, 1.0
 HEALTHY_AFTER_S = 10.0
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # Linux
 
-
 LOAD_TIMEOUT_S = 600
-LEAST_HANG_S = 3.0
-HANG_BATCHES = 20  # of the slowest measured batch
-LEAST_LONGER_S, LONGER_BATCHES = 0.5, 2  # and then
+MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES = 3.0, 20  # of the slowest measured batch
+MIN_GRACE_S, GRACE_BATCHES = 0.5, 2  # between the two checks that must both find a worker hung
 MAX_ATTEMPTS = 2
 
 
 @dataclass
 class WorkerProcess:
-    """One place; `popen` changes when the worker is replaced."""
+    """One worker's place in the engine; `popen` changes when the worker is replaced."""
 
     index: int
     gpu: int
@@ -42,126 +42,123 @@ class WorkerProcess:
     control_fd: int = -1
     status_buffer: bytes = b""
     ready: bool = False
-    begun_at: float = 0.0
+    started_at: float = 0.0
     ready_at: float = 0.0
-    asked_at: float = 0.0
-    """When it was last asked whether it is there."""
+    heartbeat_asked_at: float = 0.0
+    hung_since: float | None = None
+    """Time of the first check that found its heartbeat too old; None while the heartbeat is fresh."""
 
-    stuck_since: float | None = None
-    """When it was first found silent for too long; None while it is not."""
+    core_wait_s: dict[int, float] = field(default_factory=dict)
+    """Seconds for which each of its threads had waited for a core at `hung_since`."""
 
-    waited: dict[int, float] = field(default_factory=dict)
-    """Seconds for which its threads had waited for a core by then."""
-
-    deaths: int = 0
-    """In a row, after it had been ready; a long life resets it."""
+    crashes: int = 0
+    """Deaths in a row after it was ready; a long life resets the count."""
 
     failed_starts: int = 0
-    """In a row: it ended before it was ready."""
+    """Deaths in a row before it was ready."""
 
     start_at: float | None = 0.0
-    """When it is to be started; None while it runs, or is not wanted yet."""
+    """Time of the next start; None while it runs, or before it is needed."""
 
-    def start(self, arguments: WorkerArgs) -> None:
-        """Starts a worker with these arguments, its own pipes filled in. Raises OSError."""
-        status = pipe(0)
-        try:
+    def start(self, args: WorkerArgs) -> None:
+        """Starts a worker with these arguments and new control and status pipes. Raises OSError."""
+        with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as own_ends:
+            status = pipe(0)
+            own_ends.callback(os.close, status[0])
+            workers_ends.callback(os.close, status[1])
             control = pipe(0)
-        except OSError:  # there was a descriptor for one, but not for both
-            os.close(status[0])
-            os.close(status[1])
-            raise
-        arguments = replace(arguments, control_fd=control[0], status_fd=status[1])
-        try:
+            own_ends.callback(os.close, control[1])
+            workers_ends.callback(os.close, control[0])
+            args = replace(args, control_fd=control[0], status_fd=status[1])
             self.popen = subprocess.Popen(  # noqa: S603 our own module
-                [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(arguments))],
-                pass_fds=arguments.passed_fds,
+                [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(args))],
+                pass_fds=args.passed_fds,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
             )
-        except OSError:
-            os.close(status[0])
-            os.close(control[1])
-            raise
-        finally:
-            os.close(control[0])
-            os.close(status[1])
+            own_ends.pop_all()
         os.set_blocking(control[1], False)
         self.status_fd, self.control_fd = status[0], control[1]
-        self.status_buffer, self.ready, self.start_at, self.stuck_since = b"", False, None, None
-        self.begun_at = time.monotonic()
+        self.status_buffer, self.ready, self.start_at, self.hung_since = b"", False, None, None
+        self.started_at = time.monotonic()
 
-    def tell(self, word: bytes) -> None:
-        """A word for the worker; of one that has just died will be heard."""
+    def send_command(self, command: bytes) -> None:
+        """Writes to the control pipe. Ignores a dead worker: its exit is seen on the status pipe."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self.control_fd, word)
+            os.write(self.control_fd, command)
 
     def backoff(self, now: float) -> float:
-        """Seconds to wait before the next start; none after a first death in service."""
+        """Counts a death and returns the seconds until the next start; 0 after a first crash."""
         if not self.ready:
             self.failed_starts += 1
             return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self.failed_starts)
-        self.deaths = 0 if now - self.ready_at > HEALTHY_AFTER_S else self.deaths + 1
-        return 0.0 if self.deaths < 2 else min(1.0, FIRST_BACKOFF_S * 2.0**self.deaths)
+        self.crashes = 0 if now - self.ready_at > HEALTHY_AFTER_S else self.crashes + 1
+        if self.crashes < 2:
+            return 0.0
+        return min(MAX_CRASH_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self.crashes)
 
-    def is_stuck(self, silent: bool, now: float, longer_s: float) -> bool:
-        """Whether it is `silent` at two looks, `longer_s` apart: after a pause of all, all are at one.
+    def is_hung(self, heartbeat_is_old: bool, now: float, grace_s: float) -> bool:
+        """Returns whether two checks, `grace_s` apart, both found the heartbeat too old.
 
-        Time in which it waits for a core does not count: beside busy programs a worker gets little.
+        One check is not enough: after a pause of the whole machine every heartbeat is old. Time in which
+        the worker waited for a core does not count: beside busy programs a worker gets little.
         """
         assert self.popen is not None  # noqa: S101 it runs
-        if not silent:
-            self.stuck_since = None
+        if not heartbeat_is_old:
+            self.hung_since = None
             return False
-        if self.stuck_since is None:
-            self.stuck_since, self.waited = now, cpus.waited(self.popen.pid)
-        if now - self.stuck_since < longer_s:
+        if self.hung_since is None:
+            self.hung_since, self.core_wait_s = now, cpus.core_wait_s(self.popen.pid)
+        if now - self.hung_since < grace_s:
             return False
-        now_waited = cpus.waited(self.popen.pid).items()
-        waits = [seconds - self.waited.get(thread, seconds) for thread, seconds in now_waited]
-        return now - self.stuck_since - max(waits, default=0.0) >= longer_s
+        waits_now = cpus.core_wait_s(self.popen.pid).items()
+        waits = [seconds - self.core_wait_s.get(thread, seconds) for thread, seconds in waits_now]
+        return now - self.hung_since - max(waits, default=0.0) >= grace_s
 
     def heartbeat_age(self, memory: Memory, now: float) -> float:
-        """Seconds for which it computes one batch, or, idle, leaves a question unanswered."""
+        """Returns for how many seconds it has computed one batch, or not answered while idle.
+
+        Asks an idle worker for a heartbeat.
+        """
         if busy_since := memory.busy_since[self.index]:
             return now - float(busy_since)
-        if self.asked_at > memory.seen[self.index]:
-            return now - self.asked_at
-        self.asked_at = now
-        self.tell(b"?")
+        if self.heartbeat_asked_at > memory.seen[self.index]:
+            return now - self.heartbeat_asked_at
+        self.heartbeat_asked_at = now
+        self.send_command(REFRESH_HEARTBEAT)
         return 0.0
 
 
 def hang_limit(settings: Settings, profile: Mapping[str, Any]) -> float:
-    """Seconds after which a worker that gathers and computes one batch counts as hung.
+    """Returns the seconds after which a worker that gathers and computes one batch counts as hung.
 
-    `profile` is what the first ready worker has told, or empty.
+    `profile` is the first ready worker's status message, or empty before there is one.
     """
     delay = settings.max_queue_delay_us / 1e6
     if settings.worker_timeout_ms != "auto":
         return settings.worker_timeout_ms / 1000 + delay
     slowest: float = max(profile.get("batch_ms", {"1": 0.0}).values()) / 1000
-    return max(LEAST_HANG_S, HANG_BATCHES * slowest) + delay
+    return max(MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES * slowest) + delay
 
 
-def kill_silent(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float) -> None:
-    """Kills workers that have stopped answering or never get ready; their pipe tells of the end."""
+def kill_hung(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float) -> None:
+    """Kills hung workers and workers that load for too long; their exit is seen on the status pipe."""
     now = time.monotonic()
-    longer_s = max(LEAST_LONGER_S, limit_s * LONGER_BATCHES / HANG_BATCHES)
+    grace_s = max(MIN_GRACE_S, limit_s * GRACE_BATCHES / HANG_LIMIT_BATCHES)
     for process in processes:
         if process.popen is None:
             continue
         if process.ready:
-            stuck = process.is_stuck(process.heartbeat_age(memory, now) > limit_s, now, longer_s)
+            hung = process.is_hung(process.heartbeat_age(memory, now) > limit_s, now, grace_s)
         else:
-            stuck = now - process.begun_at > LOAD_TIMEOUT_S
-        if stuck:
+            hung = now - process.started_at > LOAD_TIMEOUT_S
+        if hung:
             logger().error("an inference worker does not answer", worker=process.index)
             process.popen.kill()
 
 
-def end_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
-    """A worker that computes may finish its batch; none outlives `limit_s` seconds."""
+def stop_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
+    """Lets every worker finish its batch and end, and kills those that still run after `limit_s`."""
     running = [(process, process.popen) for process in processes if process.popen]
     for process, _ in running:
         os.close(process.control_fd)
@@ -180,10 +177,9 @@ def end_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
 def requeue_inflight(
     memory: Memory, index: int, work_fds: tuple[int, int], done_fds: tuple[int, ...]
 ) -> None:
-    """The worker's inbox: finished items are reported, the others are queued once more.
+    """Empties a dead worker's inbox: reports finished items and queues the others again.
 
-    `work_fds` and `done_fds` are the ends to write. Who was computed by two workers that died is
-    given up.
+    `work_fds` and `done_fds` are write ends. Fails a request that has killed two workers.
     """
     inbox = memory.inbox[index]
     for place, value in enumerate(inbox.tolist()):
@@ -201,8 +197,8 @@ def requeue_inflight(
             send(done_fds[memory.owner(slot)], record(slot, memory.generation[slot]))
 
 
-def ending(code: int) -> str:
-    """How a process ended, in words; where memory is short, the kernel kills what has most of it."""
+def describe_exit(code: int) -> str:
+    """Returns how a process ended, in words; a SIGKILL mostly comes from the kernel, short of memory."""
     if code >= 0:
         return f"ended with exit code {code}"
     if -code == signal.SIGKILL:
@@ -211,7 +207,7 @@ def ending(code: int) -> str:
 
 
 def pipe(records: int) -> tuple[int, int]:
-    """(reader, writer) of a pipe that holds so many records."""
+    """Returns (reader, writer) of a pipe with room for this many records. Raises OSError."""
     reader, writer = os.pipe()
     if sys.platform == "linux":
         needed = 2 * records * RECORD_BYTES
@@ -220,9 +216,9 @@ def pipe(records: int) -> tuple[int, int]:
     return reader, writer
 
 
-def held_pipe(held: contextlib.ExitStack, records: int) -> tuple[int, int]:
-    """The same, until `held` closes both. Raises OSError."""
+def managed_pipe(stack: contextlib.ExitStack, records: int) -> tuple[int, int]:
+    """Returns (reader, writer) of a pipe whose ends the stack closes. Raises OSError."""
     ends = pipe(records)
     for fd in ends:
-        held.callback(os.close, fd)
+        stack.callback(os.close, fd)
     return ends

@@ -25,7 +25,7 @@ from serving.errors import (
     SlowBodyError,
     UnsupportedMediaTypeError,
 )
-from serving.tasks.image.base64 import from_base64
+from serving.tasks.image.decode import from_base64
 
 IMAGE_FIELDS = (b"image", b"file")
 MAX_PARTS = 16

@@ -20,6 +20,7 @@ from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image.classification import Score
 from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image.jpeg import Header
 
 SLOW = 750.0  # images a second; an event loop decodes more than that of 400x300 pixels
 
@@ -72,10 +73,10 @@ class ActiveModel:
         """Whether the event loop decodes small images: where one thread a web process keeps all workers
         busy, and beside a GPU where every core has a web process already."""
 
-    def decode(self, image: EncodedImage) -> tuple[NDArray[np.uint8], float]:
-        """Decodes an image to pixels [height, width, 3]; returns the seconds taken, too."""
+    def decode(self, data: bytes, header: Header | None = None) -> tuple[NDArray[np.uint8], float]:
+        """Decodes an image file to pixels [height, width, 3]; returns the seconds taken, too."""
         started = time.perf_counter()
-        return self.decoder.decode(image.read()), time.perf_counter() - started
+        return self.decoder.decode(data, header), time.perf_counter() - started
 
     def metadata(self) -> ModelMetadata:
         """Returns the description that protocols give their clients."""

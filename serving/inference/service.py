@@ -41,13 +41,11 @@ from serving.logging import logger
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.image import jpeg
 from serving.tasks.image.classification import best
+from serving.tasks.image.decode import MAX_CHEAP_BYTES
 
 T = TypeVar("T")
 Prepare = Callable[[ActiveModel], Awaitable[Inputs]]
-SMALL_BODY = 96 * 1024  # bytes
-SMALL_JPEG = 4_000_000  # pixels; decoding a JPEG of at most that many bytes and pixels is cheap
 
 
 class InferenceService:
@@ -295,18 +293,19 @@ class InferenceService:
         known beforehand, where the workers are slow or idle enough.
         """
         on_event_loop = model.decodes_on_event_loop or model.client.alone
-        if image.size <= SMALL_BODY and not bulk and on_event_loop:
+        if image.size <= MAX_CHEAP_BYTES and not bulk and on_event_loop:
             data = image.read()
+            header = model.decoder.cheap_header(data)
+            if header is not None:
+                return self._observe_decode(model.decode(data, header))
             image = EncodedImage(image.size, lambda: data)
-            head = jpeg.head(data)
-            if head is not None and head.width * head.height <= SMALL_JPEG:
-                return self._observe_decode(model.decode(image))
         return await self._decode_on_thread(model, image, bulk)
 
     async def _decode_on_thread(
         self, model: ActiveModel, image: EncodedImage, bulk: bool
     ) -> NDArray[np.uint8]:
-        return self._observe_decode(await self._threads.run(lambda: model.decode(image), bulk))
+        work = self._threads.run(lambda: model.decode(image.read()), bulk)
+        return self._observe_decode(await work)
 
     def _observe_decode(self, result: tuple[NDArray[np.uint8], float]) -> NDArray[np.uint8]:
         pixels, seconds = result

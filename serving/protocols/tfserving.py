@@ -24,7 +24,7 @@ from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, RequestOptions, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog, TensorSpec
 from serving.protocols.v2.codec import check_size, commas
-from serving.tasks.image.base64 import from_base64
+from serving.tasks.image.decode import from_base64
 
 SEGMENT = "v1"
 SIGNATURE = "serving_default"

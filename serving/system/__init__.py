@@ -1,1 +1,1 @@
-"""What the operating system tells and is asked: cores, signals, a parent's death."""
+"""Operating system: usable cores, signals, the death of a parent process."""

@@ -1,4 +1,4 @@
-"""How many cores this process may really use: the machine's count is wrong in containers."""
+"""Usable cores, waits for a core, and priority; a container may use fewer cores than the machine has."""
 
 import contextlib
 import math
@@ -9,7 +9,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def quota(cgroup: Path = CGROUP) -> float:
-    """Cores that the control group grants (versions 2 and 1); infinite without a limit."""
+    """Returns the cores that the control group (version 2 or 1) grants; infinite without a limit."""
     try:
         limit, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -24,7 +24,7 @@ def quota(cgroup: Path = CGROUP) -> float:
 
 
 def usable(cgroup: Path = CGROUP) -> int:
-    """Affinity or quota, whichever is smaller; at least 1."""
+    """Returns how many cores this process may use: the smaller of affinity and quota, at least 1."""
     try:
         affinity = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows
@@ -32,22 +32,25 @@ def usable(cgroup: Path = CGROUP) -> int:
     return max(1, min(affinity, math.floor(min(quota(cgroup), affinity) + 0.5)))
 
 
-def waited(process: int) -> dict[int, float]:
-    """Seconds for which each thread of a process could run and had no core; empty where nobody knows."""
+def core_wait_s(process: int) -> dict[int, float]:
+    """Returns by thread id for how many seconds a process's threads were ready but had no core.
+
+    Empty on other systems than Linux, and for a process that has ended.
+    """
     seconds = {}
     with contextlib.suppress(OSError):  # not on Linux, or it has just ended
         for thread in Path(f"/proc/{process}/task").iterdir():
-            with contextlib.suppress(OSError):  # this one has
+            with contextlib.suppress(OSError):  # the thread has ended
                 nanoseconds = int((thread / "schedstat").read_text().split()[1])
                 seconds[int(thread.name)] = nanoseconds / 1e9
     return seconds
 
 
-def give_way(steps: int = 5) -> None:
-    """Lowers the priority of this process, all its threads, below that of its parent's.
+def lower_priority(steps: int = 5) -> None:
+    """Lowers the priority of all threads of this process; only the superuser can raise it again.
 
-    For a process that computes as long as there is work, beside one that answers: on the same cores the
-    scheduler then runs the second as soon as it has something to do. Only the superuser can go back.
+    Workers compute as long as there is work. On the same cores the scheduler then runs a frontend as
+    soon as it has something to do.
     """
     wanted = min(19, os.getpriority(os.PRIO_PROCESS, 0) + steps)
     try:

@@ -1,4 +1,7 @@
-"""The end of a parent process, heard of by its children; for `launch.py` and the engine's programs."""
+"""Parent-death signal (Linux): ends a process when the parent that started it is gone.
+
+Called at start by workers, frontend processes and `launch.py`.
+"""
 
 import ctypes
 import os
@@ -8,11 +11,17 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def signal_at_its_end(parent: int, number: signal.Signals) -> bool:
-    """Asks the kernel for a signal when the parent's thread ends, where it can, on Linux.
+def set_pdeathsig(parent: int, number: signal.Signals) -> bool:
+    """Asks the kernel, on Linux, for a signal when the thread that started this process ends.
 
-    Returns whether `parent`, a process id, is still there.
+    Returns whether the process `parent` still is this process's parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks for SIGKILL at the parent's death. Raises SystemExit if it has died already."""
+    if not set_pdeathsig(parent, signal.SIGKILL):
+        raise SystemExit(1)

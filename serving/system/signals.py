@@ -1,7 +1,6 @@
-"""Signals that come while a program still imports; `__main__.py`, `web.py`, `launch.py` call this first.
+"""Signals during imports, which take a second; programs call this before they import anything else.
 
-Otherwise SIGINT prints a traceback, and process 1 of a container never hears of a SIGTERM: the kernel
-discards what it has no handler for.
+Without a handler SIGINT prints a traceback, and the kernel drops a SIGTERM to process 1 of a container.
 """
 
 import os
@@ -9,6 +8,6 @@ import signal
 
 
 def end_on_signals() -> None:
-    """SIGINT and SIGTERM end this process with exit code 0, until somebody else handles them."""
+    """Makes SIGINT and SIGTERM end this process with exit code 0, until other handlers are set."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))

@@ -1,1 +1,1 @@
-"""What a request means: from bytes to tensors and back."""
+"""Tasks: from a request's bytes to tensors, and from outputs to answers."""

@@ -46,7 +46,7 @@ def load(package: str) -> Load:
 def pixels() -> NDArray[np.uint8]:
     """As many pictures as the largest batch has, no two alike."""
     model = Model.read(Settings().model_dir)
-    eight = precision_check.pictures(model.description.image.output_size)
+    eight = precision_check.sample_images(model.description.image.output_size)
     rounds = LARGEST // len(eight)
     return np.concatenate([np.roll(eight, 8 * shift, axis=1) for shift in range(rounds)])
 

@@ -89,7 +89,7 @@ def refused(*_: object, **__: object) -> None:
 def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
     parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Supervisor, "_make", refused)
+    monkeypatch.setattr(Supervisor, "_allocate", refused)
     ours, theirs = messages.pair()
     with ours, theirs, subprocess.Popen(["true"]) as program:
         parent._load(cluster.FrontendProcess(0, program, ours), "1")

@@ -15,7 +15,7 @@ import pytest
 
 from serving.backends import batch_sizes
 from serving.engine import scratch, warmup, worker_process
-from serving.engine.executor import TIMES, TRY_OTHER, TRY_SOON, AllCoresTrial
+from serving.engine.executor import FIRST_INTERVAL, MAX_INTERVAL, SAMPLES, AllCoresTrial
 from serving.engine.memory import (
     RECORD_BYTES,
     Memory,
@@ -27,7 +27,7 @@ from serving.engine.memory import (
 )
 from serving.engine.queue import WorkQueue, waiting_records
 from serving.engine.worker_args import WorkerArgs
-from serving.engine.worker_process import WorkerProcess, ending
+from serving.engine.worker_process import WorkerProcess, describe_exit
 from serving.errors import ConfigurationError
 from serving.settings import Settings
 from serving.system import cpus
@@ -135,14 +135,14 @@ def test_a_second_batch_is_taken_beside_the_first(memory: Memory, pipes: Pipes) 
 
     pipes.put(0, 1, 2, 3, 4)
     assert [slot_of(value) for value in queue.take() or []] == [0, 1]
-    queue.turn()
+    queue.swap_halves()
     assert [slot_of(value) for value in queue.take(wait=False) or []] == [2, 3]
     assert inbox() == [0, 1, 2, 3]
-    queue.turn()  # the first has been reported
+    queue.swap_halves()  # the first has been reported
     assert inbox() == [2, 3]
     assert [slot_of(value) for value in queue.take(wait=False) or []] == [4]
     assert sorted(inbox()) == [2, 3, 4]
-    queue.turn()
+    queue.swap_halves()
     assert inbox() == [4]
     assert queue.take(wait=False) == []
     queue.clear()
@@ -209,7 +209,7 @@ def test_the_cap_is_the_smallest_size_that_is_nearly_best(profile: dict[int, flo
     ],
 )
 def test_a_disturbed_profile_is_known_by_its_shape(seconds: list[float], expected: bool) -> None:
-    assert warmup.undisturbed(seconds) is expected
+    assert warmup.is_undisturbed(seconds) is expected
 
 
 def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap() -> None:
@@ -221,7 +221,7 @@ def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap() -> None:
             time.sleep(0.08 if len(batch) == 2 and self.calls <= warmup.MIN_ROUNDS else 0.002)
             return np.zeros((len(batch), 3), np.float32)
 
-    profile = warmup.warm_up(Disturbed(), (2, 2, 3), 3, [1, 2, 4])  # type: ignore[arg-type]
+    profile = warmup.measure(Disturbed(), (2, 2, 3), 3, [1, 2, 4])  # type: ignore[arg-type]
     assert profile[2] < 80
     assert warmup.choose_cap(Settings(), profile) == 4
 
@@ -239,7 +239,7 @@ def test_measuring_needs_outputs_of_the_right_shape() -> None:
             return np.zeros((len(batch), 3), np.float32)
 
     with pytest.raises(Exception, match=r"but model\.json has 11 labels"):
-        warmup.warm_up(Wrong(), (5, 7, 3), 11, [1])  # type: ignore[arg-type]
+        warmup.measure(Wrong(), (5, 7, 3), 11, [1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_warm_up_says_what_a_model_cannot(most: int, words: str) -> None:
             return np.full((len(batch), 3), 1.0 if most == 1 else np.nan, np.float32)
 
     with pytest.raises(ConfigurationError, match=words) as caught:
-        warmup.warm_up(Limited(), (5, 7, 3), 3, [1, 2])  # type: ignore[arg-type]
+        warmup.measure(Limited(), (5, 7, 3), 3, [1, 2])  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -261,32 +261,32 @@ def played(cores: AllCoresTrial, few_s: float, all_s: float, pictures: int) -> l
     """Lets it choose for so many pictures that take these times; returns its choices."""
     choices = []
     for _ in range(pictures):
-        choices.append(cores.pay())
-        cores.took(choices[-1], all_s if choices[-1] else few_s)
+        choices.append(cores.use_all_cores())
+        cores.record(choices[-1], all_s if choices[-1] else few_s)
     return choices
 
 
 def test_all_cores_are_taken_where_they_pay_and_only_there() -> None:
     faster, slower = AllCoresTrial(), AllCoresTrial()
-    assert sum(played(faster, 8.0, 5.0, 2 * TIMES)) == TIMES  # both are known first
-    assert sum(played(slower, 8.0, 7.5, 2 * TIMES)) == TIMES
-    assert played(faster, 8.0, 5.0, 4 * TRY_OTHER).count(False) < 10
-    assert played(slower, 8.0, 7.5, 4 * TRY_OTHER).count(True) < 10
-    assert played(faster, 8.0, 5.0, TRY_OTHER).count(False) == 1
-    assert played(slower, 8.0, 7.5, TRY_OTHER).count(True) == 1
+    assert sum(played(faster, 8.0, 5.0, 2 * SAMPLES)) == SAMPLES  # both are known first
+    assert sum(played(slower, 8.0, 7.5, 2 * SAMPLES)) == SAMPLES
+    assert played(faster, 8.0, 5.0, 4 * MAX_INTERVAL).count(False) < 10
+    assert played(slower, 8.0, 7.5, 4 * MAX_INTERVAL).count(True) < 10
+    assert played(faster, 8.0, 5.0, MAX_INTERVAL).count(False) == 1
+    assert played(slower, 8.0, 7.5, MAX_INTERVAL).count(True) == 1
 
 
 def test_the_choice_follows_the_machine() -> None:
     cores = AllCoresTrial()
-    played(cores, 8.0, 5.0, 10 * TRY_OTHER)
-    played(cores, 8.0, 16.0, TIMES + 1)  # somebody else has the other core now
-    assert not any(played(cores, 8.0, 16.0, TRY_SOON - 2))
+    played(cores, 8.0, 5.0, 10 * MAX_INTERVAL)
+    played(cores, 8.0, 16.0, SAMPLES + 1)  # somebody else has the other core now
+    assert not any(played(cores, 8.0, 16.0, FIRST_INTERVAL - 2))
     played(cores, 8.0, 5.0, 2)  # and has gone soon
-    assert all(played(cores, 8.0, 5.0, TRY_SOON - 2))
-    played(cores, 8.0, 16.0, 10 * TRY_OTHER)
-    assert sum(played(cores, 8.0, 16.0, TRY_OTHER)) == 1
-    played(cores, 8.0, 5.0, TRY_OTHER)  # and has gone at last
-    assert played(cores, 8.0, 5.0, TRY_OTHER).count(False) < 6
+    assert all(played(cores, 8.0, 5.0, FIRST_INTERVAL - 2))
+    played(cores, 8.0, 16.0, 10 * MAX_INTERVAL)
+    assert sum(played(cores, 8.0, 16.0, MAX_INTERVAL)) == 1
+    played(cores, 8.0, 5.0, MAX_INTERVAL)  # and has gone at last
+    assert played(cores, 8.0, 5.0, MAX_INTERVAL).count(False) < 6
 
 
 def test_scratch_of_a_killed_service_is_cleared_away(
@@ -327,54 +327,59 @@ def place() -> Iterator[WorkerProcess]:
 
 
 def test_a_worker_counts_as_hung_at_a_second_look_only(place: WorkerProcess) -> None:
-    assert not place.is_stuck(True, 100.0, 0.5)  # all processes may just have been paused
-    assert not place.is_stuck(True, 100.2, 0.5)
-    assert not place.is_stuck(False, 100.4, 0.5)
-    assert not place.is_stuck(True, 100.6, 0.5)
-    assert place.is_stuck(True, 101.2 + 60, 0.5)  # it may have waited for a core, but not for a minute
+    assert not place.is_hung(True, 100.0, 0.5)  # all processes may just have been paused
+    assert not place.is_hung(True, 100.2, 0.5)
+    assert not place.is_hung(False, 100.4, 0.5)
+    assert not place.is_hung(True, 100.6, 0.5)
+    assert place.is_hung(True, 101.2 + 60, 0.5)  # it may have waited for a core, but not for a minute
 
 
 def test_a_worker_that_gets_no_core_does_not_count_as_hung(
     place: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = {1: 5.0, 2: 7.0}
-    monkeypatch.setattr("serving.system.cpus.waited", lambda _: dict(waited))
-    assert not place.is_stuck(True, 100.0, 0.5)
+    monkeypatch.setattr("serving.system.cpus.core_wait_s", lambda _: dict(waited))
+    assert not place.is_hung(True, 100.0, 0.5)
     waited |= {1: 5.9, 3: 8.0}  # the third one has just begun
-    assert not place.is_stuck(True, 101.0, 0.5)
-    assert place.is_stuck(True, 101.5, 0.5)
+    assert not place.is_hung(True, 101.0, 0.5)
+    assert place.is_hung(True, 101.5, 0.5)
 
 
 def test_the_wait_for_a_core_is_known(place: WorkerProcess) -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count it")
     assert place.popen
-    assert set(cpus.waited(place.popen.pid)) == {place.popen.pid}
+    assert set(cpus.core_wait_s(place.popen.pid)) == {place.popen.pid}
     place.popen.kill()
     place.popen.wait()
-    assert cpus.waited(place.popen.pid) == {}
+    assert cpus.core_wait_s(place.popen.pid) == {}
 
 
 @pytest.mark.parametrize("delay_us", [0, 500_000])
 def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> None:
-    for timeout_ms, least in ((100, 0.1), ("auto", worker_process.LEAST_HANG_S)):
+    for timeout_ms, least in ((100, 0.1), ("auto", worker_process.MIN_HANG_LIMIT_S)):
         values = {"worker_timeout_ms": timeout_ms, "max_queue_delay_us": delay_us}
         settings = Settings.model_validate(values)
         assert worker_process.hang_limit(settings, {}) == pytest.approx(least + delay_us / 1e6)
 
 
+@pytest.mark.parametrize("pipes_that_open", [1, 2])
 def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, pipes_that_open: int
 ) -> None:
     opened: list[tuple[int, int]] = []
 
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
     def pipe(_: int) -> tuple[int, int]:
-        if opened:
-            raise OSError(errno.EMFILE, "too many open files")
+        if len(opened) == pipes_that_open:
+            refused()
         opened.append(os.pipe())
-        return opened[0]
+        return opened[-1]
 
     monkeypatch.setattr(worker_process, "pipe", pipe)
+    monkeypatch.setattr(subprocess, "Popen", refused)
     arguments = WorkerArgs(
         index=0,
         parent=os.getpid(),
@@ -391,7 +396,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
     )
     with pytest.raises(OSError, match="too many"):
         worker_process.WorkerProcess(0, 0).start(arguments)
-    for fd in opened[0]:
+    for fd in (fd for ends in opened for fd in ends):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
 
@@ -402,4 +407,4 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
 )
 def test_how_a_worker_ended_is_said_in_words(program: str, said: str) -> None:
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program])
-    assert said in ending(done.returncode)
+    assert said in describe_exit(done.returncode)

@@ -16,12 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.backends import batch_sizes, cuda_driver
-from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError, translated
+from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError, translate_errors
 from serving.engine import gpu_monitor, topology, warmup
-from serving.engine.executor import BatchExecutor
+from serving.engine.executor import BatchExecutor, gather
 from serving.engine.memory import Memory, SlotLayout, State
 from serving.engine.queue import WorkQueue
-from serving.engine.worker_args import gathered
 from serving.errors import ConfigurationError
 from serving.metrics import Metrics
 from serving.settings import Settings
@@ -54,9 +53,9 @@ def test_half_of_a_cap_is_a_bucket(cap: int, half: int) -> None:
 def test_a_padded_batch_begins_with_its_inputs() -> None:
     slots = np.arange(5, dtype=np.uint8)[:, np.newaxis]
     room = np.full((8, 1), 9, np.uint8)
-    assert gathered(slots, [3, 1, 4], room, 4).ravel().tolist() == [3, 1, 4, 9]
-    assert gathered(slots, [2], room, 2).ravel().tolist() == [2, 1]
-    alone = gathered(slots, [2], room, 1)
+    assert gather(slots, [3, 1, 4], room, 4).ravel().tolist() == [3, 1, 4, 9]
+    assert gather(slots, [2], room, 2).ravel().tolist() == [2, 1]
+    alone = gather(slots, [2], room, 1)
     assert alone.tolist() == [[2]]
     assert np.shares_memory(alone, slots)
 
@@ -75,11 +74,11 @@ class Small:
 
 
 def test_sizes_that_do_not_fit_are_left_out_at_warm_up() -> None:
-    profile = warmup.warm_up(Small(4), (2, 2, 3), 3, [8, 4, 2, 1])  # type: ignore[arg-type]
+    profile = warmup.measure(Small(4), (2, 2, 3), 3, [8, 4, 2, 1])  # type: ignore[arg-type]
     assert list(profile) == [1, 2, 4]
     assert warmup.choose_cap(Settings(max_batch_size=8), profile) == 4
     with pytest.raises(ConfigurationError, match="too small for one picture: full"):
-        warmup.warm_up(Small(0), (2, 2, 3), 3, [2, 1])  # type: ignore[arg-type]
+        warmup.measure(Small(0), (2, 2, 3), 3, [2, 1])  # type: ignore[arg-type]
 
 
 class Forgetful:
@@ -96,7 +95,7 @@ class Forgetful:
             return np.zeros((1, 3), np.float32)
         activations = np.zeros(1, np.float32)
         self.held = weakref.ref(activations)
-        with translated():
+        with translate_errors():
             raise RuntimeError("CUDA out of memory")
 
     def close(self) -> None:
@@ -106,17 +105,17 @@ class Forgetful:
 def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -> None:
     work, control, done = os.pipe(), os.pipe(), os.pipe()
     queue = WorkQueue(memory, 0, (work[0], work[0]), control[0], Settings())
-    computing = BatchExecutor(memory, 0, queue, (done[1],))
-    computing.backend = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
-    computing.buckets = [1, 2]
-    computing.device = ThreadPoolExecutor(1)
-    computing.open(2)
+    executor = BatchExecutor(memory, 0, queue, (done[1],))
+    executor.backend = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
+    executor.buckets = [1, 2]
+    executor.device = ThreadPoolExecutor(1)
+    executor.open(2)
     gc.disable()  # what a cycle held would be free by chance only
     try:
-        computing.finish(computing.begin([0, 1]))
+        executor.finish(executor.begin([0, 1]))
     finally:
         gc.enable()
-        computing.close()
+        executor.close()
     assert [memory.state[slot] for slot in (0, 1)] == [State.DONE, State.DONE]
     assert memory.cap[0] == 1
     for fd in (*work, *control, *done):
@@ -137,10 +136,10 @@ def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -
     ],
 )
 def test_what_libraries_say_is_translated(text: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind) as caught, translated():
+    with pytest.raises(kind) as caught, translate_errors():
         raise RuntimeError(f"{text}\nand more")
     assert str(caught.value).startswith(text)
-    with pytest.raises(kind), translated(), translated():
+    with pytest.raises(kind), translate_errors(), translate_errors():
         raise RuntimeError(text)
 
 

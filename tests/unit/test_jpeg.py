@@ -13,8 +13,8 @@ from PIL import Image
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.model import ImagePipeline
 from serving.tasks.image import jpeg
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image.jpeg import MAX_SCANS, MAX_SEGMENTS, SMALLEST_SIDE, Head
+from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
+from serving.tasks.image.jpeg import MAX_SCANS, MAX_SEGMENTS, SMALLEST_SIDE, Header
 from serving.tasks.image.resize import MAX_SIMD_PIXELS
 from tests import pictures
 from tests.pictures import jpeg_with, segment
@@ -71,8 +71,8 @@ def test_plain_files_have_pillows_pixels(
     width: int, height: int, mode: str, pipeline: ImagePipeline, options: dict[str, Any]
 ) -> None:
     data = pictures.encode(pictures.plate(width, height).convert(mode), **options)
-    head = jpeg.head(data)
-    assert head == Head(width, height, plain=min(width, height) >= SMALLEST_SIDE)
+    head = jpeg.read_header(data)
+    assert head == Header(width, height, plain=min(width, height) >= SMALLEST_SIDE)
     found, by_pillow = both_ways(data, pipeline)
     assert np.array_equal(found, by_pillow)
 
@@ -123,7 +123,7 @@ def pieces(*scans: bytes, frame: int = 0xC0, colours: int = 3, precision: int = 
     ],
 )
 def test_what_is_plain(data: bytes, plain: bool) -> None:
-    head = jpeg.head(data)
+    head = jpeg.read_header(data)
     assert head is not None
     assert head.plain is plain
 
@@ -151,8 +151,40 @@ def resized(data: bytes, width: int, height: int) -> bytes:
     ids=["plain", "exif", "progressive", "claim", "many segments", "padded", "cut", "start", "png"],
 )
 def test_a_jpegs_size_is_known_before_it_is_read(data: bytes, size: tuple[int, int] | None) -> None:
-    head = jpeg.head(data)
+    head = jpeg.read_header(data)
     assert (head and (head.width, head.height)) == size
+
+
+@pytest.mark.parametrize(
+    ("data", "cheap"),
+    [
+        (pictures.jpeg(), True),
+        (pictures.rotated(6), True),
+        (pictures.jpeg()[:-2].ljust(MAX_CHEAP_BYTES, b"\0"), True),
+        (pictures.jpeg()[:-2].ljust(MAX_CHEAP_BYTES + 1, b"\0"), False),
+        (resized(pictures.jpeg(), 2000, 2000), True),
+        (resized(pictures.jpeg(), 2000, 2001), False),
+        (pictures.encode(pictures.plate(), "PNG"), False),
+        (pictures.jpeg()[:100], False),
+        (b"", False),
+    ],
+    ids=["plain", "exif", "bytes", "too many bytes", "pixels", "too many pixels", "png", "cut", "empty"],
+)
+def test_a_small_jpeg_is_cheap(data: bytes, cheap: bool) -> None:
+    header = ImageDecoder(SQUEEZED, MAX_PIXELS).cheap_header(data)
+    assert header == (jpeg.read_header(data) if cheap else None)
+
+
+@pytest.mark.parametrize("data", [pictures.jpeg(), pictures.rotated(6)], ids=["plain", "exif"])
+def test_a_header_that_is_given_is_not_read_again(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = ImageDecoder(SQUEEZED, MAX_PIXELS)
+    expected, header = decoder.decode(data), decoder.cheap_header(data)
+
+    def never(_: bytes) -> None:
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr(jpeg, "read_header", never)
+    assert np.array_equal(decoder.decode(data, header), expected)
 
 
 def test_what_libjpeg_complains_of_is_pillows_to_judge() -> None:

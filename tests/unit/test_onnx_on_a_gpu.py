@@ -80,7 +80,7 @@ def test_every_size_answers_as_on_the_cpu(
 
 
 def test_fp16_is_only_used_where_it_agrees(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision_check, "LARGEST_DIFFERENCE", 0.0)
+    monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
     network = cuda.CudaNetwork(model, Processor(), "auto")  # type: ignore[arg-type]
     assert network.precision == "fp32"
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used: in fp16"):
@@ -89,9 +89,9 @@ def test_fp16_is_only_used_where_it_agrees(model: Model, monkeypatch: pytest.Mon
 
 def test_what_has_no_numbers_does_not_agree() -> None:
     logits = np.array([[1, 2]], np.float32)
-    assert precision_check.difference(logits, logits) == 0
-    assert precision_check.difference(logits, np.array([[1, np.nan]], np.float32)) == float("inf")
-    assert precision_check.difference(logits, logits[:, ::-1]) == pytest.approx(0.462, abs=1e-3)
+    assert precision_check.max_difference(logits, logits) == 0
+    assert precision_check.max_difference(logits, np.array([[1, np.nan]], np.float32)) == float("inf")
+    assert precision_check.max_difference(logits, logits[:, ::-1]) == pytest.approx(0.462, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_half_precision_is_only_used_where_it_agrees(
     assert half is not None
     assert next(half.parameters()).dtype is torch.float16
     assert next(network.parameters()).dtype is torch.float32
-    monkeypatch.setattr(precision_check, "LARGEST_DIFFERENCE", 0.0)
+    monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
     assert in_half(network, Normalise(image), image.output_size, insist=False) is None
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
         in_half(network, Normalise(image), image.output_size, insist=True)

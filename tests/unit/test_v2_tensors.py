@@ -19,7 +19,7 @@ from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.codec import header_length, parse
 from serving.protocols.v2.inference import InferRequest, WantedOutput, infer
-from serving.tasks.image.base64 import image_bytes
+from serving.tasks.image.decode import image_bytes
 
 PHOTO = CatalogEntry(
     "photo", "1", Signature.IMAGE, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)

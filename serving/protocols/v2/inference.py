@@ -18,8 +18,8 @@ from serving.inference.service import InferenceService
 from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.metadata import SHARED_MEMORY
-from serving.tasks.image.base64 import image_bytes
 from serving.tasks.image.classification import Score
+from serving.tasks.image.decode import image_bytes
 
 RESERVED = "triton_"
 MAX_TIMEOUT_US = 2**53

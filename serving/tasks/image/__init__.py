@@ -1,1 +1,1 @@
-"""Image classification: decode, resize, and the classes of logits."""
+"""Image classification: from an image file to pixels, and from logits to the best classes."""

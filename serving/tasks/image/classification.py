@@ -1,4 +1,4 @@
-"""From logits to what a person reads: probabilities, the best classes; called by `classifier.py`."""
+"""Image classification: from logits to probabilities and the best classes; called by `inference/`."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ class Score:
     label: str
     probability: float
     index: int
-    """Of the class among the model's labels."""
+    """Index of the class in the model's labels."""
 
 
 def best(labels: list[str], logits: NDArray[np.float32], top_k: int) -> list[Score]:
-    """The `top_k` most probable classes of `logits` [classes], or all where there are fewer."""
+    """Returns the `top_k` most probable classes of `logits` [classes], or all if there are fewer."""
     probabilities = softmax(logits)
     if top_k == 1:
         order = [int(probabilities.argmax())]
@@ -27,6 +27,6 @@ def best(labels: list[str], logits: NDArray[np.float32], top_k: int) -> list[Sco
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Probabilities of the same shape, that add up to 1 along the last axis."""
+    """Computes probabilities of the same shape; they add up to 1 along the last axis."""
     exponentials = np.exp(np.subtract(logits, logits.max(-1, keepdims=True), dtype=np.float64))
     return exponentials / exponentials.sum(-1, keepdims=True)  # type: ignore[no-any-return]

@@ -1,8 +1,9 @@
-"""Bytes of a picture -> checked pixels; every limit on untrusted pictures is here.
+"""Image decoding: from base64 or a file's bytes to pixels of the model's size; checks untrusted files.
 
-Called by `classifier.classify` on a decoding thread. The pixels equal what torchvision's Resize,
-CenterCrop and a second Resize give, within one grey level, except that large JPEG files are decoded
-at a reduced scale (`draft`), which is several times faster. Plain JPEG files go past Pillow (`jpeg.py`).
+Called by `inference/` on a decoding thread, or on the event loop for images that are cheap to decode.
+The pixels equal those of torchvision's Resize, CenterCrop and second Resize within one grey level, but
+large JPEG files are decoded at a reduced scale (`draft`), which is several times faster. `jpeg.py`
+decodes plain JPEG files, Pillow all others. Triton's photo model carries a copy of this folder.
 """
 
 import io
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import pybase64
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.BmpImagePlugin import BmpImageFile
@@ -17,15 +19,19 @@ from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from serving.errors import ImageTooLargeError, InvalidImageError
+from serving.errors import ImageTooLargeError, InvalidBase64Error, InvalidImageError
 from serving.model import ImagePipeline
 from serving.tasks.image import jpeg
-from serving.tasks.image.jpeg import JPEG, MAX_SCANS, SCAN
-from serving.tasks.image.resize import MAX_SIMD_PIXELS, Picture, Resizer, size_of
+from serving.tasks.image.jpeg import JPEG, MAX_SCANS, SCAN, Header
+from serving.tasks.image.resize import MAX_SIMD_PIXELS, DecodedImage, Resizer, size_of
+
+WHITESPACE = b" \t\r\n"
+BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=" + WHITESPACE
+BASE64_PREFIX = 64  # bytes; every image format has a byte among them that base64 has not
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_TILES = 100_000  # strips or tiles of a TIFF
-MAX_RLE_PIXELS = 4_000_000  # of a BMP that Pillow unpacks in Python, a byte at a time
+MAX_RLE_PIXELS = 4_000_000  # of a BMP that Pillow unpacks in Python, byte by byte
 RUN_LENGTHS = (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE4"])
 ORIENTATION = 0x0112
 TILE_WIDTH, TILE_HEIGHT = 322, 323
@@ -39,31 +45,31 @@ UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
-DRAFT_MARGIN = 2  # a JPEG is never decoded to less than this multiple of the resized picture
+DRAFT_MARGIN = 2  # a JPEG is never decoded to less than this multiple of the resized image
+MAX_CHEAP_BYTES, MAX_CHEAP_PIXELS = 96 * 1024, 4_000_000  # of a JPEG for the event loop
 
-
-MAX_READS = 500_000  # Pillow makes a few for each segment, chunk or tile, all of them in Python
+MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
 PNG = b"\x89PNG"
-AT_MOST = (
+MAX_OCCURRENCES = (
     (JPEG, SCAN, MAX_SCANS, "scans"),
     (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow joins them one by one
     (PNG, b"iCCP", 8, "colour profiles"),  # each may unpack to a megabyte
 )
 
 
-class PictureFile(io.BytesIO):
-    """The bytes of one picture; hostile files have millions of pieces, and a few bytes in each."""
+class BoundedFile(io.BytesIO):
+    """Image file that limits its pieces: hostile files have millions of pieces of a few bytes."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises InvalidImageError."""
+        """Raises InvalidImageError for too many of the pieces that Pillow is slow with."""
         super().__init__(data)
         self._reads = 0
-        for format_, mark, most, name in AT_MOST:
+        for format_, mark, most, name in MAX_OCCURRENCES:
             if data.startswith(format_) and data.count(mark) > most:
                 raise InvalidImageError(f"the image has more than {most} {name}")
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As `io.BytesIO` has it. Raises InvalidImageError for one read too many."""
+        """Reads like `io.BytesIO`. Raises InvalidImageError after too many reads."""
         self._reads += 1
         if self._reads > MAX_READS:
             raise InvalidImageError("the image is in too many pieces")
@@ -71,40 +77,52 @@ class PictureFile(io.BytesIO):
 
 
 class ImageDecoder:
-    """Turns the bytes of one picture into the model's input, without mean and std."""
+    """Decodes image files to the model's input size; the backends apply mean and std."""
 
     def __init__(self, pipeline: ImagePipeline, max_pixels: int) -> None:
-        Image.init()  # Pillow would load its plugins later, when there may be no descriptor left
+        Image.init()  # later, when Pillow would load its plugins, there may be no free descriptor
         self.pipeline = pipeline
         self.max_pixels = max_pixels
         self._resizer = Resizer()
         Image.MAX_IMAGE_PIXELS = None  # Pillow's own, fixed limit; ours is checked below
 
-    def decode(self, data: bytes) -> NDArray[np.uint8]:
-        """A picture file -> RGB pixels, uint8 [height, width, 3] of `pipeline.output_size`.
+    @staticmethod
+    def cheap_header(data: bytes) -> Header | None:
+        """Returns the header of a JPEG that is cheap enough to decode on the event loop, else None.
 
-        Raises InvalidImageError (unknown, truncated, broken) or ImageTooLargeError.
+        `decode` takes the header and does not read it again. Other formats are never known to be cheap:
+        their cost does not follow from their bytes and pixels.
+        """
+        header = jpeg.read_header(data) if len(data) <= MAX_CHEAP_BYTES else None
+        if header is None or header.width * header.height > MAX_CHEAP_PIXELS:
+            return None
+        return header
+
+    def decode(self, data: bytes, header: Header | None = None) -> NDArray[np.uint8]:
+        """Decodes a file to RGB pixels, uint8 [height, width, 3] of `pipeline.output_size`.
+
+        `header` is the file's own, if `cheap_header` has read it. Raises InvalidImageError (unknown,
+        truncated, broken) or ImageTooLargeError.
         """
         if not data:
             raise InvalidImageError("the image is empty")
-        plain = self._plain_jpeg(data)
-        return self._by_pillow(data) if plain is None else self._transform(plain)
+        plain = self._decode_plain_jpeg(data, header or jpeg.read_header(data))
+        return self._decode_by_pillow(data) if plain is None else self._transform(plain)
 
-    def _plain_jpeg(self, data: bytes) -> NDArray[np.uint8] | None:
-        """What `jpeg.py` can read, as far as `Resizer` can take it as it is; None: it is Pillow's."""
-        head = jpeg.head(data) if jpeg.TURBO else None
-        if head is None or not head.plain:
+    def _decode_plain_jpeg(self, data: bytes, header: Header | None) -> NDArray[np.uint8] | None:
+        """Decodes a plain JPEG, scaled to a size that the SIMD resizer takes; None: Pillow has to."""
+        if jpeg.TURBO is None or header is None or not header.plain:
             return None
-        self._check_size(head.width, head.height)
-        scale = jpeg.scale(head, self.draft_size(head.width, head.height))
-        if head.width * head.height > MAX_SIMD_PIXELS * scale * scale:
+        self._check_size(header.width, header.height)
+        scale = jpeg.scale(header, self.draft_size(header.width, header.height))
+        if header.width * header.height > MAX_SIMD_PIXELS * scale * scale:
             return None
-        return jpeg.pixels(data, head, scale)
+        return jpeg.decode(data, header, scale)
 
-    def _by_pillow(self, data: bytes) -> NDArray[np.uint8]:
+    def _decode_by_pillow(self, data: bytes) -> NDArray[np.uint8]:
         with (
-            broken_file_is_the_clients_fault(),
-            Image.open(PictureFile(data), formats=FORMATS) as image,
+            codec_errors_are_client_errors(),
+            Image.open(BoundedFile(data), formats=FORMATS) as image,
         ):
             self._check_size(*image.size)
             if isinstance(image, JpegImageFile):
@@ -120,7 +138,10 @@ class ImageDecoder:
         check_size(width, height, self.max_pixels)
 
     def _check_tiles(self, image: TiffImageFile) -> None:
-        """Tiles are unpacked whole, however little of them lies inside the picture."""
+        """Checks the size of all tiles: they are unpacked whole, even outside the image.
+
+        Raises ImageTooLargeError.
+        """
         if len(image.tile) > MAX_TILES:
             raise ImageTooLargeError(f"the TIFF has more than {MAX_TILES} tiles")
         tile_width = image.tag_v2.get(TILE_WIDTH, 1)
@@ -129,30 +150,31 @@ class ImageDecoder:
         self._check_size(across * tile_width, down * tile_height)
 
     def draft_size(self, width: int, height: int) -> tuple[int, int]:
-        """The least (width, height) at which a JPEG may be decoded; the codec rounds up."""
+        """Returns the least (width, height) to decode a JPEG to; the codec rounds up."""
         resize = self.pipeline.resize
         if isinstance(resize, int):
             scale = DRAFT_MARGIN * resize / min(width, height)
             return round(width * scale), round(height * scale)
-        side = DRAFT_MARGIN * max(resize)  # width and height may still be exchanged by EXIF
+        side = DRAFT_MARGIN * max(resize)  # EXIF may still exchange width and height
         return side, side
 
-    def _transform(self, picture: Picture) -> NDArray[np.uint8]:
-        """Resize and centre crop in one sampling of the crop's pixels alone, then enlarge."""
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """Returns the (width, height) that `pipeline.resize` makes of an image, before the crop."""
+        short = self.pipeline.resize
+        if not isinstance(short, int):
+            return short[1], short[0]
+        long = int(short * max(width, height) / min(width, height))
+        return (short, long) if width <= height else (long, short)
+
+    def _transform(self, image: DecodedImage) -> NDArray[np.uint8]:
+        """Resizes and crops in one step, which samples only the crop's pixels; then enlarges."""
         pipeline = self.pipeline
-        width, height = size_of(picture)
-        if isinstance(pipeline.resize, int):
-            short, long = (
-                pipeline.resize,
-                int(pipeline.resize * max(width, height) / min(width, height)),
-            )
-            new_width, new_height = (short, long) if width <= height else (long, short)
-        else:
-            new_height, new_width = pipeline.resize
+        width, height = size_of(image)
+        new_width, new_height = self._resized(width, height)
         crop = pipeline.center_crop
         if crop is None or crop > min(new_width, new_height):
-            self._check_size(new_width, new_height)  # a long and narrow picture grows
-            pixels = self._resizer.resize(picture, (new_width, new_height))
+            self._check_size(new_width, new_height)  # a long and narrow image grows
+            pixels = self._resizer.resize(image, (new_width, new_height))
             if crop:
                 left, top = (new_width - crop) // 2, (new_height - crop) // 2
                 pixels = np.array(Image.fromarray(pixels).crop((left, top, left + crop, top + crop)))
@@ -160,21 +182,21 @@ class ImageDecoder:
             left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
             x, y = width / new_width, height / new_height
             box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
-            pixels = self._resizer.resize(picture, (crop, crop), box)
+            pixels = self._resizer.resize(image, (crop, crop), box)
         if pipeline.enlarge:
             pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
         return pixels
 
 
 def check_size(width: int, height: int, most: int) -> None:
-    """Raises ImageTooLargeError."""
+    """Raises ImageTooLargeError for more than `most` pixels."""
     if width * height > most:
         raise ImageTooLargeError(f"the image has {width}x{height} pixels; at most {most} are accepted")
 
 
 @contextmanager
-def broken_file_is_the_clients_fault() -> Iterator[None]:
-    """Codecs meet hostile bytes with exceptions of every kind; all of them mean the same."""
+def codec_errors_are_client_errors() -> Iterator[None]:
+    """Turns the codecs' exceptions, of any type for hostile bytes, into InvalidImageError."""
     try:
         yield
     except (ImageTooLargeError, InvalidImageError):
@@ -191,7 +213,7 @@ def upright(image: Image.Image) -> Image.Image:
     image.load()
     try:
         orientation = image.getexif().get(ORIENTATION)
-    except Exception:  # the picture itself is fine
+    except Exception:  # the pixels are fine
         return image
     if isinstance(orientation, int) and orientation in UPRIGHT:
         return image.transpose(UPRIGHT[orientation])
@@ -199,14 +221,14 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def is_negative(image: Image.Image) -> bool:
-    """A TIFF whose 0 is white; Pillow inverts those of 8 bits and fewer only."""
+    """Returns whether a TIFF's 0 is white and Pillow has not inverted it, as it does up to 8 bits."""
     if not isinstance(image, TiffImageFile) or image.mode not in ("I;16", "F"):
         return False
     return image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode -> RGB: transparency over white, 16 bits a channel reduced to 8."""
+    """Converts any mode to RGB: puts transparency over white, reduces 16 bits a channel to 8."""
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.dtype != np.uint16:
@@ -216,10 +238,42 @@ def to_rgb(image: Image.Image) -> Image.Image:
         values = np.nan_to_num(np.asarray(image), nan=0.0)
         return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
-        if image.mode == "La":  # it has no other way
+        if image.mode == "La":  # Pillow has no direct way
             image = image.convert("LA")
         rgba = image if image.mode == "RGBA" else image.convert("RGBA")
         white = Image.new("RGB", rgba.size, "white")
         white.paste(rgba, mask=rgba.getchannel("A"))
         return white
     return image.convert("RGB")
+
+
+def image_bytes(element: str | bytes) -> bytes:
+    """Returns an image's bytes, given these or their base64. Raises InvalidBase64Error."""
+    if isinstance(element, str):
+        return from_base64(element)
+    if not element[:BASE64_PREFIX].translate(None, BASE64) or element[:5].lower() == b"data:":
+        return from_base64(element.decode("latin-1"))
+    return element
+
+
+def from_base64(text: str) -> bytes:
+    """Decodes standard base64, with or without a data URL's prefix; line breaks are allowed.
+
+    Raises InvalidBase64Error.
+    """
+    if text[:5].lower() == "data:":
+        prefix, comma, text = text.partition(",")
+        if not comma or not prefix.lower().endswith(";base64"):
+            raise InvalidBase64Error("a data URL must look like data:image/jpeg;base64,...")
+    try:
+        return decode_base64(text)
+    except ValueError as error:
+        raise InvalidBase64Error(f"image is not base64: {error}"[:200]) from error
+
+
+def decode_base64(text: str) -> bytes:
+    """Decodes base64, strict in alphabet and padding. Raises ValueError."""
+    try:
+        return pybase64.b64decode(text, validate=True)  # text without line breaks needs no copy
+    except ValueError:
+        return pybase64.b64decode(text.encode("ascii").translate(None, WHITESPACE), validate=True)

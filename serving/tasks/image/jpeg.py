@@ -1,8 +1,8 @@
-"""Plain JPEG files, read by libjpeg-turbo without the library around it: Pillow's pixels, sooner.
+"""Plain JPEG files: the header without decoding, and decoding by libjpeg-turbo, faster than Pillow.
 
-Most photos in a request are plain: `head` tells by their segments. What has a camera's notes (EXIF may
-turn the picture), four colours, or anything out of the ordinary is left to Pillow in `images.py`, and so
-is what libjpeg-turbo finds fault with. `classifier.py` asks for the size, to choose where to decode.
+Most JPEG files in requests are plain: baseline or progressive, grey or three colours, nothing unusual in
+their segments. Decoding gives Pillow's own pixels. `decode.py` leaves all other files to Pillow, for
+example those with EXIF, which may rotate the image, and files that libjpeg-turbo complains of.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ with contextlib.suppress(ImportError):  # no wheel for this system
     TURBO = importlib.import_module("simplejpeg").decode_jpeg
 
 JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the markers that a size follows
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the size
 SEQUENTIAL, PROGRESSIVE, SCAN_MARKER = (0xC0, 0xC1), 0xC2, 0xDA
 TABLES = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman, quantisation, restarts; and comments
-NOTES = frozenset(range(0xE0, 0xF0)) - {0xE1}  # applications' segments, but for EXIF and XMP
+APPLICATION = frozenset(range(0xE0, 0xF0)) - {0xE1}  # all but EXIF and XMP
 SMALLEST_SIDE = 16  # below it several scales give the same size, and libjpeg-turbo takes another one
 MAX_SEGMENTS = 64
 MAX_SCANS = 100  # a progressive JPEG has about ten; each is a pass over all pixels
@@ -31,17 +31,17 @@ SCALES = (8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What stands before a JPEG's first scan."""
+class Header:
+    """Header of a JPEG file, up to its first scan."""
 
     width: int
     height: int
     plain: bool
-    """Whether `pixels` can read it as Pillow would."""
+    """True if `decode` reads the file as Pillow would."""
 
 
-def head(data: bytes) -> Head | None:
-    """None for other formats, and where the beginning is none of a sound JPEG."""
+def read_header(data: bytes) -> Header | None:
+    """Reads a file's header; returns None for other formats and for broken headers."""
     if not data.startswith(JPEG):
         return None
     place, known = len(JPEG), True
@@ -53,15 +53,18 @@ def head(data: bytes) -> Head | None:
             precision, height, width, colours = struct.unpack_from(">BHHB", data, place + 4)
             known = known and precision == 8 and colours in (1, 3)
             known = known and min(width, height) >= SMALLEST_SIDE
-            plain = known and in_few_scans(data, place + 2 + size, marker, colours)
-            return Head(width, height, plain)
-        known = known and (marker in TABLES or marker in NOTES)
+            plain = known and has_plain_scans(data, place + 2 + size, marker, colours)
+            return Header(width, height, plain)
+        known = known and (marker in TABLES or marker in APPLICATION)
         place += 2 + size
     return None
 
 
-def in_few_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
-    """Whether tables alone stand between the frame and its scans, of which there are not too many."""
+def has_plain_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
+    """Returns whether nothing but tables precedes the scans, and there are not too many scans.
+
+    `place` is the end of the frame's segment, `frame` its marker.
+    """
     if frame not in SEQUENTIAL and frame != PROGRESSIVE:
         return False
     for _ in range(MAX_SEGMENTS):
@@ -69,30 +72,30 @@ def in_few_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
             return False
         marker = data[place + 1]
         if marker == SCAN_MARKER:
-            whole = frame in SEQUENTIAL and data[place + 4] == colours  # nothing follows that scan
-            return whole or data.count(SCAN) <= MAX_SCANS
-        if marker not in TABLES and marker not in NOTES:
+            one_scan = frame in SEQUENTIAL and data[place + 4] == colours
+            return one_scan or data.count(SCAN) <= MAX_SCANS
+        if marker not in TABLES and marker not in APPLICATION:
             return False
         place += 2 + (data[place + 2] << 8 | data[place + 3])
     return False
 
 
-def scale(picture: Head, least: tuple[int, int]) -> int:
-    """The divisor by which to shrink to no less than `least` (width, height), as Pillow has it."""
-    room = min(picture.width // max(1, least[0]), picture.height // max(1, least[1]))
-    return next((divisor for divisor in SCALES if divisor <= room), 1)
+def scale(header: Header, least: tuple[int, int]) -> int:
+    """Returns the divisor that shrinks to no less than `least` (width, height), as Pillow's `draft`."""
+    most = min(header.width // max(1, least[0]), header.height // max(1, least[1]))
+    return next((divisor for divisor in SCALES if divisor <= most), 1)
 
 
-def pixels(data: bytes, picture: Head, divisor: int) -> NDArray[np.uint8] | None:
-    """RGB, uint8 [height, width, 3], both sides divided and rounded up; of a `plain` picture.
+def decode(data: bytes, header: Header, divisor: int) -> NDArray[np.uint8] | None:
+    """Decodes a `plain` file to RGB, uint8 [height, width, 3], both sides divided and rounded up.
 
-    None where libjpeg-turbo has anything to say against the file: Pillow overlooks some of that.
+    Returns None if libjpeg-turbo complains of anything: Pillow accepts some of these files.
     """
-    assert TURBO is not None  # noqa: S101 the caller has looked
-    width, height = -(-picture.width // divisor), -(-picture.height // divisor)
+    assert TURBO is not None  # noqa: S101 the caller has checked it
+    width, height = -(-header.width // divisor), -(-header.height // divisor)
     least = {} if divisor == 1 else {"min_width": width, "min_height": height}
     try:
-        found: NDArray[np.uint8] = TURBO(data, "RGB", **least)
+        pixels: NDArray[np.uint8] = TURBO(data, "RGB", **least)
     except ValueError:
         return None
-    return found if found.shape == (height, width, 3) else None
+    return pixels if pixels.shape == (height, width, 3) else None

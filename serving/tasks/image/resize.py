@@ -1,8 +1,9 @@
-"""Bilinear, antialiased resampling: what Pillow does, several times faster where that can be had.
+"""Bilinear, antialiased resampling as Pillow's, several times faster where there is SIMD code.
 
-The SIMD code of `cykooz.resizer` differs from Pillow's by one grey level at most. It has no wheel for
-every system, copies its input, and holds the interpreter while it works, so pictures that are large, or
-of another mode, are Pillow's; so is enlarging, where a level may become two.
+The SIMD code of `cykooz.resizer` differs from Pillow by one grey level at most. It lacks wheels for some
+systems, copies its input, and holds the interpreter's lock while it works. So Pillow resizes images that
+are large or of another mode. Pillow also enlarges: there the difference could be two levels.
+Called by `decode.py` on a decoding thread or the event loop.
 """
 
 import contextlib
@@ -22,36 +23,37 @@ with contextlib.suppress(ImportError):
 
 MAX_SIMD_PIXELS = 1_000_000
 Box = tuple[float, float, float, float]
-Picture = Image.Image | NDArray[np.uint8]  # an array is RGB, [height, width, 3]
+DecodedImage = Image.Image | NDArray[np.uint8]  # an array is RGB, [height, width, 3]
 
 
 class Resizer:
-    """`resize` for all threads; each has its own buffers."""
+    """Resizer for all threads; every thread has its own buffers."""
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     def resize(
-        self, picture: Picture, size: tuple[int, int], box: Box | None = None
+        self, image: DecodedImage, size: tuple[int, int], box: Box | None = None
     ) -> NDArray[np.uint8]:
-        """An RGB picture, or its part (left, top, right, bottom) -> uint8 [height, width, 3].
+        """Resizes an RGB image, or its part `box` (left, top, right, bottom), to `size` (width, height).
 
-        `size` is (width, height). The array may be read-only.
+        Returns uint8 [height, width, 3], which may be read-only.
         """
-        width, height = size_of(picture)
+        width, height = size_of(image)
         left, top, right, bottom = box or (0.0, 0.0, width, height)
         reduces = right - left >= size[0] and bottom - top >= size[1]
-        if SIMD and reduces and width * height <= MAX_SIMD_PIXELS and is_rgb(picture):
-            source = SIMD.ImageData(width, height, SIMD.PixelType.U8x3, picture.tobytes())
+        if SIMD and reduces and width * height <= MAX_SIMD_PIXELS and is_rgb(image):
+            source = SIMD.ImageData(width, height, SIMD.PixelType.U8x3, image.tobytes())
             target = SIMD.ImageData(*size, SIMD.PixelType.U8x3)
             with contextlib.suppress(RuntimeError):  # left + width may round to a hair beyond the edge
                 self._own().resize(source, target, options((left, top, right, bottom)))
                 return np.frombuffer(target.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
-        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(image)
         return np.asarray(image.resize(size, Resampling.BILINEAR, box))
 
     def _own(self) -> Any:
-        """The calling thread's."""
+        """Returns the calling thread's SIMD resizer."""
         if not hasattr(self._local, "resizer"):
             self._local.resizer = SIMD.Resizer()
         return self._local.resizer
@@ -59,20 +61,20 @@ class Resizer:
 
 @lru_cache(maxsize=64)
 def options(box: Box) -> Any:
-    """How the SIMD code is to resize this part of a picture."""
+    """Returns the SIMD code's options for this part of an image."""
     chosen = SIMD.ResizeOptions(SIMD.ResizeAlg.convolution(SIMD.FilterType.bilinear))
     left, top, right, bottom = box
     chosen.crop_box = SIMD.CropBox(left, top, right - left, bottom - top)
     return chosen
 
 
-def size_of(picture: Picture) -> tuple[int, int]:
-    """(width, height)."""
-    if isinstance(picture, np.ndarray):
-        return picture.shape[1], picture.shape[0]
-    return picture.size
+def size_of(image: DecodedImage) -> tuple[int, int]:
+    """Returns (width, height)."""
+    if isinstance(image, np.ndarray):
+        return image.shape[1], image.shape[0]
+    return image.size
 
 
-def is_rgb(picture: Picture) -> bool:
-    """Whether its bytes are three a pixel."""
-    return isinstance(picture, np.ndarray) or picture.mode == "RGB"
+def is_rgb(image: DecodedImage) -> bool:
+    """Returns whether the image has three bytes per pixel."""
+    return isinstance(image, np.ndarray) or image.mode == "RGB"
