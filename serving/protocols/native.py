@@ -34,7 +34,7 @@ CODES = {
 
 
 class PredictRequest(BaseModel):
-    """A picture as text."""
+    """An image as text."""
 
     image: str = Field(
         min_length=1,
@@ -191,12 +191,12 @@ def predict_router(service: InferenceService, admission: Admission) -> APIRouter
 
 
 def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` for these statuses, each with an example of its body."""
+    """Returns FastAPI's `responses` for these statuses, each with an example of its body."""
     return {status: documented_error(status) for status in statuses}
 
 
 def documented_error(status: int) -> dict[str, Any]:
-    """One documented error."""
+    """Documents one error."""
     text, code = CODES[status]
     example = {"detail": text, "code": code, "request_id": "5f0c9a61e5b14a06a4b3f6d6f8b3c7aa"}
     documented: dict[str, Any] = {
@@ -211,10 +211,9 @@ def documented_error(status: int) -> dict[str, Any]:
 
 
 def predict_request(classes: int) -> dict[str, Any]:
-    """The parameters and the three kinds of body of `/predict`; the JSON one has a real picture.
+    """Documents the parameters and the three kinds of body of `/predict`, with a real image as example.
 
-    X-Request-Timeout-Ms is not among them: a tool that tries its range would be answered 504, as it
-    had asked.
+    X-Request-Timeout-Ms is left out: a tool that tries its range gets the 504 that it asks for.
     """
     top_k = {"type": "integer", "minimum": 1, "maximum": classes}
     priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
@@ -239,5 +238,5 @@ def predict_request(classes: int) -> dict[str, Any]:
 
 
 def parameter(name: str, place: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """An optional one."""
+    """Documents an optional parameter."""
     return {"name": name, "in": place, "schema": schema, "description": description}

@@ -1,4 +1,4 @@
-"""The codec of the Open Inference Protocol's HTTP bodies: JSON, with binary tensors after it or not.
+"""Codec of the Open Inference Protocol's HTTP bodies: JSON, with or without binary tensors after it.
 
 Tensors are views of the body or come out of one decoder's call, never of a loop over numbers.
 """
@@ -42,7 +42,7 @@ Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class InputTensor(msgspec.Struct):
-    """As it stands in the JSON; `data` is decoded when its type is known."""
+    """An input in the JSON; `data` is decoded when its type is known."""
 
     name: str
     datatype: str
@@ -52,7 +52,7 @@ class InputTensor(msgspec.Struct):
 
 
 class RequestedOutput(msgspec.Struct):
-    """As it stands in the JSON."""
+    """An output in the JSON."""
 
     name: str
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -79,7 +79,7 @@ NUMBERS: tuple[msgspec.json.Decoder[Any], ...] = (
 
 
 def header_length(text: str | None, body_bytes: int) -> int | None:
-    """How many bytes of the body are JSON; None: all of them. Raises InvalidRequestError."""
+    """Returns how many bytes of the body are JSON; None: all of them. Raises InvalidRequestError."""
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= body_bytes):
@@ -88,9 +88,9 @@ def header_length(text: str | None, body_bytes: int) -> int | None:
 
 
 def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> InferRequest:
-    """A whole body, whose first `length` bytes are JSON -> what is asked, for up to `most` inputs.
+    """Parses a body whose first `length` bytes are JSON, or all of it, for up to `most` inputs.
 
-    0 says that the body is the one element of the one input. Raises InvalidJsonError or
+    Length 0 means that the body is the one element of the one input. Raises InvalidJsonError or
     InvalidRequestError.
     """
     if length == 0:
@@ -118,7 +118,7 @@ def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> In
 
 
 def raw_request(body: bytes, model: CatalogEntry) -> InferRequest:
-    """The body is the tensor: of a picture its file, of numbers their bytes."""
+    """Takes the body for the one input: an image file, or the bytes of float32 numbers."""
     shape = list(model.input.dims)
     data: EncodedElements | NDArray[np.float32]
     if model.signature is Signature.IMAGE:
@@ -133,7 +133,7 @@ def raw_request(body: bytes, model: CatalogEntry) -> InferRequest:
 def content(
     model: CatalogEntry, given: InputTensor, count: int, tail: memoryview
 ) -> EncodedElements | NDArray[np.float32]:
-    """The input's elements, from its JSON or from the bytes after all JSON."""
+    """Returns the input's elements, from its JSON or from the bytes behind the JSON."""
     parameters = scalars(given.parameters)
     if "binary_data_size" in parameters:
         if given.data is not msgspec.UNSET:
@@ -156,7 +156,7 @@ def content(
 
 
 def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
-    """One of the `parameters` objects. Raises InvalidRequestError."""
+    """Parses a `parameters` object. Raises InvalidRequestError."""
     if isinstance(raw, msgspec.UnsetType):
         return {}
     if len(memoryview(raw)) > MAX_PARAMETERS_BYTES:
@@ -167,7 +167,7 @@ def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
 
 
 def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
-    """One entry of the request's `outputs`."""
+    """Parses an entry of the request's `outputs`."""
     parameters = scalars(output.parameters)
     own = flag(parameters, "binary_data")
     classes = whole_number(parameters, "classification", MAX_CLASSES)
@@ -175,7 +175,7 @@ def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
 
 
 def float_tensor(data: memoryview, model: CatalogEntry, count: int) -> NDArray[np.float32]:
-    """Little-endian float32 -> [count, *dims], a view of the body."""
+    """Views little-endian float32 as [count, *dims]. Raises InvalidRequestError for another length."""
     shape = (count, *model.input.dims)
     needed = int(np.prod(shape)) * FLOAT32.itemsize
     if len(data) != needed:
@@ -184,7 +184,7 @@ def float_tensor(data: memoryview, model: CatalogEntry, count: int) -> NDArray[n
 
 
 def binary_elements(data: memoryview, count: int) -> list[bytes]:
-    """`count` elements, each a little-endian uint32 length and so many bytes, and nothing else."""
+    """Splits `count` elements, each a little-endian uint32 length and that many bytes."""
     elements = []
     for index in range(count):
         if len(data) < LENGTH.size:
@@ -200,7 +200,7 @@ def binary_elements(data: memoryview, count: int) -> list[bytes]:
 
 
 def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
-    """Base64 texts, flat or nested by the batch."""
+    """Parses base64 texts, flat or nested by the batch."""
     depth = depth_of(raw)
     if depth > 2:
         raise InvalidRequestError("data is nested more deeply than its shape")
@@ -216,7 +216,7 @@ def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
 def json_floats(
     raw: msgspec.Raw, shape: list[int], model: CatalogEntry, count: int
 ) -> NDArray[np.float32]:
-    """Numbers, flat or nested as the shape says -> [count, *dims]."""
+    """Parses numbers, flat or nested as the shape says, to float32 [count, *dims]."""
     depth = depth_of(raw)
     if depth not in (1, len(shape)):
         raise InvalidRequestError("data must be flat, or nested as its shape says")
@@ -237,9 +237,10 @@ def json_floats(
 def check_size(
     text: bytes | memoryview | msgspec.Raw, model: CatalogEntry, most: int, others: int = 0
 ) -> None:
-    """Before anything is built of JSON for up to `most` inputs. Raises InvalidRequestError.
+    """Refuses JSON with more commas than `most` inputs can have, before anything is built of it.
 
-    A picture has a comma behind it, and one in its data URL; `others` are those that no input has.
+    An image has a comma behind it, and one in its data URL; `others` are commas outside of inputs.
+    Raises InvalidRequestError.
     """
     of_one = 2 if model.signature is Signature.IMAGE else int(np.prod(model.input.dims))
     if commas(text) > of_one * most + others:
@@ -247,12 +248,12 @@ def check_size(
 
 
 def commas(text: bytes | memoryview | msgspec.Raw) -> int:
-    """What bounds the elements of JSON before they are built, each many times its bytes."""
+    """Counts commas: a bound on the elements of JSON before they are built."""
     return bytes(text).count(b",")
 
 
 def depth_of(raw: msgspec.Raw) -> int:
-    """How many brackets JSON opens before anything else, at least 1 and at most 9."""
+    """Counts the brackets that JSON opens first: its nesting, at least 1 and at most 9."""
     depth = 0
     for byte in bytes(memoryview(raw)[:64]):
         if byte == ord("["):
@@ -263,7 +264,7 @@ def depth_of(raw: msgspec.Raw) -> int:
 
 
 def encode(request: InferRequest, response: InferResponse) -> tuple[bytes, int | None]:
-    """The body of an answer, and how many of its bytes are JSON where binary tensors follow."""
+    """Returns the body of an answer, and the length of its JSON where binary tensors follow."""
     outputs, tails = [], []
     for tensor in response.outputs:
         entry: dict[str, Any] = {
@@ -289,14 +290,14 @@ def encode(request: InferRequest, response: InferResponse) -> tuple[bytes, int |
 
 
 def binary_data(tensor: OutputTensor) -> bytes:
-    """A tensor as it follows the JSON."""
+    """Encodes a tensor as it follows the JSON."""
     if isinstance(tensor.data, list):
         return b"".join(LENGTH.pack(len(text)) + text for text in tensor.data)
     return tensor.data.astype(FLOAT32, copy=False).tobytes()
 
 
 def json_data(tensor: OutputTensor) -> NDArray[np.float32] | list[str]:
-    """What orjson makes the flat `data` of."""
+    """Returns the flat `data` that orjson encodes."""
     if isinstance(tensor.data, list):
         return [text.decode() for text in tensor.data]
     return tensor.data

@@ -1,4 +1,4 @@
-"""The codec of the Open Inference Protocol's gRPC messages; what `v2_tensors.py` is for HTTP."""
+"""Codec of the Open Inference Protocol's gRPC messages, as `codec.py` is for HTTP."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ Message = Any  # protobuf's classes are made at run time
 
 
 def parse(request: Message, model: CatalogEntry, most: int) -> InferRequest:
-    """A ModelInferRequest -> what is asked, for up to `most` inputs. Raises InvalidRequestError."""
+    """Parses a ModelInferRequest for up to `most` inputs. Raises InvalidRequestError."""
     parameters = scalars(request.parameters)
     parameters.pop(STREAMING_ONLY, None)
     check_parameters(parameters)
@@ -60,12 +60,12 @@ def parse(request: Message, model: CatalogEntry, most: int) -> InferRequest:
 
 
 def is_large(request: Message) -> bool:
-    """Whether its typed numbers, which cost more than raw ones, are a thread's work."""
+    """Whether the request has so many typed numbers that a thread should parse it."""
     return any(len(given.contents.fp32_contents) > LARGE for given in request.inputs[:1])
 
 
 def scalars(parameters: Message) -> Parameters:
-    """A map of InferParameter as plain values."""
+    """Returns a map of InferParameter as plain values."""
     found = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -74,7 +74,7 @@ def scalars(parameters: Message) -> Parameters:
 
 
 def requested(output: Message) -> WantedOutput:
-    """One entry of the request's `outputs`."""
+    """Parses an entry of the request's `outputs`."""
     parameters = scalars(output.parameters)
     check_parameters(parameters)
     classes = whole_number(parameters, "classification", MAX_CLASSES)
@@ -84,7 +84,7 @@ def requested(output: Message) -> WantedOutput:
 def content(
     request: Message, given: Message, model: CatalogEntry, count: int
 ) -> EncodedElements | NDArray[np.float32]:
-    """The input's elements, raw or typed, never both."""
+    """Returns the input's elements, raw or typed. Raises InvalidRequestError for both."""
     raw = request.raw_input_contents
     typed = given.contents.fp32_contents, given.contents.bytes_contents
     if raw:
@@ -104,7 +104,7 @@ def content(
 
 
 def encode(request: InferRequest, response: InferResponse) -> Message:
-    """A ModelInferResponse; all its tensors are raw."""
+    """Returns a ModelInferResponse whose tensors are all raw."""
     message = pb.ModelInferResponse(
         model_name=request.model.name, model_version=request.model.version, id=request.id
     )

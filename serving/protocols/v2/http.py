@@ -198,7 +198,7 @@ class V2Error(BaseModel):
 
 
 def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` for these statuses."""
+    """Returns FastAPI's `responses` for these statuses."""
     return {
         status: {
             "model": V2Error,
@@ -209,7 +209,7 @@ def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def infer_request() -> dict[str, Any]:
-    """The JSON form, with a real picture; with binary tensors after it, a body is an octet stream."""
+    """Documents the JSON body, with a real image as example, and the body with binary tensors."""
     tensor = {
         "type": "object",
         "properties": {
