@@ -24,7 +24,7 @@ class DeviceLostError(Exception):
 
 
 class translate_errors:  # noqa: N801 used as a function
-    """Context manager that turns a CUDA library's exception into one of the two above.
+    """Context manager that turns a CUDA library's exception into one of these errors.
 
     Not a generator: on Python 3.13 its frames would keep the tensors that did not fit.
     """

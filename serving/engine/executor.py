@@ -270,7 +270,7 @@ class BatchExecutor:
         return compute
 
     def report(self, slots: list[int]) -> None:
-        """Sends the slots' records to their frontends; never blocks, a done pipe holds all slots."""
+        """Sends slots' records to their frontends; never blocks: a done pipe has room for all slots."""
         memory = self._memory
         by_owner: dict[int, list[int]] = {}
         for slot in slots:

@@ -33,7 +33,7 @@ MAX_ATTEMPTS = 2
 
 @dataclass
 class WorkerProcess:
-    """One worker's place in the engine; `popen` changes when the worker is replaced."""
+    """Place of one worker in the engine; `popen` changes when the worker is replaced."""
 
     index: int
     gpu: int
