@@ -107,7 +107,7 @@ class EngineCollector(Collector):
         if self._memory is None:
             return
         memory = self._memory
-        free = memory.geometry.slots - sum(memory.in_flight)
+        free = memory.layout.slots - sum(memory.in_flight)
         depth = memory.state.tolist().count(State.QUEUED)
         restarts = self._restarts_before + memory.restarts[0]
         full = self._out_of_memory_before + sum(memory.out_of_memory)
@@ -127,8 +127,8 @@ class EngineCollector(Collector):
             "Batches that did not fit into a device's memory; each halved a worker's batch cap.",
             full,
         )
-        webs = memory.geometry.webs
-        yield gauge("serving_web_processes", "Processes that speak HTTP and decode.", webs)
+        frontends = memory.layout.frontends
+        yield gauge("serving_web_processes", "Processes that speak HTTP and decode.", frontends)
         yield counter("serving_web_cpu_seconds", "CPU time of the web processes.", cpu_s)
         yield gauge("serving_cores", "Cores this service may use.", cpus.usable())
         yield from gpu_metrics(memory)

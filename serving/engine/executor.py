@@ -263,7 +263,7 @@ class BatchExecutor:
             logits = infer()
             if is_only_request:
                 self._trial.record(all_cores, time.perf_counter() - started)
-            if logits.shape != (size, memory.geometry.classes):
+            if logits.shape != (size, memory.layout.classes):
                 raise ValueError(f"the model answered with shape {logits.shape} to {size} inputs")
             return logits[: len(slots)]
 

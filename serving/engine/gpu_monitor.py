@@ -99,6 +99,6 @@ def figures(memory: Memory) -> list[GpuFigures]:
             memory.gpu_memory_used[row],
             memory.gpu_memory_total[row],
         )
-        for row in range(memory.geometry.workers)
+        for row in range(memory.layout.workers)
         if memory.gpu_known[row]
     ]

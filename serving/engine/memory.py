@@ -60,9 +60,9 @@ class SlotLayout:
     """Sizes that decide the mapping's layout; the same in every process."""
 
     slots: int
-    """Of all web processes together; a multiple of `webs`."""
+    """Of all web processes together; a multiple of `frontends`."""
 
-    webs: int
+    frontends: int
     workers: int
     max_batch: int
     height: int
@@ -70,17 +70,17 @@ class SlotLayout:
     classes: int
 
     @property
-    def share(self) -> int:
+    def slots_per_frontend(self) -> int:
         """Slots of one web process; slot s belongs to web process s // share."""
-        return self.slots // self.webs
+        return self.slots // self.frontends
 
 
 @dataclass(frozen=True)
 class EngineFds:
     """Descriptors and sizes by which a frontend uses an engine; valid in that frontend's process."""
 
-    web: int
-    geometry: SlotLayout
+    frontend: int
+    layout: SlotLayout
     memory_fd: int
     work_fds: tuple[int, int]
     """Write ends of the work pipes: interactive, bulk."""
@@ -88,7 +88,7 @@ class EngineFds:
     done_fd: int
     """Read end of the frontend's done pipe."""
 
-    kick_fd: int
+    wakeup_fd: int
     """Write end of the pipe that wakes the supervisor up to check its workers."""
 
 
@@ -135,13 +135,13 @@ def anonymous_file(size: int) -> int:
 class Memory:
     """Views into the mapping: arrays indexed by slot, by worker or by frontend."""
 
-    def __init__(self, fd: int, geometry: SlotLayout) -> None:
+    def __init__(self, fd: int, layout: SlotLayout) -> None:
         self.fd = fd
-        self.geometry = geometry
-        self._map = mmap.mmap(fd, self.size(geometry))
+        self.layout = layout
+        self._map = mmap.mmap(fd, self.size(layout))
         self._whole = memoryview(self._map)
         self._next = 0
-        slots, workers, webs = geometry.slots, geometry.workers, geometry.webs
+        slots, workers, frontends = layout.slots, layout.workers, layout.frontends
 
         # engine, written by the supervisor
         self.health = self._array("i", 1)
@@ -150,15 +150,15 @@ class Memory:
         self.restarts = self._array("q", 1)
 
         # frontends, each written by itself
-        self.in_flight = self._array("i", webs)
+        self.in_flight = self._array("i", frontends)
 
-        row = statistics_row(geometry.max_batch)
-        self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(webs)]
+        row = statistics_row(layout.max_batch)
+        self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(frontends)]
 
         # workers, each written by itself; an inbox has the records that are taken and not yet reported
         self.busy_since = self._times(workers)
         self.seen = self._times(workers)
-        self.inbox = [self._array("Q", 2 * geometry.max_batch) for _ in range(workers)]
+        self.inbox = [self._array("Q", 2 * layout.max_batch) for _ in range(workers)]
         self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
         self.out_of_memory = self._array("q", workers)
 
@@ -182,27 +182,27 @@ class Memory:
         self.queued_at = self._times(slots)
         self.started_at = self._times(slots)
         self.finished_at = self._times(slots)
-        self.outputs: NDArray[np.float32] = self._numbers("f4", (slots, geometry.classes))
-        size = geometry.height, geometry.width
+        self.outputs: NDArray[np.float32] = self._numbers("f4", (slots, layout.classes))
+        size = layout.height, layout.width
         self.inputs: NDArray[np.uint8] = self._numbers("u1", (slots, *size, 3))
         self.tensors: NDArray[np.float32] = self._numbers("f4", (slots, 3, *size))
 
     @staticmethod
-    def size(geometry: SlotLayout) -> int:
+    def size(layout: SlotLayout) -> int:
         """Returns the mapping's size in bytes; pages that are never touched cost nothing."""
-        pixels = geometry.height * geometry.width * 3
-        slot = 64 + geometry.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
-        worker = 64 + geometry.max_batch * 16
-        web = 16 + len(Signature) * (64 + 8 * statistics_row(geometry.max_batch))
-        fixed = PAGE * 5 + 64 * (27 + geometry.workers)
-        return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * web
+        pixels = layout.height * layout.width * 3
+        slot = 64 + layout.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
+        worker = 64 + layout.max_batch * 16
+        frontend = 16 + len(Signature) * (64 + 8 * statistics_row(layout.max_batch))
+        fixed = PAGE * 5 + 64 * (27 + layout.workers)
+        return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
 
     @classmethod
-    def create(cls, geometry: SlotLayout) -> "Memory":
+    def create(cls, layout: SlotLayout) -> "Memory":
         """Makes a new mapping, all zeros. Raises OSError."""
-        fd = anonymous_file(cls.size(geometry))
+        fd = anonymous_file(cls.size(layout))
         try:
-            return cls(fd, geometry)
+            return cls(fd, layout)
         except OSError:
             os.close(fd)
             raise
@@ -232,7 +232,7 @@ class Memory:
 
     def owner(self, slot: int) -> int:
         """Returns the index of the frontend that a slot belongs to."""
-        return slot // self.geometry.share
+        return slot // self.layout.slots_per_frontend
 
     def close(self) -> None:
         """Closes the descriptor; the pages are freed with the last view."""
@@ -242,11 +242,11 @@ class Memory:
 class Tally:
     """Connections that have ended, per web process; read by the one that hands them out."""
 
-    def __init__(self, fd: int, webs: int) -> None:
+    def __init__(self, fd: int, frontends: int) -> None:
         self.fd = fd
-        self.ended = memoryview(mmap.mmap(fd, PAGE)).cast("q")[:webs]
+        self.ended = memoryview(mmap.mmap(fd, PAGE)).cast("q")[:frontends]
 
     @classmethod
-    def create(cls, webs: int) -> "Tally":
+    def create(cls, frontends: int) -> "Tally":
         """All zeros."""
-        return cls(anonymous_file(PAGE), webs)
+        return cls(anonymous_file(PAGE), frontends)

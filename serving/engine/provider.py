@@ -16,7 +16,7 @@ class EngineHandle:
     """Engine whose workers are ready, as one frontend uses it."""
 
     model: Model
-    attachment: EngineFds
+    fds: EngineFds
     profile: dict[str, Any]
     """Status message of the first ready worker; `Worker.load` returns it."""
 
@@ -72,4 +72,4 @@ class LocalEngine:
         async def release() -> None:
             await asyncio.to_thread(supervisor.close)
 
-        return EngineHandle(model, supervisor.attachment(0), supervisor.profile, release)
+        return EngineHandle(model, supervisor.engine_fds(0), supervisor.profile, release)

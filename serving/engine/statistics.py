@@ -70,10 +70,10 @@ BATCH_EXECUTIONS, BATCH_DECODE_NS, BATCH_INFER_NS, BATCH_OUTPUT_NS = range(PER_B
 class Statistics:
     """Adds to one frontend's rows and reads the rows of all frontends."""
 
-    def __init__(self, memory: Memory, web: int) -> None:
+    def __init__(self, memory: Memory, frontend: int) -> None:
         self._rows = memory.statistics
-        self._own = memory.statistics[web]
-        self._max_batch = memory.geometry.max_batch
+        self._own = memory.statistics[frontend]
+        self._max_batch = memory.layout.max_batch
 
     def executed(
         self, signature: Signature, batch_size: int, is_batch_leader: bool, infer_s: float

@@ -28,9 +28,9 @@ from serving.settings import Settings
 
 
 class Supervisor:
-    """Engine of one model version: `start`, then `attachment` for every frontend, then `close`."""
+    """Engine of one model version: `start`, then `fds` for every frontend, then `close`."""
 
-    def __init__(self, backend: str, model: Model, settings: Settings, webs: int = 1) -> None:
+    def __init__(self, backend: str, model: Model, settings: Settings, frontends: int = 1) -> None:
         self._backend = backend
         self._model = model
         self._settings = settings
@@ -38,9 +38,9 @@ class Supervisor:
         height, width = model.description.image.output_size
         per_device = topology.instances(settings)
         gpus = topology.gpus(settings)
-        self.geometry = SlotLayout(
-            slots=-(-settings.queue_size // webs) * webs,
-            webs=webs,
+        self.layout = SlotLayout(
+            slots=-(-settings.queue_size // frontends) * frontends,
+            frontends=frontends,
             workers=per_device * len(gpus),
             max_batch=batch_sizes.largest_batch(settings, "cuda"),
             height=height,
@@ -55,13 +55,13 @@ class Supervisor:
 
         self._error: str | None = None
         self._processes = [
-            WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
+            WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.layout.workers)
         ]
         # `auto` starts one worker for each GPU, and the others when there turns out to be no GPU
         if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
                 process.start_at = None
-        self._kick = (-1, -1)
+        self._wakeup = (-1, -1)
         self._startup_over = threading.Event()
         """Set when every first worker is ready, or when the start has failed."""
 
@@ -80,18 +80,18 @@ class Supervisor:
 
     def _allocate(self) -> None:
         """Makes memory, pipes and the thread, or frees all of it and raises OSError or RuntimeError."""
-        share = self.geometry.share
+        slots_per_frontend = self.layout.slots_per_frontend
         with contextlib.ExitStack() as stack:
-            self.memory = Memory.create(self.geometry)
+            self.memory = Memory.create(self.layout)
             stack.callback(self.memory.close)
             self._scratch = scratch.create()
             stack.callback(scratch.remove, self._scratch)
             self._gpus = GpuMonitor(self.memory)
             stack.callback(self._gpus.close)
-            self._work = [managed_pipe(stack, self.geometry.slots) for _ in range(2)]
-            self._done = [managed_pipe(stack, share) for _ in range(self.geometry.webs)]
-            self._kick = managed_pipe(stack, 0)
-            for fd in (*self._kick, *(reader for reader, _ in self._work)):
+            self._work = [managed_pipe(stack, self.layout.slots) for _ in range(2)]
+            self._done = [managed_pipe(stack, slots_per_frontend) for _ in range(self.layout.frontends)]
+            self._wakeup = managed_pipe(stack, 0)
+            for fd in (*self._wakeup, *(reader for reader, _ in self._work)):
                 os.set_blocking(fd, False)
             self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
             self._thread.start()
@@ -103,30 +103,30 @@ class Supervisor:
             return
         self._fail_start("the service is shutting down")
         with contextlib.suppress(OSError):  # `start` has not made the pipe yet
-            os.write(self._kick[1], b"k")
+            os.write(self._wakeup[1], b"k")
 
-    def attachment(self, web: int) -> EngineFds:
+    def engine_fds(self, frontend: int) -> EngineFds:
         """Returns what a frontend needs of the engine; the descriptors are this process's own."""
         return EngineFds(
-            web=web,
-            geometry=self.geometry,
+            frontend=frontend,
+            layout=self.layout,
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][1], self._work[1][1]),
-            done_fd=self._done[web][0],
-            kick_fd=self._kick[1],
+            done_fd=self._done[frontend][0],
+            wakeup_fd=self._wakeup[1],
         )
 
-    def abandon(self, web: int) -> None:
+    def abandon(self, frontend: int) -> None:
         """Cancels the requests of a frontend that has died."""
-        share = self.geometry.share
-        for slot in range(web * share, (web + 1) * share):
+        slots_per_frontend = self.layout.slots_per_frontend
+        for slot in range(frontend * slots_per_frontend, (frontend + 1) * slots_per_frontend):
             self.memory.cancelled[slot] = 1
-        self.memory.in_flight[web] = 0
+        self.memory.in_flight[frontend] = 0
 
     def close(self) -> None:
         """Ends the workers and frees the engine; a worker may finish its batch within the hang limit."""
         self._closing.set()
-        os.write(self._kick[1], b"k")
+        os.write(self._wakeup[1], b"k")
         self._thread.join()
         self._resources.close()
 
@@ -153,7 +153,7 @@ class Supervisor:
     def _wait(self) -> None:
         """Waits for a worker's status or end, a frontend's wake-up, or the next start or time-out."""
         poll = select.poll()
-        poll.register(self._kick[0], select.POLLIN)
+        poll.register(self._wakeup[0], select.POLLIN)
         running = {p.status_fd: p for p in self._processes if p.popen}
         for fd in running:
             poll.register(fd, select.POLLIN)
@@ -161,7 +161,7 @@ class Supervisor:
         due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
         for fd, _ in poll.poll(timeout):
-            if fd == self._kick[0]:
+            if fd == self._wakeup[0]:
                 os.read(fd, 4096)
             else:
                 self._read_status(running[fd])
@@ -206,7 +206,7 @@ class Supervisor:
             version=self._model.description.version,
             scratch=str(self._scratch) if self._scratch else None,
             gpu=process.gpu,
-            geometry=asdict(self.geometry),
+            layout=asdict(self.layout),
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
             done_fds=tuple(writer for _, writer in self._done),
@@ -226,7 +226,7 @@ class Supervisor:
         if message["gpu_uuid"]:
             self._gpus.watch(process.index, process.gpu, message["gpu_uuid"])
         if not self.memory.batch_cap[0]:
-            self.memory.batch_cap[0] = min(message["batch_cap"], self.geometry.max_batch)
+            self.memory.batch_cap[0] = min(message["batch_cap"], self.layout.max_batch)
             self.profile["batch_cap"] = self.memory.batch_cap[0]
         if message["info"]["device"] == "cpu":
             for waiting in self._processes:  # no usable GPU: the other cores get workers, too

@@ -50,7 +50,7 @@ class Worker:
         self._args = args
         own = {"devices": [args.gpu], "device": args.device}
         self._settings = settings.model_copy(update=own)
-        self._memory = Memory(args.memory_fd, SlotLayout(**args.geometry))
+        self._memory = Memory(args.memory_fd, SlotLayout(**args.layout))
         self._queue = WorkQueue(self._memory, args.index, args.work_fds, args.control_fd, settings)
         self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
 
@@ -99,7 +99,7 @@ class Worker:
 
     def _warm_up(self, backend: Backend, sizes: list[int]) -> dict[int, float]:
         """Runs every batch size; returns each size's time in ms."""
-        layout = self._memory.geometry
+        layout = self._memory.layout
         return warmup.warm_up(backend, (layout.height, layout.width, 3), layout.classes, sizes)
 
     def serve(self) -> None:

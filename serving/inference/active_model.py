@@ -63,12 +63,12 @@ class ActiveModel:
         self.description = handle.model.description
         self.labels = handle.model.labels
         self.decoder = ImageDecoder(self.description.image, settings.max_image_pixels)
-        self.client = EngineClient(handle.attachment, metrics.observe_item)
-        layout = handle.attachment.geometry
+        self.client = EngineClient(handle.fds, metrics.observe_item)
+        layout = handle.fds.layout
         spare_cores = cpus.usable() - layout.workers
         on_gpu = handle.profile["info"]["device"] != "cpu"
-        self.decodes_on_event_loop = throughput(handle) <= SLOW * layout.webs or (
-            on_gpu and layout.webs >= spare_cores
+        self.decodes_on_event_loop = throughput(handle) <= SLOW * layout.frontends or (
+            on_gpu and layout.frontends >= spare_cores
         )
         """Whether the event loop decodes small images: where one thread a web process keeps all workers
         busy, and beside a GPU where every core has a web process already."""
@@ -80,7 +80,7 @@ class ActiveModel:
 
     def metadata(self) -> ModelMetadata:
         """Returns the description that protocols give their clients."""
-        layout, profile = self.handle.attachment.geometry, self.handle.profile
+        layout, profile = self.handle.fds.layout, self.handle.profile
         return ModelMetadata(
             description=self.description,
             version=self.description.version,
@@ -101,7 +101,7 @@ class ActiveModel:
             **self.description.model_dump(include=fields),
             **profile["info"],
             "instances": memory.ready_workers[0],
-            "web_processes": self.handle.attachment.geometry.webs,
+            "web_processes": self.handle.fds.layout.frontends,
             "max_batch_size": memory.smallest_cap or profile["batch_cap"],
             "batch_ms": profile["batch_ms"],
             "idle_threads": profile["idle_threads"],
@@ -175,4 +175,4 @@ def throughput(handle: EngineHandle) -> float:
     """Returns the images a second that all workers can compute, as measured at warm-up."""
     batch_ms: dict[str, float] = handle.profile["batch_ms"]
     fastest = max(int(size) / ms for size, ms in batch_ms.items())
-    return 1000 * fastest * handle.attachment.geometry.workers
+    return 1000 * fastest * handle.fds.layout.workers

@@ -96,7 +96,7 @@ class InferenceService:
             model=new.description.name,
             version=new.description.version,
             device=info["device"],
-            instances=handle.attachment.geometry.workers,
+            instances=handle.fds.layout.workers,
             **{k: v for k, v in handle.profile.items() if k != "info"},
         )
         if old:
@@ -209,7 +209,7 @@ class InferenceService:
     @property
     def largest_request(self) -> int:
         """Inputs that one request may have: half of a web process's slots."""
-        return max(1, self.active.handle.attachment.geometry.share // 2)
+        return max(1, self.active.handle.fds.layout.slots_per_frontend // 2)
 
     async def classify(
         self, images: Sequence[EncodedImage], top_k: int, deadline: float, bulk: bool = False
@@ -242,7 +242,7 @@ class InferenceService:
         """
 
         async def check(model: ActiveModel) -> Inputs:
-            layout = model.handle.attachment.geometry
+            layout = model.handle.fds.layout
             expected = (3, layout.height, layout.width)
             if tensors.shape[1:] != expected:
                 raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {expected}")

@@ -95,7 +95,7 @@ def held_task(service: InferenceService) -> "asyncio.Task[Logits]":
 def free_slots(service: InferenceService) -> int:
     """As the metrics count them."""
     memory = service.active.client.memory
-    return memory.geometry.slots - sum(memory.in_flight)
+    return memory.layout.slots - sum(memory.in_flight)
 
 
 async def test_tensors_come_back_in_order_and_in_batches(

@@ -26,14 +26,14 @@ from serving.metrics import Metrics
 from serving.settings import Settings
 from serving.system import cpus
 
-GEOMETRY = SlotLayout(slots=4, webs=1, workers=2, max_batch=8, height=2, width=2, classes=3)
+LAYOUT = SlotLayout(slots=4, frontends=1, workers=2, max_batch=8, height=2, width=2, classes=3)
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
     """A mapping of its own."""
-    mapping = Memory.create(GEOMETRY)
+    mapping = Memory.create(LAYOUT)
     yield mapping
     mapping.close()
 
@@ -279,14 +279,14 @@ def test_the_driver_tells_memory_and_uuid(monkeypatch: pytest.MonkeyPatch) -> No
 def test_web_processes_take_the_cores_that_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpus, "usable", lambda: 16)
 
-    def webs(**values: object) -> int:
+    def frontends(**values: object) -> int:
         return topology.web_processes(Settings.model_validate(values))
 
-    assert webs(device="cuda") == 15
-    assert webs(device="cuda", devices="0,1", instances=2) == 12
-    assert webs(device="cuda", web_processes=3) == 3
-    assert webs(device="cuda", instances=20) == 1
-    assert webs(device="cpu") == webs(device="auto") == 1
+    assert frontends(device="cuda") == 15
+    assert frontends(device="cuda", devices="0,1", instances=2) == 12
+    assert frontends(device="cuda", web_processes=3) == 3
+    assert frontends(device="cuda", instances=20) == 1
+    assert frontends(device="cpu") == frontends(device="auto") == 1
 
 
 @pytest.mark.parametrize(

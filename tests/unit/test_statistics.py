@@ -8,13 +8,13 @@ import pytest
 from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, Signature, SlotLayout
 from serving.engine.statistics import BatchTotals, Statistics, Timings, Totals
 
-GEOMETRY = SlotLayout(slots=4, webs=2, workers=1, max_batch=8, height=2, width=2, classes=3)
+LAYOUT = SlotLayout(slots=4, frontends=2, workers=1, max_batch=8, height=2, width=2, classes=3)
 
 
 @pytest.fixture
-def webs() -> Iterator[list[Statistics]]:
+def frontends() -> Iterator[list[Statistics]]:
     """Two web processes' views of one mapping."""
-    memory = Memory.create(GEOMETRY)
+    memory = Memory.create(LAYOUT)
     yield [Statistics(memory, web) for web in range(2)]
     memory.close()
 
@@ -24,19 +24,19 @@ def test_the_rows_have_room_for_the_fields() -> None:
     assert len(fields(BatchTotals)) == PER_BATCH_SIZE
 
 
-def test_nothing_has_happened_at_first(webs: list[Statistics]) -> None:
-    assert webs[0].totals(Signature.IMAGE) == Totals()
-    assert webs[0].by_batch_size(Signature.TENSOR) == {}
+def test_nothing_has_happened_at_first(frontends: list[Statistics]) -> None:
+    assert frontends[0].totals(Signature.IMAGE) == Totals()
+    assert frontends[0].by_batch_size(Signature.TENSOR) == {}
 
 
-def test_figures_of_all_web_processes_add_up(webs: list[Statistics]) -> None:
-    for web, statistics in enumerate(webs):
+def test_figures_of_all_web_processes_add_up(frontends: list[Statistics]) -> None:
+    for web, statistics in enumerate(frontends):
         for is_batch_leader in (True, False, False):  # three inputs of two requests
             statistics.executed(Signature.IMAGE, 3, is_batch_leader, 0.5)
         statistics.succeeded(Signature.IMAGE, Timings(0.25, 0.5, 1.0, 0.125), [3])
         statistics.succeeded(Signature.IMAGE, Timings(0.5, 0.5, 1.0, 0.25), [3, 3])
         statistics.failed(Signature.IMAGE, web)
-    for statistics in webs:
+    for statistics in frontends:
         totals = statistics.totals(Signature.IMAGE)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 4, 2)
         assert totals.last_inference_ms > 0
@@ -52,14 +52,14 @@ def test_figures_of_all_web_processes_add_up(webs: list[Statistics]) -> None:
         assert statistics.totals(Signature.TENSOR) == Totals()
 
 
-def test_every_batch_size_has_a_place_of_its_own(webs: list[Statistics]) -> None:
+def test_every_batch_size_has_a_place_of_its_own(frontends: list[Statistics]) -> None:
     for batch_size in range(1, 9):
         for _ in range(batch_size):
-            webs[0].executed(Signature.TENSOR, batch_size, True, 0.0)
-    found = webs[1].by_batch_size(Signature.TENSOR)
+            frontends[0].executed(Signature.TENSOR, batch_size, True, 0.0)
+    found = frontends[1].by_batch_size(Signature.TENSOR)
     assert {size: batch.executions for size, batch in found.items()} == {n: n for n in range(1, 9)}
 
 
-def test_clocks_that_disagree_count_as_no_time(webs: list[Statistics]) -> None:
-    webs[0].succeeded(Signature.IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
-    assert webs[0].totals(Signature.IMAGE).success_ns == 500_000_000
+def test_clocks_that_disagree_count_as_no_time(frontends: list[Statistics]) -> None:
+    frontends[0].succeeded(Signature.IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
+    assert frontends[0].totals(Signature.IMAGE).success_ns == 500_000_000
