@@ -36,17 +36,19 @@ from serving.protocols.v2 import http
 from serving.settings import Settings
 
 
-def create_app(settings: Settings, backend: str, source: EngineProvider | None = None) -> "Application":
+def create_app(
+    settings: Settings, backend: str, provider: EngineProvider | None = None
+) -> "Application":
     """The ASGI application.
 
     `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. Without
-    `source`, the application starts its own engine. Raises ConfigurationError when the model cannot
+    `provider`, the application starts its own engine. Raises ConfigurationError when the model cannot
     be described.
     """
     configure_logging(settings)
-    metrics = Metrics(shared=source is not None)
+    metrics = Metrics(shared=provider is not None)
     model = Model.read(settings.model_dir)
-    classifier = Classifier(model, settings, metrics, source or LocalEngine(backend, settings))
+    classifier = Classifier(model, settings, metrics, provider or LocalEngine(backend, settings))
     door, models = Admission(classifier), ModelCatalog(classifier)
     predict = native.Predict(classifier, door)
     tcp = TcpServer(classifier, door.reader)

@@ -108,7 +108,7 @@ class EngineCollector(Collector):
         if self._memory is None:
             return
         memory = self._memory
-        free = memory.geometry.slots - sum(memory.in_flight)
+        free = memory.layout.slots - sum(memory.in_flight)
         depth = memory.state.tolist().count(State.QUEUED)
         restarts = self._restarts_before + memory.restarts[0]
         yield GaugeMetricFamily("serving_queue_depth", "Pictures that wait for a worker.", depth)
@@ -130,7 +130,7 @@ class EngineCollector(Collector):
             self._out_of_memory_before + sum(memory.out_of_memory),
         )
         yield GaugeMetricFamily(
-            "serving_web_processes", "Processes that speak HTTP and decode.", memory.geometry.webs
+            "serving_web_processes", "Processes that speak HTTP and decode.", memory.layout.frontends
         )
         yield CounterMetricFamily(
             "serving_web_cpu_seconds", "CPU time of the web processes.", web_cpu_seconds(self._shared)

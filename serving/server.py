@@ -200,7 +200,7 @@ class Server(uvicorn.Server):
         self._classifier.announce_end()
         self._leave()
         if not self.started:
-            self._classifier.source.abandon()
+            self._classifier.provider.abandon()
             return
         await asyncio.sleep(self._settings.shutdown_delay_s)
         end = time.monotonic() + self._settings.shutdown_timeout_s

@@ -23,14 +23,14 @@ from serving.settings import Settings
 class FedServer(Server):
     """Listens nowhere: its connections are accepted elsewhere."""
 
-    source: RemoteEngine
+    provider: RemoteEngine
 
     def claim_door(self) -> None:
         """Nothing to claim."""
 
     def open_door(self) -> None:
         """Ready for what is handed over."""
-        self.source.start(self._classifier.adopt, self.connect, self.lose)
+        self.provider.start(self._classifier.adopt, self.connect, self.lose)
 
 
 def main() -> None:
@@ -39,15 +39,15 @@ def main() -> None:
     die_with_parent(parent)
     settings = Settings()
     tally = Tally(tally_fd, topology.web_processes(settings))
-    source = RemoteEngine(socket.socket(fileno=control), settings)
-    app = create_app(settings, importlib.import_module(package).BACKEND, source)
+    provider = RemoteEngine(socket.socket(fileno=control), settings)
+    app = create_app(settings, importlib.import_module(package).BACKEND, provider)
 
     def on_ended(count: int) -> None:
         tally.ended[index] = count
 
     server = FedServer(app, settings)
     server.connections.on_ended = on_ended
-    server.source = source
+    server.provider = provider
     try:
         server.run()
     except ConfigurationError as error:

@@ -32,24 +32,19 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_engine(
-    sock: socket.socket, key: int, version: str, attachment: EngineFds, profile: dict[str, Any]
+    sock: socket.socket, key: int, version: str, fds: EngineFds, profile: dict[str, Any]
 ) -> None:
     """An engine for one web process."""
     message = {
         "type": "engine",
         "key": key,
         "version": version,
-        "web": attachment.web,
-        "geometry": asdict(attachment.geometry),
+        "frontend": fds.frontend,
+        "layout": asdict(fds.layout),
         "profile": profile,
     }
-    fds = [
-        attachment.memory_fd,
-        *attachment.work_fds,
-        attachment.done_fd,
-        attachment.kick_fd,
-    ]
-    socket.send_fds(sock, [json.dumps(message).encode()], fds)
+    numbers = [fds.memory_fd, *fds.work_fds, fds.done_fd, fds.wakeup_fd]
+    socket.send_fds(sock, [json.dumps(message).encode()], numbers)
 
 
 def send_connection(sock: socket.socket, connection: socket.socket) -> None:
@@ -82,18 +77,18 @@ class RemoteEngine:
         """See `EngineProvider`."""
         loop = asyncio.get_running_loop()
         self._sock.setblocking(False)
-        offer: asyncio.Future[EngineHandle] = loop.create_future()
-        self._first = offer
+        handle: asyncio.Future[EngineHandle] = loop.create_future()
+        self._first = handle
 
         async def take(engine: EngineHandle) -> None:
-            if offer.done():  # the version has been switched while this process was starting
+            if handle.done():  # the version has been switched while this process was starting
                 self._early.append(engine)
             else:
-                offer.set_result(engine)
+                handle.set_result(engine)
 
         self._adopt = take
         loop.add_reader(self._sock.fileno(), self._on_message)
-        return await offer
+        return await handle
 
     def start(
         self, adopt: Adopt, connect: Callable[[socket.socket], None], lose: Callable[[], None]
@@ -104,8 +99,8 @@ class RemoteEngine:
         """
         self._adopt = adopt
         self._connect, self._lose = connect, lose
-        for offer in self._early:
-            self._spawn(adopt(offer))
+        for handle in self._early:
+            self._spawn(adopt(handle))
         send(self._sock, type="ready")
 
     async def switch(self, version: str, adopt: Adopt) -> None:  # noqa: ARG002 it comes by message
@@ -145,28 +140,28 @@ class RemoteEngine:
     def _on_json(self, message: dict[str, Any], fds: list[int]) -> None:
         if message["type"] == "engine":
             assert self._adopt is not None  # noqa: S101 set before messages are read
-            self._spawn(self._adopt(self._offer(message, fds)))
+            self._spawn(self._adopt(self._handle(message, fds)))
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message.get("error"))
 
-    def _offer(self, message: dict[str, Any], fds: list[int]) -> EngineHandle:
-        memory_fd, interactive_fd, bulk_fd, done_fd, kick_fd = fds
-        attachment = EngineFds(
-            web=message["web"],
-            geometry=SlotLayout(**message["geometry"]),
+    def _handle(self, message: dict[str, Any], numbers: list[int]) -> EngineHandle:
+        memory_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
+        fds = EngineFds(
+            frontend=message["frontend"],
+            layout=SlotLayout(**message["layout"]),
             memory_fd=memory_fd,
             work_fds=(interactive_fd, bulk_fd),
             done_fd=done_fd,
-            kick_fd=kick_fd,
+            wakeup_fd=wakeup_fd,
         )
 
         async def release() -> None:
-            for fd in fds:
+            for fd in numbers:
                 os.close(fd)
             send(self._sock, type="released", key=message["key"])
 
         model = Model.read(self._settings.model_dir, message["version"])
-        return EngineHandle(model, attachment, message["profile"], release)
+        return EngineHandle(model, fds, message["profile"], release)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

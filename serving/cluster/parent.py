@@ -65,7 +65,7 @@ class Cluster:
         self._settings = settings
         self._count = topology.web_processes(settings)
         self._selector = selectors.DefaultSelector()
-        self._webs: dict[int, FrontendProcess] = {}
+        self._frontends: dict[int, FrontendProcess] = {}
         self._engines: dict[int, Supervisor] = {}
         self._users: dict[int, set[int]] = {}
         self._current = -1
@@ -105,7 +105,7 @@ class Cluster:
                     self._settings
                 )  # held, not listened on: that is for the others
             for index in range(self._count):
-                self._start_web(index)
+                self._start_frontend(index)
             self._load(None, None)
             return self._loop()
         finally:
@@ -114,9 +114,9 @@ class Cluster:
     def _end(self) -> None:
         """Nothing that was started stays."""
         self._stopping = True
-        for web in self._webs.values():
-            web.popen.kill()
-            web.popen.wait()
+        for frontend in self._frontends.values():
+            frontend.popen.kill()
+            frontend.popen.wait()
         self._give_up_loading()
         for thread in self._loaders:
             thread.join()
@@ -134,12 +134,12 @@ class Cluster:
     def _loop(self) -> int:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         told_to_stop = False
-        while self._webs or not self._stopping:
+        while self._frontends or not self._stopping:
             if self._stopping and not told_to_stop:
                 told_to_stop = True
                 self._give_up_loading()
-                for web in self._webs.values():
-                    web.popen.send_signal(signal.SIGTERM)
+                for frontend in self._frontends.values():
+                    frontend.popen.send_signal(signal.SIGTERM)
             pause_s = self._watch()
             for key, _ in self._selector.select(RESTART_S if self._missing() else pause_s):
                 if key.fd == self._wake_reader:
@@ -149,18 +149,18 @@ class Cluster:
                     self._on_message(key.data)
             for index in self._missing():
                 try:
-                    self._start_web(index)
+                    self._start_frontend(index)
                 except OSError as error:  # no memory, or too many processes, for now
                     logger().error("a web process cannot be started", reason=str(error))
                     break
                 if self._engines:
-                    self._offer(self._webs[index])
+                    self._offer(self._frontends[index])
         return 0
 
     def _missing(self) -> list[int]:
         if self._stopping:
             return []
-        return [i for i in range(self._count) if i not in self._webs]
+        return [i for i in range(self._count) if i not in self._frontends]
 
     def _watch(self) -> float | None:
         """Asks web processes whether they are there, and kills those that leave too much unanswered.
@@ -174,9 +174,9 @@ class Cluster:
         now = time.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + ASK_S
-            for web in self._webs.values():
-                if web.ready or self._stopping:  # a slow start is not ended, but the end comes
-                    self._ask(web)
+            for frontend in self._frontends.values():
+                if frontend.ready or self._stopping:  # a slow start is not ended, but the end comes
+                    self._ask(frontend)
         return self._ask_at - now
 
     def _in_use(self) -> bool:
@@ -186,24 +186,24 @@ class Cluster:
         return (
             others
             or self._stopping
-            or any(self._open_connections(web) > 0 for web in self._webs.values())
+            or any(self._open_connections(frontend) > 0 for frontend in self._frontends.values())
         )
 
-    def _ask(self, web: FrontendProcess) -> None:
-        if web.unanswered >= MOST_UNANSWERED:
-            self._give_up(web)
+    def _ask(self, frontend: FrontendProcess) -> None:
+        if frontend.unanswered >= MOST_UNANSWERED:
+            self._give_up(frontend)
             return
-        web.unanswered += 1
+        frontend.unanswered += 1
         with contextlib.suppress(OSError):  # it has died, or reads nothing
-            web.sock.send(messages.QUESTION, socket.MSG_DONTWAIT)
+            frontend.sock.send(messages.QUESTION, socket.MSG_DONTWAIT)
 
-    def _give_up(self, web: FrontendProcess) -> None:
+    def _give_up(self, frontend: FrontendProcess) -> None:
         """Its event loop does not run; `_on_death` hears of the end."""
-        logger().error("a web process does not answer", web=web.index)
-        web.ready = False
-        web.popen.kill()
+        logger().error("a web process does not answer", web=frontend.index)
+        frontend.ready = False
+        frontend.popen.kill()
 
-    def _start_web(self, index: int) -> None:
+    def _start_frontend(self, index: int) -> None:
         ours, theirs = messages.pair()
         limit = struct.pack("@ll", int(ASK_S * MOST_UNANSWERED), 0)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -225,60 +225,64 @@ class Cluster:
             except OSError:
                 ours.close()
                 raise
-        web = FrontendProcess(index, popen, ours)
-        self._webs[index] = web
-        self._selector.register(ours, selectors.EVENT_READ, web)
+        frontend = FrontendProcess(index, popen, ours)
+        self._frontends[index] = frontend
+        self._selector.register(ours, selectors.EVENT_READ, frontend)
 
-    def _offer(self, web: FrontendProcess) -> None:
+    def _offer(self, frontend: FrontendProcess) -> None:
         """Gives the current engine to a web process."""
         engine = self._engines[self._current]
-        self._users.setdefault(self._current, set()).add(web.index)
+        self._users.setdefault(self._current, set()).add(frontend.index)
         try:
             messages.send_engine(
-                web.sock, self._current, engine.version, engine.attachment(web.index), engine.profile
+                frontend.sock,
+                self._current,
+                engine.version,
+                engine.engine_fds(frontend.index),
+                engine.profile,
             )
         except BlockingIOError:  # it has not read its messages for long, and cannot do without this one
-            self._give_up(web)
+            self._give_up(frontend)
         except OSError:  # it has died; that is noticed elsewhere
             pass
 
-    def _on_message(self, web: FrontendProcess) -> None:
+    def _on_message(self, frontend: FrontendProcess) -> None:
         try:
-            data = web.sock.recv(messages.MAX_MESSAGE)
+            data = frontend.sock.recv(messages.MAX_MESSAGE)
         except ConnectionError:
             data = b""
         if not data:
-            self._on_death(web)
+            self._on_death(frontend)
             return
         message: dict[str, Any] = json.loads(data)
         if message["type"] == "switch":
-            self._load(web, str(message["version"]))
+            self._load(frontend, str(message["version"]))
         elif message["type"] == "ready":
-            web.ready = True
-            if self._opened or all(other.ready for other in self._webs.values()):
+            frontend.ready = True
+            if self._opened or all(other.ready for other in self._frontends.values()):
                 self._opened = True
                 self._any_ready.set()
         elif message["type"] == "here":
-            web.unanswered = 0
+            frontend.unanswered = 0
         else:
-            self._released(message["key"], web.index)
+            self._released(message["key"], frontend.index)
 
-    def _on_death(self, web: FrontendProcess) -> None:
+    def _on_death(self, frontend: FrontendProcess) -> None:
         """What it had asked for is not computed any more; its successor takes over its slots."""
-        self._selector.unregister(web.sock)
-        web.sock.close()
-        code = web.popen.wait()
-        del self._webs[web.index]
-        if not any(other.ready for other in self._webs.values()):
+        self._selector.unregister(frontend.sock)
+        frontend.sock.close()
+        code = frontend.popen.wait()
+        del self._frontends[frontend.index]
+        if not any(other.ready for other in self._frontends.values()):
             self._any_ready.clear()
         if not self._stopping:
-            logger().error("a web process died", web=web.index, exit_code=code)
+            logger().error("a web process died", web=frontend.index, exit_code=code)
             if code > 0 and not self._opened:
                 raise ConfigurationError(f"a web process ended with exit code {code}")
             time.sleep(RESTART_S if code > 0 else 0)
         for key, engine in list(self._engines.items()):
-            engine.abandon(web.index)
-            self._released(key, web.index)
+            engine.abandon(frontend.index)
+            self._released(key, frontend.index)
 
     def _load(self, asker: FrontendProcess | None, version: str | None) -> None:
         """Begins; `_on_news` goes on. Nobody asks for the engine to begin with."""
@@ -327,8 +331,8 @@ class Cluster:
                 self._askers[self._current] = asker
             self._current += 1
             self._engines[self._current] = result
-            for web in self._webs.values():
-                self._offer(web)
+            for frontend in self._frontends.values():
+                self._offer(frontend)
 
     def _open(self) -> None:
         """The engine to begin with is there."""
@@ -336,10 +340,10 @@ class Cluster:
         host, port = self._listener.getsockname()[:2]
         logger().info("listening", host=host, port=port, web_processes=self._count)
 
-    def _released(self, key: int, web: int) -> None:
+    def _released(self, key: int, frontend: int) -> None:
         """The last web process that leaves an old engine ends it."""
         users = self._users.get(key, set())
-        users.discard(web)
+        users.discard(frontend)
         if not users and key != self._current and key in self._engines:
             self._engines.pop(key).close()
             if asker := self._askers.pop(key, None):
@@ -364,21 +368,23 @@ class Cluster:
     def _hand_over(self, connection: socket.socket) -> bool:
         """Whether a web process has it; one that may not be there any more is the last that is tried."""
 
-        def burden(web: FrontendProcess) -> tuple[bool, int]:
-            return web.unanswered > 1, self._open_connections(web)
+        def burden(frontend: FrontendProcess) -> tuple[bool, int]:
+            return frontend.unanswered > 1, self._open_connections(frontend)
 
-        ready = [web for web in list(self._webs.values()) if web.ready]  # another thread's
-        for web in sorted(ready, key=burden):
+        ready = [
+            frontend for frontend in list(self._frontends.values()) if frontend.ready
+        ]  # another thread's
+        for frontend in sorted(ready, key=burden):
             try:
-                messages.send_connection(web.sock, connection)
+                messages.send_connection(frontend.sock, connection)
             except OSError:  # it has just died, or has many that it has not looked at: the next one
                 continue
-            web.given += 1
+            frontend.given += 1
             return True
         return False
 
-    def _open_connections(self, web: FrontendProcess) -> int:
-        return web.given - self._tally.ended[web.index]
+    def _open_connections(self, frontend: FrontendProcess) -> int:
+        return frontend.given - self._tally.ended[frontend.index]
 
 
 def tell(asker: FrontendProcess, error: str | None) -> None:

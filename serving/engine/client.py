@@ -118,10 +118,10 @@ class Slots:
 class EngineClient:
     """Holds one web process's share of the slots; `open` and `close` belong together."""
 
-    def __init__(self, attachment: EngineFds, on_finished: OnFinished) -> None:
-        self._attachment = attachment
+    def __init__(self, fds: EngineFds, on_finished: OnFinished) -> None:
+        self._fds = fds
         self._on_finished = on_finished
-        self._web = attachment.web
+        self._frontend = fds.frontend
         self._futures: dict[int, asyncio.Future[Outcome] | None] = {}
         """Submitted slots; None when nobody waits for the answer any more."""
 
@@ -132,19 +132,19 @@ class EngineClient:
     def open(self) -> None:
         """Takes over this web process's share, also what a predecessor that died left in it."""
         self._loop = asyncio.get_running_loop()
-        self.memory = Memory(self._attachment.memory_fd, self._attachment.geometry)
-        self.statistics = Statistics(self.memory, self._web)
-        share = self.memory.geometry.share
-        os.set_blocking(self._attachment.done_fd, False)
-        first = self._web * share
-        for slot in reversed(range(first, first + share)):
+        self.memory = Memory(self._fds.memory_fd, self._fds.layout)
+        self.statistics = Statistics(self.memory, self._frontend)
+        count = self.memory.layout.slots_per_frontend
+        os.set_blocking(self._fds.done_fd, False)
+        first = self._frontend * count
+        for slot in reversed(range(first, first + count)):
             if self.memory.state[slot] in (State.QUEUED, State.RUNNING):
                 self.memory.cancelled[slot] = 1
                 self._futures[slot] = None
             else:
                 self._release(slot)
         self._publish()
-        self._loop.add_reader(self._attachment.done_fd, self._on_done)
+        self._loop.add_reader(self._fds.done_fd, self._on_done)
 
     @property
     def health(self) -> Health:
@@ -165,7 +165,7 @@ class EngineClient:
 
     def check_free(self, bulk: bool, count: int = 1) -> None:
         """Raises what `acquire` would raise."""
-        if len(self._free) - count < (self.memory.geometry.share // 2 if bulk else 0):
+        if len(self._free) - count < (self.memory.layout.slots_per_frontend // 2 if bulk else 0):
             raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
 
     def free(self, slots: list[int]) -> None:
@@ -179,8 +179,8 @@ class EngineClient:
         self._free.append(slot)
 
     def _publish(self) -> None:
-        in_flight = self.memory.geometry.share - len(self._free)
-        self.memory.in_flight[self._web] = in_flight
+        in_flight = self.memory.layout.slots_per_frontend - len(self._free)
+        self.memory.in_flight[self._frontend] = in_flight
         if in_flight:
             self._idle.clear()
         else:
@@ -210,7 +210,7 @@ class EngineClient:
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._futures[slot] = future
         memory.state[slot] = State.QUEUED
-        send(self._attachment.work_fds[bulk], record(slot, generation))
+        send(self._fds.work_fds[bulk], record(slot, generation))
         if not self._watching:
             self._watching = True
             self._loop.call_later(WATCH_S, self._watch)
@@ -229,28 +229,28 @@ class EngineClient:
         self._watching = bool(self._futures)
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)
-            self.kick()
+            self.wake_supervisor()
             if self._is_forsaken():
                 self._idle.set()
 
     def _is_forsaken(self) -> bool:
         """Whether nobody waits for what is taken, and there is no worker to come across it."""
-        taken = self.memory.geometry.share - len(self._free)
+        taken = self.memory.layout.slots_per_frontend - len(self._free)
         nobody = all(future is None for future in self._futures.values())
         return self.health is Health.DOWN and nobody and len(self._futures) == taken
 
-    def kick(self) -> None:
+    def wake_supervisor(self) -> None:
         """Asks the supervisor to look after its workers; one pending request is as good as many."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._attachment.kick_fd, b"k")
+            os.write(self._fds.wakeup_fd, b"k")
 
     def _on_done(self) -> None:
         try:
-            data = os.read(self._attachment.done_fd, 4096)
+            data = os.read(self._fds.done_fd, 4096)
         except BlockingIOError:
             return
         if not data:  # the supervisor is gone; so are the workers, and soon this process
-            self._loop.remove_reader(self._attachment.done_fd)
+            self._loop.remove_reader(self._fds.done_fd)
             return
         for value in memoryview(data).cast("Q"):
             if value == NOTICE:
@@ -309,7 +309,7 @@ class EngineClient:
 
     def close(self) -> None:
         """No more answers are read, and the descriptors are not used any more."""
-        self._loop.remove_reader(self._attachment.done_fd)
+        self._loop.remove_reader(self._fds.done_fd)
         for future in self._futures.values():
             if future is not None and not future.done():
                 future.set_exception(UnavailableError("the service has shut down"))

@@ -214,7 +214,7 @@ class BatchExecutor:
             logits = infer()
             if alone:
                 self._idle_cores.took(all_cores, time.perf_counter() - started)
-            if logits.shape != (size, memory.geometry.classes):
+            if logits.shape != (size, memory.layout.classes):
                 raise ValueError(f"the model answered with shape {logits.shape} to {size} inputs")
             return logits[: len(slots)]
 

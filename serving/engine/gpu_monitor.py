@@ -98,6 +98,6 @@ def figures(memory: Memory) -> list[GpuFigures]:
             memory.gpu_memory_used[place],
             memory.gpu_memory_total[place],
         )
-        for place in range(memory.geometry.workers)
+        for place in range(memory.layout.workers)
         if memory.gpu_known[place]
     ]

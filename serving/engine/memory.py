@@ -60,9 +60,9 @@ class SlotLayout:
     """What decides the mapping's layout; the same in every process."""
 
     slots: int
-    """Of all web processes together; a multiple of `webs`."""
+    """Of all web processes together; a multiple of `frontends`."""
 
-    webs: int
+    frontends: int
     workers: int
     max_batch: int
     height: int
@@ -70,17 +70,17 @@ class SlotLayout:
     classes: int
 
     @property
-    def share(self) -> int:
-        """Slots of one web process; slot s belongs to web process s // share."""
-        return self.slots // self.webs
+    def slots_per_frontend(self) -> int:
+        """Slots of one web process; slot s belongs to web process s // slots_per_frontend."""
+        return self.slots // self.frontends
 
 
 @dataclass(frozen=True)
 class EngineFds:
     """What a web process needs of an engine; descriptors are valid in the process that has it."""
 
-    web: int
-    geometry: SlotLayout
+    frontend: int
+    layout: SlotLayout
     memory_fd: int
     work_fds: tuple[int, int]
     """Ends to write: interactive, bulk."""
@@ -88,7 +88,7 @@ class EngineFds:
     done_fd: int
     """The end to read."""
 
-    kick_fd: int
+    wakeup_fd: int
     """The end to write: asks the supervisor to look after its workers."""
 
 
@@ -135,13 +135,13 @@ def anonymous_file(size: int) -> int:
 class Memory:
     """Views into the mapping: plain arrays, indexed by slot, by worker or by web process."""
 
-    def __init__(self, fd: int, geometry: SlotLayout) -> None:
+    def __init__(self, fd: int, layout: SlotLayout) -> None:
         self.fd = fd
-        self.geometry = geometry
-        self._map = mmap.mmap(fd, self.size(geometry))
+        self.layout = layout
+        self._map = mmap.mmap(fd, self.size(layout))
         self._whole = memoryview(self._map)
         self._next = 0
-        slots, workers, webs = geometry.slots, geometry.workers, geometry.webs
+        slots, workers, frontends = layout.slots, layout.workers, layout.frontends
 
         # the engine, written by the supervisor
         self.health = self._array("i", 1)
@@ -150,15 +150,15 @@ class Memory:
         self.restarts = self._array("q", 1)
 
         # web processes, each written by its own
-        self.in_flight = self._array("i", webs)
+        self.in_flight = self._array("i", frontends)
 
-        row = statistics_row(geometry.max_batch)
-        self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(webs)]
+        row = statistics_row(layout.max_batch)
+        self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(frontends)]
 
         # workers, each written by its own; an inbox is what it has taken and not yet reported
         self.busy_since = self._times(workers)
         self.seen = self._times(workers)
-        self.inbox = [self._array("Q", 2 * geometry.max_batch) for _ in range(workers)]
+        self.inbox = [self._array("Q", 2 * layout.max_batch) for _ in range(workers)]
         self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
         self.out_of_memory = self._array("q", workers)
 
@@ -182,27 +182,27 @@ class Memory:
         self.queued_at = self._times(slots)
         self.started_at = self._times(slots)
         self.finished_at = self._times(slots)
-        self.outputs: NDArray[np.float32] = self._numbers("f4", (slots, geometry.classes))
-        size = geometry.height, geometry.width
+        self.outputs: NDArray[np.float32] = self._numbers("f4", (slots, layout.classes))
+        size = layout.height, layout.width
         self.inputs: NDArray[np.uint8] = self._numbers("u1", (slots, *size, 3))
         self.tensors: NDArray[np.float32] = self._numbers("f4", (slots, 3, *size))
 
     @staticmethod
-    def size(geometry: SlotLayout) -> int:
+    def size(layout: SlotLayout) -> int:
         """Bytes; pages that are never touched cost nothing."""
-        pixels = geometry.height * geometry.width * 3
-        slot = 64 + geometry.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
-        worker = 64 + geometry.max_batch * 16
-        web = 16 + len(Signature) * (64 + 8 * statistics_row(geometry.max_batch))
-        fixed = PAGE * 5 + 64 * (27 + geometry.workers)
-        return fixed + geometry.slots * slot + geometry.workers * worker + geometry.webs * web
+        pixels = layout.height * layout.width * 3
+        slot = 64 + layout.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
+        worker = 64 + layout.max_batch * 16
+        frontend = 16 + len(Signature) * (64 + 8 * statistics_row(layout.max_batch))
+        fixed = PAGE * 5 + 64 * (27 + layout.workers)
+        return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
 
     @classmethod
-    def create(cls, geometry: SlotLayout) -> "Memory":
+    def create(cls, layout: SlotLayout) -> "Memory":
         """A new mapping, all zeros. Raises OSError."""
-        fd = anonymous_file(cls.size(geometry))
+        fd = anonymous_file(cls.size(layout))
         try:
-            return cls(fd, geometry)
+            return cls(fd, layout)
         except OSError:
             os.close(fd)
             raise
@@ -232,7 +232,7 @@ class Memory:
 
     def owner(self, slot: int) -> int:
         """The web process to which a slot belongs."""
-        return slot // self.geometry.share
+        return slot // self.layout.slots_per_frontend
 
     def close(self) -> None:
         """Closes the descriptor; the pages go with the last view."""
@@ -242,11 +242,11 @@ class Memory:
 class Tally:
     """Connections that have ended, per web process; read by the one that hands them out."""
 
-    def __init__(self, fd: int, webs: int) -> None:
+    def __init__(self, fd: int, frontends: int) -> None:
         self.fd = fd
-        self.ended = memoryview(mmap.mmap(fd, PAGE)).cast("q")[:webs]
+        self.ended = memoryview(mmap.mmap(fd, PAGE)).cast("q")[:frontends]
 
     @classmethod
-    def create(cls, webs: int) -> "Tally":
+    def create(cls, frontends: int) -> "Tally":
         """All zeros."""
-        return cls(anonymous_file(PAGE), webs)
+        return cls(anonymous_file(PAGE), frontends)

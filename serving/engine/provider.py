@@ -16,7 +16,7 @@ class EngineHandle:
     """An engine whose workers are ready, as one web process sees it."""
 
     model: Model
-    attachment: EngineFds
+    fds: EngineFds
     profile: dict[str, Any]
     """What the first ready worker measured; see `worker.Worker.load`."""
 
@@ -72,4 +72,4 @@ class LocalEngine:
         async def release() -> None:
             await asyncio.to_thread(supervisor.close)
 
-        return EngineHandle(model, supervisor.attachment(0), supervisor.profile, release)
+        return EngineHandle(model, supervisor.engine_fds(0), supervisor.profile, release)

@@ -70,10 +70,10 @@ BATCH_EXECUTIONS, BATCH_DECODE_NS, BATCH_INFER_NS, BATCH_OUTPUT_NS = range(PER_B
 class Statistics:
     """Adds to one web process's rows; reads those of all."""
 
-    def __init__(self, memory: Memory, web: int) -> None:
+    def __init__(self, memory: Memory, frontend: int) -> None:
         self._rows = memory.statistics
-        self._own = memory.statistics[web]
-        self._max_batch = memory.geometry.max_batch
+        self._own = memory.statistics[frontend]
+        self._max_batch = memory.layout.max_batch
 
     def executed(self, kind: Signature, batch_size: int, is_batch_leader: bool, infer_s: float) -> None:
         """One input was computed; its batch counts with the one that leads it."""

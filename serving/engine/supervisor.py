@@ -30,7 +30,7 @@ from serving.settings import Settings
 class Supervisor:
     """`start`, then `attachment` for every web process, then `close`."""
 
-    def __init__(self, backend: str, model: Model, settings: Settings, webs: int = 1) -> None:
+    def __init__(self, backend: str, model: Model, settings: Settings, frontends: int = 1) -> None:
         self._backend = backend
         self._model = model
         self._settings = settings
@@ -38,9 +38,9 @@ class Supervisor:
         height, width = model.description.image.output_size
         per_device = topology.instances(settings)
         gpus = topology.gpus(settings)
-        self.geometry = SlotLayout(
-            slots=-(-settings.queue_size // webs) * webs,
-            webs=webs,
+        self.layout = SlotLayout(
+            slots=-(-settings.queue_size // frontends) * frontends,
+            frontends=frontends,
             workers=per_device * len(gpus),
             max_batch=batch_sizes.largest_batch(settings, "cuda"),
             height=height,
@@ -55,12 +55,12 @@ class Supervisor:
 
         self._error: str | None = None
         self._processes = [
-            WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.geometry.workers)
+            WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.layout.workers)
         ]
         if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
                 process.start_at = None
-        self._kick = (-1, -1)
+        self._wakeup = (-1, -1)
         self._first_round_over = threading.Event()
         self._closing = threading.Event()
 
@@ -77,18 +77,19 @@ class Supervisor:
 
     def _make(self) -> None:
         """Memory, pipes, and the thread. Raises OSError or RuntimeError, and then leaves nothing."""
-        share = self.geometry.share
         with contextlib.ExitStack() as held:
-            self.memory = Memory.create(self.geometry)
+            self.memory = Memory.create(self.layout)
             held.callback(self.memory.close)
             self._scratch = scratch.create()
             held.callback(scratch.remove, self._scratch)
             self._gpus = GpuMonitor(self.memory)
             held.callback(self._gpus.close)
-            self._work = [held_pipe(held, self.geometry.slots) for _ in range(2)]
-            self._done = [held_pipe(held, share) for _ in range(self.geometry.webs)]
-            self._kick = held_pipe(held, 0)
-            for fd in (*self._kick, *(reader for reader, _ in self._work)):
+            self._work = [held_pipe(held, self.layout.slots) for _ in range(2)]
+            self._done = [
+                held_pipe(held, self.layout.slots_per_frontend) for _ in range(self.layout.frontends)
+            ]
+            self._wakeup = held_pipe(held, 0)
+            for fd in (*self._wakeup, *(reader for reader, _ in self._work)):
                 os.set_blocking(fd, False)
             self._thread = threading.Thread(target=self._main, name="supervisor", daemon=True)
             self._thread.start()
@@ -100,30 +101,30 @@ class Supervisor:
             return
         self._refuse("the service is shutting down")
         with contextlib.suppress(OSError):  # `start` has yet to begin
-            os.write(self._kick[1], b"k")
+            os.write(self._wakeup[1], b"k")
 
-    def attachment(self, web: int) -> EngineFds:
+    def engine_fds(self, frontend: int) -> EngineFds:
         """What the web process needs; the descriptors are this process's."""
         return EngineFds(
-            web=web,
-            geometry=self.geometry,
+            frontend=frontend,
+            layout=self.layout,
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][1], self._work[1][1]),
-            done_fd=self._done[web][0],
-            kick_fd=self._kick[1],
+            done_fd=self._done[frontend][0],
+            wakeup_fd=self._wakeup[1],
         )
 
-    def abandon(self, web: int) -> None:
+    def abandon(self, frontend: int) -> None:
         """A web process has died: what it had asked for is not computed any more."""
-        share = self.geometry.share
-        for slot in range(web * share, (web + 1) * share):
+        count = self.layout.slots_per_frontend
+        for slot in range(frontend * count, (frontend + 1) * count):
             self.memory.cancelled[slot] = 1
-        self.memory.in_flight[web] = 0
+        self.memory.in_flight[frontend] = 0
 
     def close(self) -> None:
         """Ends the workers; each finishes the batch it computes, if that is soon."""
         self._closing.set()
-        os.write(self._kick[1], b"k")
+        os.write(self._wakeup[1], b"k")
         self._thread.join()
         self._held.close()
 
@@ -151,7 +152,7 @@ class Supervisor:
     def _wait(self) -> None:
         """Until a worker speaks or ends, a web process asks, or something is due."""
         poll = select.poll()
-        poll.register(self._kick[0], select.POLLIN)
+        poll.register(self._wakeup[0], select.POLLIN)
         running = {p.status_fd: p for p in self._processes if p.popen}
         for fd in running:
             poll.register(fd, select.POLLIN)
@@ -159,7 +160,7 @@ class Supervisor:
         due += [p.begun_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
         for fd, _ in poll.poll(timeout):
-            if fd == self._kick[0]:
+            if fd == self._wakeup[0]:
                 os.read(fd, 4096)
             else:
                 self._hear(running[fd])
@@ -202,7 +203,7 @@ class Supervisor:
             version=self._model.description.version,
             scratch=str(self._scratch) if self._scratch else None,
             gpu=process.gpu,
-            geometry=asdict(self.geometry),
+            layout=asdict(self.layout),
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
             done_fds=tuple(writer for _, writer in self._done),
@@ -220,7 +221,7 @@ class Supervisor:
         if message["gpu_uuid"]:
             self._gpus.watch(process.index, process.gpu, message["gpu_uuid"])
         if not self.memory.batch_cap[0]:
-            self.memory.batch_cap[0] = min(message["batch_cap"], self.geometry.max_batch)
+            self.memory.batch_cap[0] = min(message["batch_cap"], self.layout.max_batch)
             self.profile["batch_cap"] = self.memory.batch_cap[0]
         if message["info"]["device"] == "cpu":
             for waiting in self._processes:  # there was no usable GPU after all
@@ -229,7 +230,7 @@ class Supervisor:
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
         self.memory.seen[process.index] = process.ready_at
-        process.tell(SERVE)
+        process.send_command(SERVE)
         if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
             self._first_round_over.set()
 

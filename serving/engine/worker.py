@@ -49,7 +49,7 @@ class Worker:
     def __init__(self, arguments: WorkerArgs, settings: Settings) -> None:
         self.index = arguments.index
         self.settings = settings
-        self.memory = Memory(arguments.memory_fd, SlotLayout(**arguments.geometry))
+        self.memory = Memory(arguments.memory_fd, SlotLayout(**arguments.layout))
         self.queue = WorkQueue(
             self.memory, arguments.index, arguments.work_fds, arguments.control_fd, settings
         )
@@ -62,18 +62,18 @@ class Worker:
         model = Model.read(Path(arguments.model_dir), arguments.version)
         own = {"devices": [arguments.gpu], "device": arguments.device}
         settings = self.settings.model_copy(update=own)
-        geometry, computing = self.memory.geometry, self._computing
+        layout, computing = self.memory.layout, self._computing
         scratch = Path(arguments.scratch) if arguments.scratch else None
         computing.backend = backend = make()
         info = backend.load(model, settings, scratch)
-        shape = (geometry.height, geometry.width, 3)
+        shape = (layout.height, layout.width, 3)
         cap = self.memory.batch_cap[0]
         on_gpu = info.device != "cpu"
         sizes = batch_sizes.sizes(settings, info.device, cap)
         if on_gpu:
             sizes.reverse()  # the largest takes the memory that the others then share
             computing.device = ThreadPoolExecutor(1, "device")
-        warm = partial(warmup.warm_both, backend, shape, geometry.classes, sizes)
+        warm = partial(warmup.warm_both, backend, shape, layout.classes, sizes)
         profile = computing.device.submit(warm).result() if computing.device else warm()
         if on_gpu:
             computing.buckets = list(profile)
@@ -84,7 +84,7 @@ class Worker:
             computing.all_cores_backend = all_cores_backend = make()
             changes = {"intra_op_threads": threads, "device": "cpu"}
             all_cores_backend.load(model, settings.model_copy(update=changes), scratch)
-            warmup.warm_both(all_cores_backend, shape, geometry.classes, [1])
+            warmup.warm_both(all_cores_backend, shape, layout.classes, [1])
         return {
             "info": asdict(info),
             "gpu_uuid": gpu_uuid(arguments.gpu) if on_gpu else None,

@@ -37,7 +37,7 @@ class WorkerArgs:
     device: str
     """`cpu`, `cuda` or `auto`, as in the settings."""
 
-    geometry: dict[str, int]
+    layout: dict[str, int]
     memory_fd: int
     work_fds: tuple[int, int]
     """Ends to read: interactive, bulk."""

@@ -91,7 +91,7 @@ class WorkerProcess:
         self.status_buffer, self.ready, self.start_at, self.stuck_since = b"", False, None, None
         self.begun_at = time.monotonic()
 
-    def tell(self, word: bytes) -> None:
+    def send_command(self, word: bytes) -> None:
         """A word for the worker; of one that has just died will be heard."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self.control_fd, word)
@@ -128,7 +128,7 @@ class WorkerProcess:
         if self.asked_at > memory.seen[self.index]:
             return now - self.asked_at
         self.asked_at = now
-        self.tell(b"?")
+        self.send_command(b"?")
         return 0.0
 
 

@@ -24,14 +24,14 @@ SLOW = 750.0  # pictures a second; an event loop decodes more than that of 400x3
 class ActiveModel:
     """One model version in service: its description, its image pipeline, its engine."""
 
-    def __init__(self, offer: EngineHandle, settings: Settings, metrics: Metrics) -> None:
-        self.offer = offer
-        self.labels = offer.model.labels
-        self.decoder = ImageDecoder(offer.model.description.image, settings.max_image_pixels)
-        self.client = EngineClient(offer.attachment, metrics.observe_item)
-        on_gpu, webs = offer.profile["info"]["device"] != "cpu", offer.attachment.geometry.webs
-        spare = cpus.usable() - offer.attachment.geometry.workers
-        self.decodes_at_once = throughput(offer) <= SLOW * webs or (on_gpu and webs >= spare)
+    def __init__(self, handle: EngineHandle, settings: Settings, metrics: Metrics) -> None:
+        self.handle = handle
+        self.labels = handle.model.labels
+        self.decoder = ImageDecoder(handle.model.description.image, settings.max_image_pixels)
+        self.client = EngineClient(handle.fds, metrics.observe_item)
+        on_gpu, frontends = handle.profile["info"]["device"] != "cpu", handle.fds.layout.frontends
+        spare = cpus.usable() - handle.fds.layout.workers
+        self.decodes_at_once = throughput(handle) <= SLOW * frontends or (on_gpu and frontends >= spare)
         """Whether the event loop decodes small pictures itself.
 
         It does where one thread of each web process can decode all that the workers can compute; and
@@ -107,8 +107,8 @@ class InferenceResult:
         return stages
 
 
-def throughput(offer: EngineHandle) -> float:
+def throughput(handle: EngineHandle) -> float:
     """Pictures a second that all workers can compute, by what was measured at warm-up."""
-    batch_ms: dict[str, float] = offer.profile["batch_ms"]
+    batch_ms: dict[str, float] = handle.profile["batch_ms"]
     fastest = max(int(size) / ms for size, ms in batch_ms.items())
-    return 1000 * fastest * offer.attachment.geometry.workers
+    return 1000 * fastest * handle.fds.layout.workers

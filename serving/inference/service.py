@@ -47,12 +47,12 @@ class Classifier:
     """Holds the engine in service and the decoding threads; made by `app.create_app`."""
 
     def __init__(
-        self, model: Model, settings: Settings, metrics: Metrics, source: EngineProvider
+        self, model: Model, settings: Settings, metrics: Metrics, provider: EngineProvider
     ) -> None:
         self.model = model
         self.settings = settings
         self.metrics = metrics
-        self.source = source
+        self.provider = provider
         self._served: ActiveModel | None = None
         self._decoders = ThreadPool(topology.decoding_threads(settings))
         self._leaving = False
@@ -64,7 +64,7 @@ class Classifier:
     async def running(self) -> AsyncIterator[None]:
         """Serves from the moment when the workers are ready until the block ends."""
         self._decoders.start()
-        await self.adopt(await self.source.first())
+        await self.adopt(await self.provider.first())
         try:
             yield
         finally:
@@ -72,29 +72,29 @@ class Classifier:
             served, self._served = self._served, None
             if served:
                 served.client.close()
-                await served.offer.release()
+                await served.handle.release()
             self._decoders.close()
 
-    async def adopt(self, offer: EngineHandle) -> None:
+    async def adopt(self, handle: EngineHandle) -> None:
         """Puts an engine into service; returns when the one before has answered all it had taken."""
-        new = ActiveModel(offer, self.settings, self.metrics)
+        new = ActiveModel(handle, self.settings, self.metrics)
         new.client.open()
         old, self._served = self._served, new
         self.metrics.follow(new.client.memory)
-        if offer.profile["info"]["fallback"]:
-            logger().warning("no CUDA, the CPU is used", reason=offer.profile["info"]["fallback"])
+        if handle.profile["info"]["fallback"]:
+            logger().warning("no CUDA, the CPU is used", reason=handle.profile["info"]["fallback"])
         logger().info(
             "model ready",
-            model=offer.model.description.name,
-            version=offer.model.description.version,
-            device=offer.profile["info"]["device"],
-            instances=offer.attachment.geometry.workers,
-            **{k: v for k, v in offer.profile.items() if k != "info"},
+            model=handle.model.description.name,
+            version=handle.model.description.version,
+            device=handle.profile["info"]["device"],
+            instances=handle.fds.layout.workers,
+            **{k: v for k, v in handle.profile.items() if k != "info"},
         )
         if old:
             await old.client.drained()
             old.client.close()
-            await old.offer.release()
+            await old.handle.release()
 
     async def switch(self, version: str) -> None:
         """Serves another version from now on; no request fails.
@@ -110,10 +110,10 @@ class Classifier:
     async def _switch(self, version: str) -> None:
         async with self._switching:
             self._check_not_draining()
-            if self.served.offer.model.description.version == version:
+            if self.served.handle.model.description.version == version:
                 return
             try:
-                await self.source.switch(version, self.adopt)
+                await self.provider.switch(version, self.adopt)
             except ConfigurationError:
                 self._check_not_draining()
                 raise
@@ -127,14 +127,14 @@ class Classifier:
 
     def describe(self) -> dict[str, Any]:
         """What `/model` answers. Raises UnavailableError before the model is loaded."""
-        offer = self.served.offer
+        handle = self.served.handle
         fields = {"name", "version", "description", "labels", "image", "thresholds", "accuracy"}
-        profile, memory = offer.profile, self.served.client.memory
+        profile, memory = handle.profile, self.served.client.memory
         return {
-            **offer.model.description.model_dump(include=fields),
+            **handle.model.description.model_dump(include=fields),
             **profile["info"],
             "instances": memory.ready_workers[0],
-            "web_processes": offer.attachment.geometry.webs,
+            "web_processes": handle.fds.layout.frontends,
             "max_batch_size": memory.smallest_cap or profile["batch_cap"],
             "batch_ms": profile["batch_ms"],
             "idle_threads": profile["idle_threads"],
@@ -148,7 +148,7 @@ class Classifier:
     def start_draining(self) -> None:
         """New requests are refused from now on; what was accepted goes on, but for a version's load."""
         self._draining = True
-        self.source.abandon()
+        self.provider.abandon()
 
     async def drained(self) -> None:
         """Returns when everything that was accepted has been answered."""
@@ -184,7 +184,7 @@ class Classifier:
     @property
     def largest_request(self) -> int:
         """Inputs that one request may have: it can take half of a web process's slots."""
-        return max(1, self.served.offer.attachment.geometry.share // 2)
+        return max(1, self.served.handle.fds.layout.slots_per_frontend // 2)
 
     async def classify(
         self, read: ReadPicture, size: int, top_k: int, deadline: float, bulk: bool = False
@@ -244,8 +244,8 @@ class Classifier:
         """
 
         async def prepare(served: ActiveModel) -> Inputs:
-            geometry = served.offer.attachment.geometry
-            wanted = (3, geometry.height, geometry.width)
+            layout = served.handle.fds.layout
+            wanted = (3, layout.height, layout.width)
             if tensors.shape[1:] != wanted:
                 raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {wanted}")
             return tensors

@@ -56,12 +56,12 @@ class ModelCatalog:
         return found
 
     def _describe(self, name: str, kind: Signature) -> CatalogEntry:
-        offer = self._classifier.served.offer
-        geometry = offer.attachment.geometry
+        handle = self._classifier.served.handle
+        layout = handle.fds.layout
         if kind is Signature.IMAGE:
             picture = TensorSpec("INPUT_IMAGE", "BYTES", (1,))
             outputs = TensorSpec("FOOD_LABEL", "BYTES", (1,)), TensorSpec("PROBABILITY", "FP32", (1,))
-            return CatalogEntry(name, offer.model.description.version, kind, picture, outputs)
-        tensor = TensorSpec("input", "FP32", (3, geometry.height, geometry.width))
-        logits = (TensorSpec("output", "FP32", (geometry.classes,)),)
-        return CatalogEntry(name, offer.model.description.version, kind, tensor, logits)
+            return CatalogEntry(name, handle.model.description.version, kind, picture, outputs)
+        tensor = TensorSpec("input", "FP32", (3, layout.height, layout.width))
+        logits = (TensorSpec("output", "FP32", (layout.classes,)),)
+        return CatalogEntry(name, handle.model.description.version, kind, tensor, logits)

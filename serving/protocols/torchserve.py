@@ -134,8 +134,8 @@ def create_router(classifier: Classifier, models: ModelCatalog, handler: Predict
 def describe(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
     """What TorchServe tells of a model, as far as it has a meaning here."""
     memory = classifier.served.client.memory
-    workers, ready = memory.geometry.workers, memory.ready_workers[0]
-    profile = classifier.served.offer.profile
+    workers, ready = memory.layout.workers, memory.ready_workers[0]
+    profile = classifier.served.handle.profile
     return {
         "modelName": model.name,
         "modelVersion": model.version,

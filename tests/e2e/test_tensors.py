@@ -53,8 +53,8 @@ async def engine(
     for name, value in {**settings, "SERVING_QUEUE_SIZE": "16", **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
-    source = LocalEngine(BACKEND, chosen)
-    classifier = Classifier(Model.read(chosen.model_dir), chosen, Metrics(), source)
+    provider = LocalEngine(BACKEND, chosen)
+    classifier = Classifier(Model.read(chosen.model_dir), chosen, Metrics(), provider)
     async with classifier.running():
         yield classifier
 
@@ -95,7 +95,7 @@ def held_task(classifier: Classifier) -> "asyncio.Task[Logits]":
 def free_slots(classifier: Classifier) -> int:
     """As the metrics count them."""
     memory = classifier.served.client.memory
-    return memory.geometry.slots - sum(memory.in_flight)
+    return memory.layout.slots - sum(memory.in_flight)
 
 
 async def test_tensors_come_back_in_order_and_in_batches(

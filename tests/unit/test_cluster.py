@@ -18,7 +18,7 @@ from serving.engine.memory import EngineFds, SlotLayout, Tally
 from serving.engine.supervisor import Supervisor
 from serving.settings import Settings
 
-GEOMETRY = SlotLayout(slots=2, webs=2, workers=1, max_batch=1, height=8, width=8, classes=9)
+LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, height=8, width=8, classes=9)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def webs(parent: cluster.Cluster) -> Iterator[list[tuple[cluster.FrontendProcess
             theirs.setblocking(False)
             popen = held.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
             held.callback(popen.kill)
-            parent._webs[index] = cluster.FrontendProcess(index, popen, ours, ready=True)
-            made.append((parent._webs[index], theirs))
+            parent._frontends[index] = cluster.FrontendProcess(index, popen, ours, ready=True)
+            made.append((parent._frontends[index], theirs))
         yield made
 
 
@@ -210,7 +210,7 @@ def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
         while True:
             messages.send_connection(silent.sock, connection)
     parent._current, engine = 0, Mock(version="1", profile={})
-    engine.attachment.return_value = EngineFds(0, GEOMETRY, 0, (0, 0), 0, 0)
+    engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     parent._engines[0] = engine
     parent._offer(silent)
     assert silent.popen.wait(20) == -9

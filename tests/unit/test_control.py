@@ -14,31 +14,31 @@ from serving.engine.provider import EngineHandle
 from serving.settings import Settings
 from tests.e2e.conftest import write_model
 
-GEOMETRY = SlotLayout(slots=2, webs=1, workers=1, max_batch=1, height=8, width=8, classes=4096)
+LAYOUT = SlotLayout(slots=2, frontends=1, workers=1, max_batch=1, height=8, width=8, classes=4096)
 
 
 def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: Path) -> None:
     write_model(tmp_path, "1")
     fd = os.open(os.devnull, os.O_RDWR)
-    attachment = EngineFds(0, GEOMETRY, fd, (fd, fd), fd, fd)
+    fds = EngineFds(0, LAYOUT, fd, (fd, fd), fd, fd)
     cluster, web = messages.pair()
     adopted: list[str] = []
 
-    async def adopt(offer: EngineHandle) -> None:
-        adopted.append(offer.model.description.version)
-        await offer.release()
+    async def adopt(handle: EngineHandle) -> None:
+        adopted.append(handle.model.description.version)
+        await handle.release()
 
     async def main() -> None:
-        source = messages.RemoteEngine(web, Settings(model_dir=tmp_path))
+        provider = messages.RemoteEngine(web, Settings(model_dir=tmp_path))
         for key, version in enumerate(("1", "2", "3")):
-            messages.send_engine(cluster, key, version, attachment, {})
-        first = await source.first()
+            messages.send_engine(cluster, key, version, fds, {})
+        first = await provider.first()
         assert first.model.description.version == "1"
         with contextlib.suppress(BlockingIOError):
             while web.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):  # noqa: ASYNC110 the loop reads
                 await asyncio.sleep(0)
         await asyncio.sleep(0)  # what came last has been looked at
-        source.start(adopt, Mock(), Mock())
+        provider.start(adopt, Mock(), Mock())
         said = [await asyncio.to_thread(cluster.recv, messages.MAX_MESSAGE) for _ in range(3)]
         assert [json.loads(message).get("key") for message in said] == [None, 1, 2]
 

@@ -32,13 +32,13 @@ from serving.errors import ConfigurationError
 from serving.settings import Settings
 from serving.system import cpus
 
-GEOMETRY = SlotLayout(slots=12, webs=3, workers=2, max_batch=8, height=5, width=7, classes=11)
+LAYOUT = SlotLayout(slots=12, frontends=3, workers=2, max_batch=8, height=5, width=7, classes=11)
 
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
     """A mapping of its own."""
-    mapping = Memory.create(GEOMETRY)
+    mapping = Memory.create(LAYOUT)
     yield mapping
     mapping.close()
 
@@ -109,7 +109,7 @@ def test_arrays_do_not_overlap(memory: Memory) -> None:
 
 
 def test_another_mapping_of_the_same_descriptor_sees_the_same(memory: Memory) -> None:
-    other = Memory(os.dup(memory.fd), GEOMETRY)
+    other = Memory(os.dup(memory.fd), LAYOUT)
     memory.state[3] = State.DONE
     memory.inputs[3] = 9
     assert other.state[3] == State.DONE
@@ -384,7 +384,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         scratch=None,
         gpu=0,
         device="cpu",
-        geometry={},
+        layout={},
         memory_fd=memory.fd,
         work_fds=(0, 0),
         done_fds=(),

@@ -27,14 +27,14 @@ from serving.metrics import Metrics
 from serving.settings import Settings
 from serving.system import cpus
 
-GEOMETRY = SlotLayout(slots=4, webs=1, workers=2, max_batch=8, height=2, width=2, classes=3)
+LAYOUT = SlotLayout(slots=4, frontends=1, workers=2, max_batch=8, height=2, width=2, classes=3)
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
     """A mapping of its own."""
-    mapping = Memory.create(GEOMETRY)
+    mapping = Memory.create(LAYOUT)
     yield mapping
     mapping.close()
 

@@ -8,13 +8,13 @@ import pytest
 from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, Signature, SlotLayout
 from serving.engine.statistics import BatchTotals, Statistics, Timings, Totals
 
-GEOMETRY = SlotLayout(slots=4, webs=2, workers=1, max_batch=8, height=2, width=2, classes=3)
+LAYOUT = SlotLayout(slots=4, frontends=2, workers=1, max_batch=8, height=2, width=2, classes=3)
 
 
 @pytest.fixture
 def webs() -> Iterator[list[Statistics]]:
     """Two web processes' views of one mapping."""
-    memory = Memory.create(GEOMETRY)
+    memory = Memory.create(LAYOUT)
     yield [Statistics(memory, web) for web in range(2)]
     memory.close()
 

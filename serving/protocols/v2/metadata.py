@@ -73,7 +73,7 @@ def metadata(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
 
 def platform(classifier: Classifier) -> str:
     """`onnxruntime` or `torch`."""
-    name: str = classifier.served.offer.profile["info"]["backend"]
+    name: str = classifier.served.handle.profile["info"]["backend"]
     return name.split()[0]
 
 
@@ -88,8 +88,8 @@ def config(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
         }
 
     layout = "FORMAT_NCHW" if model.kind is Signature.TENSOR else "FORMAT_NONE"
-    settings, offer = classifier.settings, classifier.served.offer
-    on_gpu = offer.profile["info"]["device"] != "cpu"
+    settings, handle = classifier.settings, classifier.served.handle
+    on_gpu = handle.profile["info"]["device"] != "cpu"
     return {
         "name": model.name,
         "platform": platform(classifier),
@@ -102,14 +102,14 @@ def config(classifier: Classifier, model: CatalogEntry) -> dict[str, Any]:
             {
                 "name": f"{model.name}_0",
                 "kind": "KIND_GPU" if on_gpu else "KIND_CPU",
-                "count": offer.attachment.geometry.workers,
+                "count": handle.fds.layout.workers,
             }
         ],
         "dynamic_batching": {
-            "preferred_batch_size": settings.preferred_batch_sizes or [offer.profile["batch_cap"]],
+            "preferred_batch_size": settings.preferred_batch_sizes or [handle.profile["batch_cap"]],
             "max_queue_delay_microseconds": settings.max_queue_delay_us,
         },
-        "parameters": {DESCRIPTION: {"string_value": offer.model.description.json_text()}},
+        "parameters": {DESCRIPTION: {"string_value": handle.model.description.json_text()}},
     }
 
 

@@ -77,7 +77,7 @@ class Repository:
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """Every name with its versions, the one in service READY."""
-        served = self._classifier.served.offer.model.description.version
+        served = self._classifier.served.handle.model.description.version
         folder = self._classifier.settings.model_dir
         found = {each.name for each in folder.iterdir() if each.is_dir() and each.name.isdecimal()}
         others = [] if only_ready else sorted(found - {served}, key=int)[:MAX_VERSIONS]
