@@ -108,11 +108,12 @@ class EngineCollector(Collector):
         if self._memory is None:
             return
         memory = self._memory
-        free = memory.layout.slots - sum(memory.in_flight)
         depth = memory.state.tolist().count(State.QUEUED)
         restarts = self._restarts_before + memory.restarts[0]
         yield GaugeMetricFamily("serving_queue_depth", "Pictures that wait for a worker.", depth)
-        yield GaugeMetricFamily("serving_free_slots", "Requests that would still be admitted.", free)
+        yield GaugeMetricFamily(
+            "serving_free_slots", "Requests that would still be admitted.", memory.free_slots
+        )
         yield GaugeMetricFamily(
             "serving_ready_workers", "Workers that could compute now.", memory.ready_workers[0]
         )

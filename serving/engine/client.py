@@ -116,7 +116,7 @@ class Slots:
 
 
 class EngineClient:
-    """Holds one web process's share of the slots; `open` and `close` belong together."""
+    """Holds one frontend's slots; `open` and `close` belong together."""
 
     def __init__(self, fds: EngineFds, on_finished: OnFinished) -> None:
         self._fds = fds
@@ -130,7 +130,7 @@ class EngineClient:
         self._idle = asyncio.Event()
 
     def open(self) -> None:
-        """Takes over this web process's share, also what a predecessor that died left in it."""
+        """Takes over this frontend's slots, also what a predecessor that died left in them."""
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._fds.memory_fd, self._fds.layout)
         self.statistics = Statistics(self.memory, self._frontend)
@@ -157,15 +157,19 @@ class EngineClient:
         return sum(self.memory.in_flight) <= 1
 
     def acquire(self, bulk: bool = False, count: int = 1) -> Slots:
-        """Free slots, all or none. Raises OverloadedError; bulk may hold no more than half of them."""
+        """Takes free slots, all or none. Raises OverloadedError; see `check_free`."""
         self.check_free(bulk, count)
         slots = Slots(self, [self._free.pop() for _ in range(count)])
         self._publish()
         return slots
 
     def check_free(self, bulk: bool, count: int = 1) -> None:
-        """Raises what `acquire` would raise."""
-        if len(self._free) - count < (self.memory.layout.slots_per_frontend // 2 if bulk else 0):
+        """Raises OverloadedError where all frontends together hold too many slots for `count` more.
+
+        Bulk leaves half of them free. This frontend's own suffice: it has as many as all may hold.
+        """
+        least = self.memory.layout.slots_per_frontend // 2 if bulk else 0
+        if self.memory.free_slots - count < least:
             raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
 
     def free(self, slots: list[int]) -> None:

@@ -60,9 +60,11 @@ class SlotLayout:
     """What decides the mapping's layout; the same in every process."""
 
     slots: int
-    """Of all web processes together; a multiple of `frontends`."""
+    """Slots of all frontends together: `queue_size` for each."""
 
     frontends: int
+    """Web processes."""
+
     workers: int
     max_batch: int
     height: int
@@ -71,7 +73,11 @@ class SlotLayout:
 
     @property
     def slots_per_frontend(self) -> int:
-        """Slots of one web process; slot s belongs to web process s // slots_per_frontend."""
+        """Slots that each frontend owns, and the most that all of them together may have in flight.
+
+        Any one of them can so take all requests that the service admits: connections need not be spread
+        evenly. Slot s belongs to frontend s // slots_per_frontend.
+        """
         return self.slots // self.frontends
 
 
@@ -224,6 +230,15 @@ class Memory:
         array = np.ndarray(shape, dtype, self._map, start)
         self._next = start + array.nbytes
         return array
+
+    @property
+    def free_slots(self) -> int:
+        """Inputs that the frontends together may still take, as `in_flight` has it.
+
+        Two frontends that look at the same microsecond may exceed it by one request each, which harms
+        nothing: both use slots of their own.
+        """
+        return max(0, self.layout.slots_per_frontend - sum(self.in_flight))
 
     @property
     def smallest_cap(self) -> int:

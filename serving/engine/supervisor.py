@@ -39,7 +39,7 @@ class Supervisor:
         per_device = topology.instances(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(
-            slots=-(-settings.queue_size // frontends) * frontends,
+            slots=settings.queue_size * frontends,
             frontends=frontends,
             workers=per_device * len(gpus),
             max_batch=batch_sizes.largest_batch(settings, "cuda"),
@@ -84,10 +84,9 @@ class Supervisor:
             held.callback(scratch.remove, self._scratch)
             self._gpus = GpuMonitor(self.memory)
             held.callback(self._gpus.close)
-            self._work = [held_pipe(held, self.layout.slots) for _ in range(2)]
-            self._done = [
-                held_pipe(held, self.layout.slots_per_frontend) for _ in range(self.layout.frontends)
-            ]
+            admitted = self.layout.slots_per_frontend  # and as many again that dead frontends left
+            self._work = [held_pipe(held, 2 * admitted) for _ in range(2)]
+            self._done = [held_pipe(held, admitted) for _ in range(self.layout.frontends)]
             self._wakeup = held_pipe(held, 0)
             for fd in (*self._wakeup, *(reader for reader, _ in self._work)):
                 os.set_blocking(fd, False)

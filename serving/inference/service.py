@@ -183,7 +183,7 @@ class Classifier:
 
     @property
     def largest_request(self) -> int:
-        """Inputs that one request may have: it can take half of a web process's slots."""
+        """Inputs that one request may have: half of what the service admits at a time."""
         return max(1, self.served.handle.fds.layout.slots_per_frontend // 2)
 
     async def classify(
