@@ -252,16 +252,3 @@ class Memory:
     def close(self) -> None:
         """Closes the descriptor; the pages go with the last view."""
         os.close(self.fd)
-
-
-class Tally:
-    """Connections that have ended, per web process; read by the one that hands them out."""
-
-    def __init__(self, fd: int, frontends: int) -> None:
-        self.fd = fd
-        self.ended = memoryview(mmap.mmap(fd, PAGE)).cast("q")[:frontends]
-
-    @classmethod
-    def create(cls, frontends: int) -> "Tally":
-        """All zeros."""
-        return cls(anonymous_file(PAGE), frontends)

@@ -1,4 +1,4 @@
-"""Where a web process gets its engine from: it starts one itself, or is given one by `cluster.py`."""
+"""Where a web process gets its engine from: it starts one, or its parent (`cluster/parent.py`) does."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,8 @@
 """The Open Inference Protocol in gRPC: `GRPCInferenceService` on a port of its own.
 
 Every web process has a server; where there are several, they share the port (SO_REUSEPORT), and the
-kernel hands each connection to one of them. A process that handed connections on, as `cluster.py` does
-for HTTP, would need gRPC's own parser.
+kernel hands each connection to one of them. The library listens by itself, and can take no
+socket that its process has inherited, as the HTTP server does.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
