@@ -16,7 +16,6 @@ import json
 import os
 import signal
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +35,26 @@ PING_S = 5.0
 METRICS = "serving-metrics-"
 
 
-@dataclass
 class SharedEngine:
     """An engine and the frontends that use it."""
 
-    key: int
-    supervisor: Supervisor
-    users: set[int] = field(default_factory=set)
-    unused: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last user has released it."""
+    def __init__(self, key: int, supervisor: Supervisor) -> None:
+        self.key = key
+        self.supervisor = supervisor
+        self.unused = asyncio.Event()
+        self.unused.set()
+        self._users: set[int] = set()
 
     def send_to(self, frontend: FrontendProcess) -> None:
         """Adds a user."""
-        self.users.add(frontend.index)
+        self._users.add(frontend.index)
         self.unused.clear()
         frontend.send_engine(self.key, self.supervisor)
 
     def release(self, frontend: FrontendProcess) -> None:
         """Removes a user."""
-        self.users.discard(frontend.index)
-        if not self.users:
+        self._users.discard(frontend.index)
+        if not self._users:
             self.unused.set()
 
 
@@ -120,23 +119,23 @@ class Cluster:
         """Ends the service in order; a second signal ends it at once."""
         if self._stopping:
             os._exit(128 + number)  # frontends and workers die with this process
-        self._stopping = True
         self._listener.close()  # the frontends have it, until each has drained
+        self._stop(signal.SIGTERM)
+        self._watch()
+
+    def _stop(self, number: int) -> None:
+        """Signals all frontends, starts nothing any more, and gives up what is being loaded."""
+        self._stopping = True
+        for frontend in self._frontends.values():
+            frontend.popen.send_signal(number)
         for supervisor in self._loading:
             supervisor.give_up()
-        for frontend in self._frontends.values():
-            frontend.popen.send_signal(signal.SIGTERM)
-        self._watch()
 
     async def _end(self) -> None:
         """Leaves nothing behind that was started."""
-        self._stopping = True
+        self._stop(signal.SIGKILL)
         if self._next_ping:
             self._next_ping.cancel()
-        for frontend in self._frontends.values():
-            frontend.popen.kill()
-        for supervisor in self._loading:
-            supervisor.give_up()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self._engines:
             await asyncio.to_thread(engine.supervisor.close)

@@ -217,15 +217,31 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(frontends
     assert silent.popen.wait(20) == -9
 
 
-async def test_an_engine_ends_when_its_last_user_has_released_it(
-    parent: cluster.Cluster, frontends: list[End], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fds = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
+    """The supervisors of versions 1 and 2, as the parent loads them."""
     made = [Mock(version=version, profile={}) for version in ("1", "2")]
     for engine in made:
-        engine.engine_fds.return_value = fds
+        engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
     monkeypatch.setattr(Model, "read", Mock())
+    return made
+
+
+async def test_an_engine_without_users_ends_at_once(
+    parent: cluster.Cluster, frontends: list[End], engines: list[Mock]
+) -> None:
+    asker, its_end = frontends[0]
+    parent._frontends.clear()  # all are being replaced
+    await parent._load(None)
+    await parent._switch(asker, "2")
+    assert engines[0].close.called
+    assert received(its_end) == ["switched"]
+
+
+async def test_an_engine_ends_when_its_last_user_has_released_it(
+    parent: cluster.Cluster, frontends: list[End], engines: list[Mock]
+) -> None:
     (first, its_end), (second, _) = frontends
     await parent._load(None)
     switching = asyncio.create_task(parent._switch(first, "2"))
@@ -234,11 +250,11 @@ async def test_an_engine_ends_when_its_last_user_has_released_it(
         message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
         assert (message["type"], message["version"]) == ("engine", version)
     parent._on_message(first, {"type": "released", "key": 0})
-    assert not made[0].close.called
+    assert not engines[0].close.called
     parent._on_death(second, -9)
-    made[0].abandon.assert_called_once_with(second.index)
+    engines[0].abandon.assert_called_once_with(second.index)
     await switching
     assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "switched", "error": None}
-    assert made[0].close.called
-    assert not made[1].close.called
-    assert [engine.supervisor for engine in parent._engines] == [made[1]]
+    assert engines[0].close.called
+    assert not engines[1].close.called
+    assert [engine.supervisor for engine in parent._engines] == [engines[1]]
