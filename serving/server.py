@@ -26,7 +26,6 @@ from serving.settings import Settings
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than proxies and pools of clients keep a connection, so that they close it
-ACCEPT_AT_ONCE = 64
 ROOM_AT_ONCE = 32
 ACCEPT_PAUSE_S = 0.1  # where there is no descriptor left for a connection
 COMPLAIN_S = 1.0
@@ -40,6 +39,8 @@ BUSY = (
 
 class Server(uvicorn.Server):
     """Serves one application until a signal; `run` returns after an orderly end."""
+
+    accept_at_once = 64  # uvloop takes one in each turn of the loop, and turns are long here
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         super().__init__(
@@ -93,7 +94,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Listens when the engine is ready. Raises ConfigurationError, unless it is to end anyway."""
-        self.claim_door()
+        self.bind_listener()
         try:
             await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
         except ConfigurationError:
@@ -105,27 +106,24 @@ class Server(uvicorn.Server):
         self.servers = []
         self.connections.most = most_connections(self._settings)
         self.started = True
-        self.open_door()
+        self.start_accepting()
 
-    def claim_door(self) -> None:
-        """The port is this process's; nobody can connect yet. Raises ConfigurationError."""
+    def bind_listener(self) -> None:
+        """Binds the port; nobody can connect yet. Raises ConfigurationError."""
         self._listener = bind(self._settings)
 
-    def open_door(self) -> None:
-        """Connections come from now on. Raises ConfigurationError."""
-        assert self._listener is not None  # noqa: S101 it has been claimed
+    def start_accepting(self) -> None:
+        """Listens, and accepts connections from now on. Raises ConfigurationError."""
+        assert self._listener is not None  # noqa: S101 `bind_listener` comes first
         listen(self._listener, self._settings)
-        self._listener.setblocking(False)
-        self._accept_again()
+        self.accept()
         host, port = self._listener.getsockname()[:2]
         logger().info("listening", host=host, port=port)
 
     def _on_connections(self) -> None:
-        """Accepts many at a time: uvloop takes one in each turn of the loop, and turns are long here."""
+        """Accepts up to `accept_at_once` connections; leaves time to make room for the next ones."""
         assert self._listener is not None  # noqa: S101 it is what has become readable
-        for _ in range(
-            min(ACCEPT_AT_ONCE, self.connections.most // 2)
-        ):  # the next make room, if need be
+        for _ in range(min(self.accept_at_once, self.connections.most // 2)):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -142,11 +140,12 @@ class Server(uvicorn.Server):
         self._complain(reason)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
-        loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
+        loop.call_later(ACCEPT_PAUSE_S, self.accept)
         for _ in range(ROOM_AT_ONCE):
             self.connections.make_room()
 
-    def _accept_again(self) -> None:
+    def accept(self) -> None:
+        """Accepts connections as they come, until the end or a pause."""
         if not self.should_exit and self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener, self._on_connections)
 
@@ -154,13 +153,6 @@ class Server(uvicorn.Server):
         if (now := time.monotonic()) >= self._complains_again:
             self._complains_again = now + COMPLAIN_S
             logger().error("a connection cannot be accepted", reason=reason)
-
-    def lose(self) -> None:
-        """A connection could not be handed over, for want of a descriptor."""
-        self._complain("no descriptor is left")
-        self.connections.begin()
-        self.connections.end()
-        self.connections.make_room()
 
     def connect(self, connection: socket.socket) -> None:
         """Serves an accepted connection, or refuses it where all others are being answered."""
@@ -240,6 +232,7 @@ def listen(listener: socket.socket, settings: Settings) -> None:
     """Connections wait in its queue from now on. Raises ConfigurationError."""
     with cannot_listen(settings):
         listener.listen(BACKLOG)
+    listener.setblocking(False)  # for all processes that have it
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One of several web processes; `cluster.py` starts it and hands it connections and an engine."""
+"""One of several web processes; `parent.py` starts it with the listening socket, and sends an engine."""
 
 if __name__ == "__main__":
     from serving.system.signals import end_on_signals
@@ -10,46 +10,54 @@ import os
 import socket
 import sys
 
+from fastapi import FastAPI
+
 from serving.app import create_app
-from serving.cluster.messages import RemoteEngine
-from serving.engine import topology
-from serving.engine.memory import Tally
+from serving.cluster.remote_engine import RemoteEngine
 from serving.errors import ConfigurationError
 from serving.server import Server
 from serving.settings import Settings
 from serving.system.pdeathsig import die_with_parent
 
 
-class FedServer(Server):
-    """Listens nowhere: its connections are accepted elsewhere."""
+class InheritedServer(Server):
+    """Accepts from the listening socket that all web processes have inherited."""
 
-    source: RemoteEngine
+    accept_at_once = 1  # in a turn of the event loop, so that the others get some, too
 
-    def claim_door(self) -> None:
-        """Nothing to claim."""
+    def __init__(
+        self, app: FastAPI, settings: Settings, provider: RemoteEngine, listener: socket.socket
+    ) -> None:
+        super().__init__(app, settings)
+        self._provider = provider
+        self._inherited = listener
 
-    def open_door(self) -> None:
-        """Ready for what is handed over."""
-        self.source.start(self._service.adopt, self.connect, self.lose)
+    def bind_listener(self) -> None:
+        """Takes the parent's socket, which is bound and listens."""
+        self._listener = self._inherited
+
+    def start_accepting(self) -> None:
+        """Tells the parent that this process is ready; `accept` follows when all of them have been."""
+        self._provider.start(self._service.adopt, self.accept, self._open_connections)
+
+    def connect(self, connection: socket.socket) -> None:
+        """Serves an accepted connection; the parent watches processes that have some."""
+        super().connect(connection)
+        self._provider.on_connection()
+
+    def _open_connections(self) -> int:
+        return len(self._connecting) + len(self.server_state.connections)
 
 
 def main() -> None:
-    """Arguments: package, parent's process id, control descriptor, tally descriptor, own index."""
-    package, (parent, control, tally_fd, index) = sys.argv[1], map(int, sys.argv[2:6])
+    """Arguments: package, parent's process id, descriptors of the control socket and of the listener."""
+    package, (parent, control, listener) = sys.argv[1], map(int, sys.argv[2:5])
     die_with_parent(parent)
     settings = Settings()
-    tally = Tally(tally_fd, topology.web_processes(settings))
-    source = RemoteEngine(socket.socket(fileno=control), settings)
-    app = create_app(settings, importlib.import_module(package).BACKEND, source)
-
-    def on_ended(count: int) -> None:
-        tally.ended[index] = count
-
-    server = FedServer(app, settings)
-    server.connections.on_ended = on_ended
-    server.source = source
+    provider = RemoteEngine(socket.socket(fileno=control), settings)
+    app = create_app(settings, importlib.import_module(package).BACKEND, provider)
     try:
-        server.run()
+        InheritedServer(app, settings, provider, socket.socket(fileno=listener)).run()
     except ConfigurationError as error:
         print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201
         os._exit(1)

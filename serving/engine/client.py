@@ -134,10 +134,10 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._fds.memory_fd, self._fds.layout)
         self.statistics = Statistics(self.memory, self._frontend)
-        slots_per_frontend = self.memory.layout.slots_per_frontend
+        count = self.memory.layout.slots_per_frontend
         os.set_blocking(self._fds.done_fd, False)
-        first = self._frontend * slots_per_frontend
-        for slot in reversed(range(first, first + slots_per_frontend)):
+        first = self._frontend * count
+        for slot in reversed(range(first, first + count)):
             if self.memory.state[slot] in (State.QUEUED, State.RUNNING):
                 self.memory.cancelled[slot] = 1
                 self._futures[slot] = None
@@ -164,8 +164,12 @@ class EngineClient:
         return slots
 
     def check_free(self, bulk: bool, count: int = 1) -> None:
-        """Raises OverloadedError if `acquire` would raise it."""
-        if len(self._free) - count < (self.memory.layout.slots_per_frontend // 2 if bulk else 0):
+        """Raises OverloadedError where all frontends together hold too many slots for `count` more.
+
+        Bulk leaves half of them free. This frontend's own suffice: it has as many as all may hold.
+        """
+        least = self.memory.layout.slots_per_frontend // 2 if bulk else 0
+        if self.memory.free_slots - count < least:
             raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
 
     def free(self, slots: list[int]) -> None:

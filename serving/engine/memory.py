@@ -60,9 +60,11 @@ class SlotLayout:
     """Sizes that decide the mapping's layout; the same in every process."""
 
     slots: int
-    """Of all web processes together; a multiple of `frontends`."""
+    """Slots of all frontends together: `queue_size` for each."""
 
     frontends: int
+    """Web processes."""
+
     workers: int
     max_batch: int
     height: int
@@ -71,7 +73,11 @@ class SlotLayout:
 
     @property
     def slots_per_frontend(self) -> int:
-        """Slots of one web process; slot s belongs to web process s // share."""
+        """Slots that each frontend owns, and the most that all of them together may have in flight.
+
+        Any one of them can so take all requests that the service admits: connections need not be spread
+        evenly. Slot s belongs to frontend s // slots_per_frontend.
+        """
         return self.slots // self.frontends
 
 
@@ -226,6 +232,15 @@ class Memory:
         return array
 
     @property
+    def free_slots(self) -> int:
+        """Inputs that the frontends together may still take, as `in_flight` has it.
+
+        Two frontends that look at the same microsecond may exceed it by one request each, which harms
+        nothing: both use slots of their own.
+        """
+        return max(0, self.layout.slots_per_frontend - sum(self.in_flight))
+
+    @property
     def smallest_cap(self) -> int:
         """Smallest batch cap of all workers; 0 before a worker is ready."""
         return min((cap for cap in self.cap.tolist() if cap), default=0)
@@ -237,16 +252,3 @@ class Memory:
     def close(self) -> None:
         """Closes the descriptor; the pages are freed with the last view."""
         os.close(self.fd)
-
-
-class Tally:
-    """Connections that have ended, per web process; read by the one that hands them out."""
-
-    def __init__(self, fd: int, frontends: int) -> None:
-        self.fd = fd
-        self.ended = memoryview(mmap.mmap(fd, PAGE)).cast("q")[:frontends]
-
-    @classmethod
-    def create(cls, frontends: int) -> "Tally":
-        """All zeros."""
-        return cls(anonymous_file(PAGE), frontends)

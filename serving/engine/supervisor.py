@@ -39,7 +39,7 @@ class Supervisor:
         per_device = topology.instances(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(
-            slots=-(-settings.queue_size // frontends) * frontends,
+            slots=settings.queue_size * frontends,
             frontends=frontends,
             workers=per_device * len(gpus),
             max_batch=batch_sizes.largest_batch(settings, "cuda"),
@@ -80,7 +80,6 @@ class Supervisor:
 
     def _allocate(self) -> None:
         """Makes memory, pipes and the thread, or frees all of it and raises OSError or RuntimeError."""
-        slots_per_frontend = self.layout.slots_per_frontend
         with contextlib.ExitStack() as stack:
             self.memory = Memory.create(self.layout)
             stack.callback(self.memory.close)
@@ -88,8 +87,9 @@ class Supervisor:
             stack.callback(scratch.remove, self._scratch)
             self._gpus = GpuMonitor(self.memory)
             stack.callback(self._gpus.close)
-            self._work = [managed_pipe(stack, self.layout.slots) for _ in range(2)]
-            self._done = [managed_pipe(stack, slots_per_frontend) for _ in range(self.layout.frontends)]
+            admitted = self.layout.slots_per_frontend  # and as many again that dead frontends left
+            self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
+            self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
             self._wakeup = managed_pipe(stack, 0)
             for fd in (*self._wakeup, *(reader for reader, _ in self._work)):
                 os.set_blocking(fd, False)

@@ -7,7 +7,6 @@ connections pushes out itself, and whoever sends a whole request at once is answ
 
 import resource
 import time
-from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
 
@@ -25,12 +24,8 @@ class Connections:
         self.most = settings.max_connections
         self.patience = Patience(settings.head_timeout_ms / 1000, settings.body_timeout_ms / 1000)
         self.open = 0
-        self.ended = 0
         self.leaving = False
         """Whether the service is about to end; see `HttpProtocol.leave`."""
-
-        self.on_ended: Callable[[int], None] | None = None
-        """Is told how many have ended; `cluster.py` wants to know."""
 
         self._waiting: dict[Connection, None] = {}
 
@@ -42,9 +37,6 @@ class Connections:
     def end(self) -> None:
         """One fewer."""
         self.open -= 1
-        self.ended += 1
-        if self.on_ended is not None:
-            self.on_ended(self.ended)
 
     def wait(self, connection: "Connection") -> None:
         """Its client is to send something; it keeps its place in the row."""

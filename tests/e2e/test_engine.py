@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -451,17 +451,33 @@ def test_a_hundred_thousand_requests_leave_nothing_behind(fake_settings: dict[st
         assert memory() < bytes_before * 1.1 + 10_000_000
 
 
-def test_several_web_processes_share_one_engine_evenly(fake_settings: dict[str, str]) -> None:
+def client_ports(web: psutil.Process) -> set[int]:
+    """The other ends of a web process's connections."""
+    return {address.raddr.port for address in web.net_connections("tcp") if address.raddr}
+
+
+def connect_to_each(
+    url: str, webs: list[psutil.Process], held: ExitStack
+) -> list[http.client.HTTPConnection]:
+    """Connections that have been answered, opened until each web process has one."""
+    made: list[http.client.HTTPConnection] = []
+
+    def one_more() -> bool:
+        made.append(http.client.HTTPConnection(urlsplit(url).netloc, timeout=30))
+        held.callback(made[-1].close)
+        made[-1].request("GET", "/health/live")
+        assert made[-1].getresponse().read()
+        return all(client_ports(web) for web in webs)
+
+    wait_for(one_more)
+    return made
+
+
+def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings, web_processes="2", queue_size="10") as (url, server):
-        webs = programs(server, WEB)
-        assert len(webs) == 2
-        sessions = [requests.Session() for _ in range(8)]
-        for session in sessions:
-            assert session.get(f"{url}/health/ready", timeout=10).status_code == 200
-        held = [len(web.net_connections("tcp")) for web in webs]
-        for session in sessions:
-            session.close()
-        assert sorted(held) == [4, 4]
+        assert len(programs(server, WEB)) == 2
+        with ExitStack() as held:
+            connect_to_each(url, programs(server, WEB), held)
         answers = send_all(url, numbered(500), senders=4)
         check_right(answers, 500)
         assert {answer.status for answer in answers} == {200}
@@ -475,9 +491,16 @@ def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
     with fake_service(fake_settings, web_processes="2", queue_size="64") as (url, server):
-        held = [senders.submit(predict, url, command(held=True)) for _ in range(4)]
-        wait_for(lambda: metric(url, "serving_free_slots") == 60)
         webs = programs(server, WEB)
+        held: list[Future[requests.Response]] = []
+
+        def both_hold_some() -> bool:
+            held.append(senders.submit(predict, url, command(held=True)))
+            wait_for(lambda: metric(url, "serving_free_slots") == 64 - len(held))
+            counts = [len(client_ports(web)) for web in webs]
+            return all(counts) and sum(counts) == len(held)  # none is one that asked for metrics
+
+        wait_for(both_hold_some)
         webs[0].kill()
         wait_for(lambda: len(programs(server, WEB)) == 2 and webs[0] not in programs(server, WEB))
         (tmp_path / "gate").touch()
@@ -486,7 +509,7 @@ def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
         answered = [r for r in results if isinstance(r, requests.Response)]
         assert lost
         assert answered
-        assert len(lost) + len(answered) == 4
+        assert len(lost) + len(answered) == len(held)
         assert {response.status_code for response in answered} == {200}
         wait_for(lambda: metric(url, "serving_free_slots") == 64)
         check_right(send_all(url, numbered(50), senders=2), 50)
@@ -495,12 +518,8 @@ def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
 def test_a_web_process_that_no_longer_runs_is_replaced(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings, WATCHFUL, web_processes="2") as (url, server), ExitStack() as held:
         stopped = programs(server, WEB)[0]
-        connections = [http.client.HTTPConnection(urlsplit(url).netloc, timeout=30) for _ in range(4)]
-        for connection in connections:
-            held.callback(connection.close)
-            connection.request("GET", "/health/live")
-            assert connection.getresponse().read()
-        theirs = {address.raddr.port for address in stopped.net_connections("tcp") if address.raddr}
+        connections = connect_to_each(url, programs(server, WEB), held)
+        theirs = client_ports(stopped)
         stopped.send_signal(signal.SIGSTOP)
         hanging = [one for one in connections if one.sock.getsockname()[1] in theirs]
         assert hanging

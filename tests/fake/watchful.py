@@ -1,4 +1,4 @@
-"""`python -m serving`, but web processes are asked every second whether they are there."""
+"""`python -m serving`, but web processes are pinged every second."""
 
 import sys
 
@@ -6,5 +6,5 @@ from serving.__main__ import main
 from serving.cluster import parent
 
 if __name__ == "__main__":
-    parent.ASK_S = 1.0
+    parent.PING_S = 1.0
     sys.exit(main())

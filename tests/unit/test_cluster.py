@@ -1,10 +1,10 @@
 """The parent of several web processes, where the system refuses it something or they do not answer."""
 
+import asyncio
 import contextlib
 import errno
 import json
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,71 +14,61 @@ import pytest
 
 from serving.cluster import messages
 from serving.cluster import parent as cluster
-from serving.engine.memory import EngineFds, SlotLayout, Tally
+from serving.cluster.frontend_process import MOST_UNANSWERED, FrontendProcess
+from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.supervisor import Supervisor
+from serving.errors import ConfigurationError
+from serving.model import Model
 from serving.settings import Settings
 
-GEOMETRY = SlotLayout(slots=2, webs=2, workers=1, max_batch=1, height=8, width=8, classes=9)
+pytestmark = pytest.mark.anyio
+LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, height=8, width=8, classes=9)
+End = tuple[FrontendProcess, socket.socket]
 
 
 @pytest.fixture
-def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[cluster.Cluster]:
+def anyio_backend() -> str:
+    """The event loop of the parent."""
+    return "asyncio"
+
+
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
     """One whose processes have not been started."""
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
     made = cluster.Cluster("tests.fake", Settings(web_processes=2))
-    made._tally = Tally.create(2)
-    made._folder = None
-    yield made
-    made._selector.close()
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The parent's."""
-    made = Clock()
-    monkeypatch.setattr(cluster, "time", made)
+    made._listener, made._metrics_folder = Mock(), Mock()
     return made
 
 
 @pytest.fixture
-def webs(parent: cluster.Cluster) -> Iterator[list[tuple[cluster.FrontendProcess, socket.socket]]]:
+def frontends(parent: cluster.Cluster) -> Iterator[list[End]]:
     """Two that are ready, each with its own end of a socket; they do only what a test does for them."""
     with contextlib.ExitStack() as held:
         made = []
         for index in range(2):
             ours, theirs = (held.enter_context(end) for end in messages.pair())
+            ours.setblocking(False)
             theirs.setblocking(False)
             popen = held.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
             held.callback(popen.kill)
-            parent._webs[index] = cluster.FrontendProcess(index, popen, ours, ready=True)
-            made.append((parent._webs[index], theirs))
+            parent._frontends[index] = FrontendProcess(index, popen, ours, ready=True)
+            made.append((parent._frontends[index], theirs))
         yield made
 
 
-def questions(end: socket.socket) -> int:
-    """How many a web process has been asked; it reads them all."""
-    asked = 0
+def received(end: socket.socket) -> list[str]:
+    """The types of the messages that wait at a frontend's end."""
+    found = []
     with contextlib.suppress(BlockingIOError):
-        while end.recv(messages.MAX_MESSAGE) == messages.QUESTION:
-            asked += 1
-    return asked
+        while True:
+            found.append(json.loads(end.recv(messages.MAX_MESSAGE))["type"])
+    return found
 
 
-def answer(parent: cluster.Cluster, web: cluster.FrontendProcess, end: socket.socket) -> None:
-    """As a web process that has been asked once."""
-    assert questions(end) == 1
-    messages.send(end, type="here")
-    parent._on_message(web)
+def tell(parent: cluster.Cluster, frontend: FrontendProcess, connections: int) -> None:
+    """As a frontend that says how many connections it has."""
+    parent._on_message(frontend, {"type": "connections", "count": connections})
 
 
 def refused(*_: object, **__: object) -> None:
@@ -86,131 +76,185 @@ def refused(*_: object, **__: object) -> None:
     raise OSError(errno.EAGAIN, "not now")
 
 
-def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
-    parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
+    parent: cluster.Cluster, frontends: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Supervisor, "_allocate", refused)
-    ours, theirs = messages.pair()
-    with ours, theirs, subprocess.Popen(["true"]) as program:
-        parent._load(cluster.FrontendProcess(0, program, ours), "1")
-        parent._loaders[0].join()
-        parent._on_news()
-        answer = json.loads(theirs.recv(messages.MAX_MESSAGE))
+    frontend, its_end = frontends[0]
+    await parent._switch(frontend, "1")
+    answer = json.loads(its_end.recv(messages.MAX_MESSAGE))
     assert answer["type"] == "switched"
     assert "not now" in answer["error"]
 
 
-def test_a_web_process_that_cannot_be_started_is_tried_again(
+async def test_a_web_process_that_cannot_be_started_is_tried_again(
     parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[object] = []
 
-    def popen(*arguments: object, **_: object) -> None:
+    def start(*arguments: object) -> None:
         tries.append(arguments)
         parent._stopping = len(tries) == 3
         refused()
 
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    assert parent._loop() == 0
+    monkeypatch.setattr(FrontendProcess, "start", start)
+    parent._accepting = True
+    await parent._keep(0)
     assert len(tries) == 3
 
 
-def test_a_web_process_that_leaves_question_after_question_unanswered_is_killed(
-    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
+async def test_a_web_process_that_cannot_be_started_at_first_ends_the_start(
+    parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (well, its_end), (silent, _) = webs
-    silent.given = 1
-    for _ in range(cluster.MOST_UNANSWERED):
-        assert parent._watch() == cluster.ASK_S
-        answer(parent, well, its_end)
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    parent._listener.fileno.return_value = 0  # type: ignore[attr-defined]  # a mock
+    with pytest.raises(ConfigurationError, match="not now"):
+        await parent._keep(0)
+
+
+async def test_connections_are_accepted_when_all_have_been_ready_once(
+    parent: cluster.Cluster, frontends: list[End]
+) -> None:
+    (first, its_end), (second, other_end) = frontends
+    first.ready = second.ready = False
+    parent._listener.getsockname.return_value = ("127.0.0.1", 1)  # type: ignore[attr-defined]  # a mock
+    parent._on_message(first, {"type": "ready"})
+    assert received(its_end) == []
+    parent._on_message(second, {"type": "ready"})
+    assert (received(its_end), received(other_end)) == (["accept"], ["accept"])
+    first.ready = False
+    parent._on_message(second, {"type": "ready"})  # a successor need not wait for the other
+    assert (received(its_end), received(other_end)) == ([], ["accept"])
+
+
+async def test_a_web_process_that_leaves_ping_after_ping_unanswered_is_killed(
+    parent: cluster.Cluster, frontends: list[End]
+) -> None:
+    (well, its_end), (silent, _) = frontends
+    tell(parent, silent, 1)
+    for _ in range(MOST_UNANSWERED):
+        parent._ping()
+        assert received(its_end) == ["ping"]
+        tell(parent, well, 0)
         assert silent.popen.poll() is None
-        clock.now += cluster.ASK_S
-    parent._watch()
+    parent._ping()
     assert silent.popen.wait(20) == -9
     assert not silent.ready
-    answer(parent, well, its_end)
     assert well.popen.poll() is None
 
 
-def test_a_long_pause_of_all_processes_counts_once(
-    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
+async def test_a_long_pause_of_all_processes_counts_once(
+    parent: cluster.Cluster, frontends: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    webs[0][0].given = 1
-    for _ in range(3 * cluster.MOST_UNANSWERED):
-        clock.now += 3600
-        assert parent._watch() == cluster.ASK_S
-        for web, end in webs:
-            answer(parent, web, end)
-    assert all(web.ready for web, _ in webs)
+    now = 1000.0
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    tell(parent, frontends[0][0], 1)
+    for _ in range(3 * MOST_UNANSWERED):
+        now += 3600
+        for _ in range(3):  # turns of the loop
+            await asyncio.sleep(0)
+        assert [received(end) for _, end in frontends] == [["ping"], ["ping"]]
+        for frontend, _ in frontends:
+            tell(parent, frontend, 1)
+    assert all(frontend.ready for frontend, _ in frontends)
 
 
-def test_who_has_no_connection_is_left_alone_and_the_first_one_begins_it(
-    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
+async def test_nobody_is_pinged_without_connections(
+    parent: cluster.Cluster, frontends: list[End]
 ) -> None:
-    (web, end), (other, _) = webs
-    assert parent._watch() is None
-    web.given += 1
-    assert parent._watch() == cluster.ASK_S
-    clock.now += 1
-    assert parent._watch() == cluster.ASK_S - 1  # not at once again, whatever wakes the parent
-    assert questions(end) == 1
-    other.ready = False
-    parent._tally.ended[web.index] = 1
-    clock.now += cluster.ASK_S
-    assert parent._watch() is None
-    assert questions(end) == 0
+    (first, its_end), (second, _) = frontends
+    seen = []
+    for frontend, connections in ((first, 0), (first, 2), (second, 1), (first, 0), (second, 0)):
+        tell(parent, frontend, connections)
+        seen.append(parent._next_ping)
+    before, planned, *kept, after = seen
+    assert planned is not None
+    assert kept == [planned, planned]  # none the sooner for the second one's connection
+    assert (before, after, planned.cancelled()) == (None, None, True)
+    assert received(its_end) == []
+
+
+async def test_the_connections_of_a_dead_web_process_are_gone(
+    parent: cluster.Cluster, frontends: list[End]
+) -> None:
+    tell(parent, frontends[0][0], 2)
+    parent._on_death(frontends[0][0], -9)
+    assert parent._next_ping is None
 
 
 @pytest.mark.parametrize("port", ["tcp_port", "grpc_port"])
-def test_connections_of_other_ports_are_not_known(port: str) -> None:
+async def test_connections_of_other_ports_are_not_known(port: str) -> None:
     made = cluster.Cluster("tests.fake", Settings.model_validate({"web_processes": 2, port: 9}))
-    assert made._watch() is not None
-    made._selector.close()
+    made._watch()
+    assert made._next_ping is not None
 
 
-def test_a_slow_start_is_not_ended_before_the_service_is(
-    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]], clock: Clock
+async def test_a_slow_start_is_not_ended_before_the_service_is(
+    parent: cluster.Cluster, frontends: list[End]
 ) -> None:
-    (web, _), (slow, its_end) = webs
-    web.given, slow.ready = 1, False
-    for _ in range(2 * cluster.MOST_UNANSWERED):
-        parent._watch()
-        clock.now += cluster.ASK_S
-    assert questions(its_end) == 0
+    (frontend, _), (slow, its_end) = frontends
+    tell(parent, frontend, 1)
+    slow.ready = False
+    for _ in range(2 * MOST_UNANSWERED):
+        parent._ping()
+        tell(parent, frontend, 1)
+    assert received(its_end) == []
     parent._stopping = True
-    for _ in range(cluster.MOST_UNANSWERED + 1):
-        parent._watch()
-        clock.now += cluster.ASK_S
+    for _ in range(MOST_UNANSWERED + 1):
+        parent._ping()
     assert slow.popen.wait(20) == -9
 
 
-def test_connections_pass_by_a_web_process_that_does_not_read_them(
-    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]]
-) -> None:
-    (silent, unread), (well, its_end) = webs
-    well.given = 1_000_000  # the other one's turn, were it not for its silence
-    with socket.socket() as connection:
-        while parent._hand_over(connection) and well.given == 1_000_000:
-            pass
-        assert silent.given > 0
-        assert its_end.recv(10) == messages.CONNECTION
-        for _ in range(silent.given):
-            unread.recv(10)
-        silent.given, silent.unanswered = 0, 2
-        assert parent._hand_over(connection)
-        assert its_end.recv(10) == messages.CONNECTION
-
-
-def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
-    parent: cluster.Cluster, webs: list[tuple[cluster.FrontendProcess, socket.socket]]
-) -> None:
-    silent, _ = webs[0]
-    silent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 1000))
-    with socket.socket() as connection, contextlib.suppress(BlockingIOError):
+async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(frontends: list[End]) -> None:
+    silent, _ = frontends[0]
+    with contextlib.suppress(BlockingIOError):
         while True:
-            messages.send_connection(silent.sock, connection)
-    parent._current, engine = 0, Mock(version="1", profile={})
-    engine.attachment.return_value = EngineFds(0, GEOMETRY, 0, (0, 0), 0, 0)
-    parent._engines[0] = engine
-    parent._offer(silent)
+            messages.send(silent.sock, "ping")
+    engine = Mock(version="1", profile={})
+    engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
+    cluster.SharedEngine(0, engine).send_to(silent)
     assert silent.popen.wait(20) == -9
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
+    """The supervisors of versions 1 and 2, as the parent loads them."""
+    made = [Mock(version=version, profile={}) for version in ("1", "2")]
+    for engine in made:
+        engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
+    monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
+    monkeypatch.setattr(Model, "read", Mock())
+    return made
+
+
+async def test_an_engine_without_users_ends_at_once(
+    parent: cluster.Cluster, frontends: list[End], engines: list[Mock]
+) -> None:
+    asker, its_end = frontends[0]
+    parent._frontends.clear()  # all are being replaced
+    await parent._load(None)
+    await parent._switch(asker, "2")
+    assert engines[0].close.called
+    assert received(its_end) == ["switched"]
+
+
+async def test_an_engine_ends_when_its_last_user_has_released_it(
+    parent: cluster.Cluster, frontends: list[End], engines: list[Mock]
+) -> None:
+    (first, its_end), (second, _) = frontends
+    await parent._load(None)
+    switching = asyncio.create_task(parent._switch(first, "2"))
+    loop = asyncio.get_running_loop()
+    for version in ("1", "2"):
+        message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
+        assert (message["type"], message["version"]) == ("engine", version)
+    parent._on_message(first, {"type": "released", "key": 0})
+    assert not engines[0].close.called
+    parent._on_death(second, -9)
+    engines[0].abandon.assert_called_once_with(second.index)
+    await switching
+    assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "switched", "error": None}
+    assert engines[0].close.called
+    assert not engines[1].close.called
+    assert [engine.supervisor for engine in parent._engines] == [engines[1]]

@@ -1,0 +1,80 @@
+"""A web process as its parent sees it."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.cluster import messages
+from serving.engine.supervisor import Supervisor
+from serving.logging import logger
+
+MOST_UNANSWERED = 5  # counted, not timed: after a pause of all processes, one at most is unanswered
+
+
+@dataclass
+class FrontendProcess:
+    """One web process, and the parent's end of the socket to it."""
+
+    index: int
+    popen: subprocess.Popen[bytes]
+    sock: socket.socket
+    ready: bool = False
+    connections: int = 0
+    """HTTP connections that it had open when it last told."""
+
+    unanswered: int = 0
+    """Pings since its last answer."""
+
+    @classmethod
+    def start(
+        cls, index: int, package: str, listener: socket.socket, metrics_folder: Path
+    ) -> "FrontendProcess":
+        """Starts `frontend.py`. Raises OSError."""
+        ours, theirs = messages.pair()
+        numbers = (os.getpid(), theirs.fileno(), listener.fileno())
+        with theirs:
+            try:
+                popen = subprocess.Popen(  # noqa: S603 our own module
+                    [sys.executable, "-m", "serving.cluster.frontend", package, *map(str, numbers)],
+                    pass_fds=numbers[1:],
+                    env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)},
+                )
+            except OSError:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return cls(index, popen, ours)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a message, which is lost where the process has died or reads nothing."""
+        with contextlib.suppress(OSError):
+            messages.send(self.sock, kind, **fields)
+
+    def send_engine(self, key: int, engine: Supervisor) -> None:
+        """Sends the engine to use from now on."""
+        fds = engine.engine_fds(self.index)
+        try:
+            messages.send_engine(self.sock, key, engine.version, fds, engine.profile)
+        except BlockingIOError:  # it has not read its messages for long, and cannot do without this one
+            self.give_up()
+        except OSError:  # it has died; the parent reads that from the socket
+            pass
+
+    def ping(self) -> None:
+        """Asks whether the event loop runs; kills the process that left too many pings unanswered."""
+        if self.unanswered >= MOST_UNANSWERED:
+            self.give_up()
+            return
+        self.unanswered += 1
+        self.send("ping")
+
+    def give_up(self) -> None:
+        """Kills a process whose event loop does not run."""
+        logger().error("a web process does not answer", web=self.index)
+        self.ready = False
+        self.popen.kill()

@@ -1,0 +1,118 @@
+"""The web process's end of the socket to the parent, from which its engines come."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from serving.cluster import messages
+from serving.engine.provider import Adopt, EngineHandle
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+
+ENDING = "the service is shutting down"
+
+
+class RemoteEngine:
+    """An `EngineProvider` whose engines come from the parent; one for each web process."""
+
+    def __init__(self, sock: socket.socket, settings: Settings) -> None:
+        self._sock = sock
+        self._settings = settings
+        self._handles: asyncio.Queue[EngineHandle | None] = asyncio.Queue()
+        """Engines that are still to be adopted; None once nothing more is."""
+
+        self._switched: asyncio.Future[str | None] | None = None
+        """The error of the version that was asked for, or None."""
+
+        self._adopting: asyncio.Task[None] | None = None
+        self._accept: Callable[[], None] = lambda: None
+        self._open_connections: Callable[[], int] = lambda: 0
+        self._is_watched = False
+        """Whether the parent knows of open connections, and so pings this process."""
+
+    async def first(self) -> EngineHandle:
+        """See `EngineProvider`."""
+        self._sock.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._sock, self._on_message)
+        return await self._next()
+
+    def start(
+        self, adopt: Adopt, accept: Callable[[], None], open_connections: Callable[[], int]
+    ) -> None:
+        """Tells the parent that this process is ready; `accept` is called when it may take connections.
+
+        From now on other versions are adopted as they come.
+        """
+        self._accept, self._open_connections = accept, open_connections
+        self._adopting = asyncio.get_running_loop().create_task(self._adopt_all(adopt))
+        messages.send(self._sock, "ready")
+
+    def on_connection(self) -> None:
+        """Tells the parent that there are connections, unless it knows."""
+        if not self._is_watched:
+            self._send_connections()
+
+    async def switch(self, version: str, adopt: Adopt) -> None:  # noqa: ARG002 all web processes adopt it
+        """See `EngineProvider`; every web process of the service adopts the new version."""
+        self._switched = asyncio.get_running_loop().create_future()
+        messages.send(self._sock, "switch", version=version)
+        if (error := await self._switched) is not None:
+            raise ConfigurationError(error)
+
+    def abandon(self) -> None:
+        """See `EngineProvider`; the parent gives up itself what it loads."""
+        self._handles.put_nowait(None)
+        self._on_switched(ENDING)
+
+    async def _next(self) -> EngineHandle:
+        handle = await self._handles.get()
+        if handle is None:
+            raise ConfigurationError(ENDING)
+        return handle
+
+    async def _adopt_all(self, adopt: Adopt) -> None:
+        with contextlib.suppress(ConfigurationError):
+            while True:
+                await adopt(await self._next())
+
+    def _on_message(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, messages.MAX_MESSAGE, messages.MAX_FDS)
+        except BlockingIOError:
+            return
+        if not data:  # the parent has ended; this process ends with it
+            asyncio.get_running_loop().remove_reader(self._sock)
+            return
+        message: dict[str, Any] = json.loads(data)
+        match message["type"]:
+            case "engine":
+                self._handles.put_nowait(self._handle(message, fds))
+            case "accept":
+                self._accept()
+            case "ping":
+                self._send_connections()
+            case "switched":
+                self._on_switched(message["error"])
+
+    def _send_connections(self) -> None:
+        count = self._open_connections()
+        self._is_watched = count > 0
+        messages.send(self._sock, "connections", count=count)
+
+    def _on_switched(self, error: str | None) -> None:
+        if self._switched is not None and not self._switched.done():
+            self._switched.set_result(error)
+
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> EngineHandle:
+        async def release() -> None:
+            for fd in fds:
+                os.close(fd)
+            messages.send(self._sock, "released", key=message["key"])
+
+        model = Model.read(self._settings.model_dir, message["version"])
+        return EngineHandle(model, messages.engine_fds(message, fds), message["profile"], release)
