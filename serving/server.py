@@ -1,8 +1,8 @@
-"""One web process: uvicorn's server, with a shutdown that loses nothing and an idle that costs nothing.
+"""One web process: uvicorn's server, with a shutdown that loses no request and no wake-ups while idle.
 
-On SIGTERM readiness turns false, and every connection ends with its next answer; after
-`shutdown_delay_s` new requests are refused, while what was accepted is answered; then connections close
-and the engine ends. A second signal ends the process at once.
+On SIGTERM readiness turns false, and every connection ends with its next answer. After
+`shutdown_delay_s` new requests are refused and accepted ones are answered; then connections close and
+the engine ends. A second signal ends the process at once.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ import uvicorn
 
 from serving.app import Application
 from serving.errors import ConfigurationError
-from serving.http.connections import Connection, Connections, most_connections
+from serving.http.connections import Connections, most_connections
+from serving.http.protocol import HttpProtocol
 from serving.inference.service import Classifier
 from serving.logging import logger
 from serving.settings import Settings
@@ -47,10 +48,11 @@ class Server(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
-                http=Connection,
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",  # ours: see `startup`
                 access_log=False,
+                proxy_headers=False,  # uvicorn would believe X-Forwarded-For from this machine
                 log_level="warning",
                 log_config=None,  # see `logging.configure_logging`
                 backlog=BACKLOG,
@@ -61,7 +63,9 @@ class Server(uvicorn.Server):
         self._running = contextlib.AsyncExitStack()
         self._classifier: Classifier = app.classifier
         self._settings = settings
-        self.connections = Connections(settings)
+        self.connections = Connections(
+            settings.max_connections, settings.head_timeout_ms / 1000, settings.body_timeout_ms / 1000
+        )
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
@@ -69,7 +73,7 @@ class Server(uvicorn.Server):
         self._connecting: set[asyncio.Task[None]] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
-        """The protocol of one connection, as uvicorn makes it."""
+        """Returns the protocol of one connection, with uvicorn's arguments and `connections`."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
@@ -80,20 +84,20 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are requests to stop, not to die: the exit code stays 0."""
+        """Lets signals call `on_signal` instead of ending the process: the exit code stays 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.on_signal, number)
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """From start to end; the engine ends last."""
+        """Runs from start to end; the engine ends last."""
         async with self._running:
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Listens when the engine is ready. Raises ConfigurationError, unless it is to end anyway."""
-        self.claim_door()
+        """Listens when the engine is ready. Raises ConfigurationError, unless a signal has come."""
+        self.bind()
         try:
             await self._running.enter_async_context(self._app.running())
         except ConfigurationError:
@@ -105,15 +109,15 @@ class Server(uvicorn.Server):
         self.servers = []
         self.connections.most = most_connections(self._settings)
         self.started = True
-        self.open_door()
+        self.listen()
 
-    def claim_door(self) -> None:
-        """The port is this process's; nobody can connect yet. Raises ConfigurationError."""
+    def bind(self) -> None:
+        """Takes the port; nobody can connect yet. Raises ConfigurationError."""
         self._listener = bind(self._settings)
 
-    def open_door(self) -> None:
-        """Connections come from now on. Raises ConfigurationError."""
-        assert self._listener is not None  # noqa: S101 it has been claimed
+    def listen(self) -> None:
+        """Accepts connections from now on. Raises ConfigurationError."""
+        assert self._listener is not None  # noqa: S101 `bind` has made it
         listen(self._listener, self._settings)
         self._listener.setblocking(False)
         self._accept_again()
@@ -155,8 +159,8 @@ class Server(uvicorn.Server):
             self._complains_again = now + COMPLAIN_S
             logger().error("a connection cannot be accepted", reason=reason)
 
-    def lose(self) -> None:
-        """A connection could not be handed over, for want of a descriptor."""
+    def on_accept_failed(self) -> None:
+        """Makes room after a connection that could not be handed over, for want of a descriptor."""
         self._complain("no descriptor is left")
         self.connections.begin()
         self.connections.end()
@@ -183,7 +187,7 @@ class Server(uvicorn.Server):
             self.connections.end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the door, lets connections finish, ends the engine."""
+        """Stops listening, then lets connections finish."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -191,14 +195,14 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def on_signal(self, number: int) -> None:
-        """The first one drains, the second one ends at once."""
+        """Drains at the first signal; ends the process at the second."""
         if self._draining is not None:
             os._exit(128 + number)
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         self._classifier.announce_end()
-        self._leave()
+        self._drain_connections()
         if not self.started:
             self._classifier.source.abandon()
             return
@@ -211,21 +215,21 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self._ended.set()
 
-    def _leave(self) -> None:
-        """Clients and proxies that keep connections are told to go: new ones come to others, if any."""
-        self.connections.leaving = True
+    def _drain_connections(self) -> None:
+        """Sends clients and proxies that keep connections to another replica, if there is one."""
+        self.connections.draining = True
         for connection in self.server_state.connections:
-            connection.leave()  # type: ignore[union-attr]  # all are ours
+            connection.drain()  # type: ignore[union-attr]  # all are ours
 
     async def main_loop(self) -> None:
-        """Nothing to do until the end."""
+        """Waits for the end; uvicorn's own loop wakes up ten times a second."""
         gc.collect()
-        gc.freeze()  # what start has made stays, and need not be looked at again and again
+        gc.freeze()  # what start has made stays; the collector need not look at it again
         await self._ended.wait()
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket on `port` that does not listen yet. Raises ConfigurationError."""
+    """Returns a socket on `port` that does not listen yet. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -237,14 +241,14 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def listen(listener: socket.socket, settings: Settings) -> None:
-    """Connections wait in its queue from now on. Raises ConfigurationError."""
+    """Lets connections wait in the socket's queue. Raises ConfigurationError."""
     with cannot_listen(settings):
         listener.listen(BACKLOG)
 
 
 @contextlib.contextmanager
 def cannot_listen(settings: Settings) -> Iterator[None]:
-    """Says where; another program may have the port."""
+    """Turns an OSError into a ConfigurationError that names host and port."""
     try:
         yield
     except OSError as error:

@@ -25,12 +25,12 @@ class FedServer(Server):
 
     source: RemoteEngine
 
-    def claim_door(self) -> None:
-        """Nothing to claim."""
+    def bind(self) -> None:
+        """Does nothing: the parent has the port."""
 
-    def open_door(self) -> None:
+    def listen(self) -> None:
         """Ready for what is handed over."""
-        self.source.start(self._classifier.adopt, self.connect, self.lose)
+        self.source.start(self._classifier.adopt, self.connect, self.on_accept_failed)
 
 
 def main() -> None:
