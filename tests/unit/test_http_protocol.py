@@ -279,6 +279,16 @@ async def test_unread_answers_are_bounded_in_time(client: Client) -> None:
 
 
 @talking()
+async def test_a_client_that_leaves_while_answers_are_unread(client: Client) -> None:
+    client.protocol.pause_writing()
+    client.writer.close()
+    await client.is_closed()
+    timer = client.protocol._write_timer
+    assert timer is not None
+    assert timer.cancelled()
+
+
+@talking()
 async def test_a_connection_makes_room_while_it_waits_for_its_client(client: Client) -> None:
     await client.ask(post(b"held", 3), "/held")
     client.protocol.data_received(b"abc")
@@ -306,6 +316,7 @@ async def test_a_client_that_leaves_an_incomplete_body_has_left(client: Client) 
     await client.ask(post(b"read", 3) + b"a", "/read")
     client.writer.write_eof()
     assert await client.rest() == b""
+    assert not client.connections.make_room()
 
 
 @talking()
@@ -341,7 +352,7 @@ SIZE = 30_000_000
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("rest", [b"", GET % b"later"])
 def test_a_client_that_closes_has_its_answer_before_its_body_is_sent(
-    version: bytes, rest: bytes, caplog: pytest.LogCaptureFixture
+    version: bytes, rest: bytes
 ) -> None:
     """Were the connection closed at once, the body would meet nobody, and the system drop the answer."""
 
@@ -351,8 +362,8 @@ def test_a_client_that_closes_has_its_answer_before_its_body_is_sent(
         assert statuses(answer) == [b"200"]
         assert b"connection: close\r\n" in answer
         client.writer.write(bytes(SIZE) + rest)
+        await client.writer.drain()
         await client.is_closed()
-        assert not caplog.records
         assert client.app.asked == ["/early"]
 
     talk(ask)
@@ -409,20 +420,26 @@ def test_the_servers_end(busy: bool) -> None:
     talk(ask)
 
 
-@talking()
-async def test_what_a_client_sent_goes_with_it(client: Client) -> None:
+@pytest.mark.parametrize("path", ["/early", "/held"])
+def test_what_a_client_sent_goes_with_it(path: str) -> None:
     """Without the garbage collector, which comes late to what is old."""
-    await client.ask(post(b"early", SIZE) + bytes(200_000), "/early")
-    await until(lambda: client.state.total_requests == 1)
-    assert client.protocol.cycle.response_complete
-    known = weakref.ref(client.protocol.cycle)
-    gc.disable()
-    try:
-        client.writer.close()
-        await client.is_closed()
-        assert known() is None
-    finally:
-        gc.enable()
+
+    async def ask(client: Client) -> None:
+        request = post(b"read", SIZE) if path == "/held" else b""
+        await client.ask(
+            post(path[1:].encode(), 0 if request else SIZE) + request + bytes(200_000), path
+        )
+        await until(lambda: client.app.held or client.state.total_requests == 1)
+        known = weakref.ref(client.protocol.cycle)
+        gc.disable()
+        try:
+            client.writer.close()
+            await client.is_closed()
+            assert known() is None
+        finally:
+            gc.enable()
+
+    talk(ask)
 
 
 @pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
@@ -480,6 +497,19 @@ async def test_what_comes_behind_the_last_answer_is_not_answered(client: Client)
     client.app.gate.set()
     assert (await client.rest()).endswith(b"/parts 0.")
     assert client.app.asked == ["/parts"]
+
+
+def test_the_rest_of_a_body_is_taken_behind_the_last_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(client: Client) -> None:
+        client.drain()
+        await client.ask(post(b"early", 3), "/early")
+        assert b"connection: close\r\n" in await client.rest()
+        client.writer.write(b"abc" + GET % b"b")
+        await client.is_closed()
+        assert client.app.asked == ["/early"]
+
+    talk(ask)
+    assert not caplog.records
 
 
 @talking()
