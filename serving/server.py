@@ -1,8 +1,8 @@
-"""One web process: uvicorn's server, with a shutdown that loses nothing and an idle that costs nothing.
+"""One web process: uvicorn's server, with a shutdown that loses no request and no wake-ups while idle.
 
-On SIGTERM readiness turns false, and every connection ends with its next answer; after
-`shutdown_delay_s` new requests are refused, while what was accepted is answered; then connections close
-and the engine ends. A second signal ends the process at once.
+On SIGTERM readiness turns false, and every connection ends with its next answer. After
+`shutdown_delay_s` new requests are refused and accepted ones are answered; then connections close and
+the engine ends. A second signal ends the process at once.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from serving.errors import ConfigurationError
-from serving.http.connections import Connection, Connections, most_connections
+from serving.http.connections import Connections, most_connections
+from serving.http.protocol import HttpProtocol
 from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.settings import Settings
@@ -48,10 +49,11 @@ class Server(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
-                http=Connection,
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",  # ours: see `startup`
                 access_log=False,
+                proxy_headers=False,  # uvicorn would believe X-Forwarded-For from this machine
                 log_level="warning",
                 log_config=None,  # see `logging.configure_logging`
                 backlog=BACKLOG,
@@ -62,7 +64,9 @@ class Server(uvicorn.Server):
         self._running = contextlib.AsyncExitStack()
         self._service: InferenceService = app.state.service
         self._settings = settings
-        self.connections = Connections(settings)
+        self.connections = Connections(
+            settings.max_connections, settings.head_timeout_ms / 1000, settings.body_timeout_ms / 1000
+        )
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
@@ -70,7 +74,7 @@ class Server(uvicorn.Server):
         self._connecting: set[asyncio.Task[None]] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
-        """The protocol of one connection, as uvicorn makes it."""
+        """Returns the protocol of one connection, with uvicorn's arguments and `connections`."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
@@ -81,19 +85,19 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are requests to stop, not to die: the exit code stays 0."""
+        """Lets signals call `on_signal` instead of ending the process: the exit code stays 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.on_signal, number)
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """From start to end; the engine ends last."""
+        """Runs from start to end; the engine ends last."""
         async with self._running:
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Listens when the engine is ready. Raises ConfigurationError, unless it is to end anyway."""
+        """Listens when the engine is ready. Raises ConfigurationError, unless a signal has come."""
         self.bind_listener()
         try:
             await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
@@ -175,7 +179,7 @@ class Server(uvicorn.Server):
             self.connections.end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the door, lets connections finish, ends the engine."""
+        """Stops listening, then lets connections finish."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -183,14 +187,14 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def on_signal(self, number: int) -> None:
-        """The first one drains, the second one ends at once."""
+        """Drains at the first signal; ends the process at the second."""
         if self._draining is not None:
             os._exit(128 + number)
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         self._service.refuse_readiness()
-        self._leave()
+        self._drain_connections()
         if not self.started:
             self._service.provider.abandon()
             return
@@ -203,21 +207,21 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self._ended.set()
 
-    def _leave(self) -> None:
-        """Clients and proxies that keep connections are told to go: new ones come to others, if any."""
-        self.connections.leaving = True
+    def _drain_connections(self) -> None:
+        """Sends clients and proxies that keep connections to another replica, if there is one."""
+        self.connections.draining = True
         for connection in self.server_state.connections:
-            connection.leave()  # type: ignore[union-attr]  # all are ours
+            connection.drain()  # type: ignore[union-attr]  # all are ours
 
     async def main_loop(self) -> None:
-        """Nothing to do until the end."""
+        """Waits for the end; uvicorn's own loop wakes up ten times a second."""
         gc.collect()
-        gc.freeze()  # what start has made stays, and need not be looked at again and again
+        gc.freeze()  # what start has made stays; the collector need not look at it again
         await self._ended.wait()
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket on `port` that does not listen yet. Raises ConfigurationError."""
+    """Returns a socket on `port` that does not listen yet. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -229,7 +233,7 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def listen(listener: socket.socket, settings: Settings) -> None:
-    """Connections wait in its queue from now on. Raises ConfigurationError."""
+    """Lets connections wait in the socket's queue. Raises ConfigurationError."""
     with cannot_listen(settings):
         listener.listen(BACKLOG)
     listener.setblocking(False)  # for all processes that have it
@@ -237,7 +241,7 @@ def listen(listener: socket.socket, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def cannot_listen(settings: Settings) -> Iterator[None]:
-    """Says where; another program may have the port."""
+    """Turns an OSError into a ConfigurationError that names host and port."""
     try:
         yield
     except OSError as error:

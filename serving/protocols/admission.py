@@ -7,8 +7,8 @@ whose client disconnects.
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect
 from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError, UnauthorizedError
 from serving.http.body import BodyReader
-from serving.http.exchange import Departure
 from serving.inference.service import InferenceService
 
 T = TypeVar("T")
@@ -138,49 +137,36 @@ class Admission:
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Awaits `work`; cancels it when the client goes away first. Raises ClientDisconnect then.
+    """Awaits `work`; cancels it when the client disconnects first. Raises ClientDisconnect then.
 
-    The body must have been read: the next message can only be the disconnect.
+    The body must have been read. `HttpProtocol` sets `scope["disconnect"]`; other servers have ASGI's
+    message, which can only be the disconnect here.
     """
     this = asyncio.current_task()
     assert this is not None  # noqa: S101 a coroutine runs in a task
-    gone = False
+    known: asyncio.Future[Any] | None = request.scope.get("disconnect")  # Any: as ASGI
+    disconnect = known or asyncio.ensure_future(request.receive())
+    disconnected = finished = False
 
-    def on_gone(*_: object) -> None:
-        nonlocal gone
-        gone = True
-        this.cancel()
+    def on_disconnect(_: object) -> None:
+        nonlocal disconnected
+        if not finished:  # removing a callback does not stop one that the loop is about to call
+            disconnected = True
+            this.cancel()
 
-    with departure(request, on_gone):
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not gone:
-                raise
-            this.uncancel()
-            raise ClientDisconnect from None
-
-
-@contextmanager
-def departure(request: Request, then: Callable[..., None]) -> Iterator[None]:
-    """Calls `then` where the client goes away within the block."""
-    known: Departure | None = request.scope.get("departure")
-    if known is not None:
-        if known.happened:
-            then()
-        known.then = then
-        try:
-            yield
-        finally:
-            known.then = None
-        return
-    message = asyncio.ensure_future(request.receive())  # another server, that has ASGI's word for it
-    message.add_done_callback(then)
+    disconnect.add_done_callback(on_disconnect)
     try:
-        yield
+        return await work
+    except asyncio.CancelledError:
+        if not disconnected:
+            raise
+        this.uncancel()
+        raise ClientDisconnect from None
     finally:
-        message.remove_done_callback(then)
-        message.cancel()
+        finished = True
+        disconnect.remove_done_callback(on_disconnect)
+        if known is None:
+            disconnect.cancel()
 
 
 def parse_number(text: str | None, name: str, largest: int) -> int | None:

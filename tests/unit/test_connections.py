@@ -10,23 +10,23 @@ from unittest.mock import Mock
 import pytest
 
 from serving import server as server_module
-from serving.http.connections import Connection, Connections, most_connections
+from serving.http.connections import Connections, most_connections
 from serving.server import Server
 from serving.settings import Settings
 
 
-def connection() -> Connection:
+def connection() -> asyncio.Transport:
     """One that can be aborted."""
-    return cast(Connection, Mock(spec_set=["transport"]))
+    return cast(asyncio.Transport, Mock(spec_set=["abort"]))
 
 
-def aborted(one: Connection) -> bool:
+def aborted(one: asyncio.Transport) -> bool:
     """Whether it was."""
-    return bool(cast(Any, one).transport.abort.called)  # Any: a mock
+    return bool(cast(Any, one).abort.called)  # Any: a mock
 
 
 def test_the_longest_waiting_goes_first() -> None:
-    connections = Connections(Settings(max_connections=16))
+    connections = Connections(most=16)
     first, second, third = (connection() for _ in range(3))
     for one in (first, second, third):
         connections.wait(one)
@@ -42,7 +42,7 @@ def test_the_longest_waiting_goes_first() -> None:
 
 
 def test_where_all_are_busy_there_is_no_room() -> None:
-    connections = Connections(Settings(max_connections=16))
+    connections = Connections(most=16)
     for _ in range(16):
         assert connections.begin()
     assert not connections.begin()

@@ -14,8 +14,14 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.http.exchange import CONTINUE, Departure
-from serving.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, HttpProtocol, Patience
+from serving.http.connections import Connections
+from serving.http.protocol import (
+    CONTINUE,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    HttpProtocol,
+    ResponseTransport,
+)
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -30,13 +36,13 @@ def post(path: bytes, size: int, extra: bytes = b"", version: bytes = b"1.1") ->
 class Application:
     """Answers with its path, in the order in which it is allowed to; /read wants the body first.
 
-    /parts sends the beginning of its answer before it waits.
+    /parts sends the beginning of its answer before it waits; /fails sends no more than that.
     """
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.asked: list[str] = []
-        self.held = self.departed = False
+        self.held = self.disconnected = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: ASGI's
         """As ASGI has it."""
@@ -49,34 +55,43 @@ class Application:
                 if not message["more_body"]:
                     break
         if path == "/held":
-            departure: Departure = scope["departure"]
-            departure.then = self.on_departure
+            scope["disconnect"].add_done_callback(self.on_disconnect)
             self.held = True
             await self.gate.wait()
         body = f"{path} {size}.".encode()
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if path == "/parts":
+        if path in ("/parts", "/fails"):
             await send({"type": "http.response.body", "body": body[:1], "more_body": True})
+            if path == "/fails":
+                raise ValueError(path)
             await self.gate.wait()
             body = body[1:]
         await send({"type": "http.response.body", "body": body})
 
-    def on_departure(self) -> None:
-        """A client has left."""
-        self.departed = True
+    def on_disconnect(self, _: object) -> None:
+        """Notes that a client has left."""
+        self.disconnected = True
         self.gate.set()
 
 
 class Client:
     """One connection, both ends of which are here."""
 
-    def __init__(self, app: Application, protocol: HttpProtocol, state: ServerState) -> None:
+    def __init__(self, app: Application, connections: Connections, keep_alive_s: float) -> None:
+        config = uvicorn.Config(app, lifespan="off", log_config=None)
+        config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]  # a fraction will do
         self.app = app
-        self.protocol = protocol
-        self.state = state
+        self.connections = connections
+        self.state = ServerState()
+        self.protocol = HttpProtocol(config, self.state, {}, connections=connections)
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
+
+    def drain(self) -> None:
+        """The service is about to end."""
+        self.connections.draining = True
+        self.protocol.drain()
 
     async def ask(self, data: bytes, *paths: str) -> None:
         """Returns when the application has been asked for these."""
@@ -85,7 +100,7 @@ class Client:
 
     async def is_last(self) -> None:
         """Returns when the newest request is to be the last."""
-        await until(lambda: self.protocol.exchange is not None and not self.protocol.exchange.keep_alive)
+        await until(lambda: not self.protocol.cycle.keep_alive)
 
     async def is_closed(self) -> None:
         """Returns when the other end has closed the connection."""
@@ -106,32 +121,28 @@ Talk = Callable[[Client], Coroutine[Any, Any, None]]
 
 
 @contextlib.asynccontextmanager
-async def connected(patience: Patience, keep_alive_s: float) -> AsyncIterator[Client]:
-    app, state = Application(), ServerState()
-    config = uvicorn.Config(app, lifespan="off", log_config=None)
-    config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]  # a fraction will do
-    protocol = HttpProtocol(config, state, {})
-    protocol.patience = patience
-    client = Client(app, protocol, state)
+async def connected(connections: Connections, keep_alive_s: float) -> AsyncIterator[Client]:
+    client = Client(Application(), connections, keep_alive_s)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, theirs)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: client.protocol, theirs)
     client.reader, client.writer = await asyncio.open_connection(sock=ours)
     try:
         yield client
     finally:
-        app.gate.set()
+        client.app.gate.set()
         client.writer.close()
         with contextlib.suppress(ConnectionError):
             await client.writer.wait_closed()
-        await until(lambda: not (state.connections or state.tasks))  # nothing must stay
+        await until(lambda: not (client.state.connections or client.state.tasks))  # nothing must stay
 
 
-def talk(what: Talk, patience: Patience | None = None, keep_alive_s: float = 60) -> None:
+def talk(what: Talk, head_s: float = 20, keep_alive_s: float = 60) -> None:
     """Runs a client on uvloop, as the service does."""
 
     async def main() -> None:
-        async with asyncio.timeout(20), connected(patience or Patience(), keep_alive_s) as client:
+        connections = Connections(head_s=head_s)
+        async with asyncio.timeout(20), connected(connections, keep_alive_s) as client:
             await what(client)
 
     uvloop.run(main())
@@ -142,11 +153,9 @@ def statuses(answers: bytes) -> list[bytes]:
     return STATUS.findall(answers)
 
 
-def talking(
-    patience: Patience | None = None, keep_alive_s: float = 60
-) -> Callable[[Talk], Callable[[], None]]:
+def talking(head_s: float = 20, keep_alive_s: float = 60) -> Callable[[Talk], Callable[[], None]]:
     """Makes a test of a client."""
-    return lambda what: lambda: talk(what, patience, keep_alive_s)
+    return lambda what: lambda: talk(what, head_s, keep_alive_s)
 
 
 @talking()
@@ -184,6 +193,7 @@ def test_what_cannot_be_read_spoils_no_answer_before_it(rest: bytes, before: int
         await client.ask(GET % b"held" + (GET % b"a") * (before - 1), "/held")
         client.writer.write(rest)
         await client.is_last()
+        assert client.protocol.flow.read_paused
         client.app.gate.set()
         answers = await client.rest()
         count = 1 + MAX_PIPELINED if rest.startswith(GET % b"b") else before
@@ -230,23 +240,104 @@ async def test_who_leaves_a_large_body_behind_has_left(client: Client) -> None:
     client.protocol.data_received(bytes(150_000))
     await until(lambda: client.app.held)
     client.writer.close()
-    await until(lambda: client.app.departed)
+    await until(lambda: client.app.disconnected)
 
 
-@talking(keep_alive_s=0.1)
+@pytest.mark.parametrize("size", [0, 3])
+def test_an_idle_connection_is_closed(size: int) -> None:
+    async def ask(client: Client) -> None:
+        await client.ask(post(b"early", size), "/early")
+        client.writer.write(bytes(size))
+        assert b"connection: close\r\n" not in await client.rest()
+
+    talk(ask, keep_alive_s=0.01)
+
+
+@talking(head_s=0.01)
+async def test_a_connection_that_sends_nothing_is_closed(client: Client) -> None:
+    assert await client.rest() == b""
+
+
+@talking(head_s=0.1)
+async def test_a_head_that_began_before_an_answer_has_no_more_time_than_others(client: Client) -> None:
+    await client.ask(GET % b"held", "/held")
+    client.protocol.data_received(b"GET /")
+    client.app.gate.set()
+    assert statuses(await client.rest()) == [b"200"]
+
+
+@talking()
+async def test_unread_answers_are_bounded_in_time(client: Client) -> None:
+    client.protocol.pause_writing()
+    timer = client.protocol._write_timer
+    assert timer is not None
+    client.protocol.resume_writing()
+    assert timer.cancelled()
+    client.connections.write_s = 0.01
+    client.protocol.pause_writing()
+    assert await client.rest() == b""
+
+
+@talking()
+async def test_a_client_that_leaves_while_answers_are_unread(client: Client) -> None:
+    client.protocol.pause_writing()
+    client.writer.close()
+    await client.is_closed()
+    timer = client.protocol._write_timer
+    assert timer is not None
+    assert timer.cancelled()
+
+
+@talking()
+async def test_a_connection_makes_room_while_it_waits_for_its_client(client: Client) -> None:
+    await client.ask(post(b"held", 3), "/held")
+    client.protocol.data_received(b"abc")
+    assert not client.connections.make_room()
+    client.app.gate.set()
+    await client.reader.readuntil(b"/held 3.")
+    assert client.connections.make_room()
+    await client.is_closed()
+    assert client.connections.open == -1  # ended once, where `server.py` would have begun it
+    assert not client.connections.make_room()
+
+
+@pytest.mark.parametrize("data", [b"", post(b"read", 3) + b"a"])
+def test_a_connection_whose_request_is_incomplete_makes_room(data: bytes) -> None:
+    async def ask(client: Client) -> None:
+        await client.ask(data, *(["/read"] if data else []))
+        assert client.connections.make_room()
+        await client.is_closed()
+
+    talk(ask)
+
+
+@talking()
+async def test_a_client_that_leaves_an_incomplete_body_has_left(client: Client) -> None:
+    await client.ask(post(b"read", 3) + b"a", "/read")
+    client.writer.write_eof()
+    assert await client.rest() == b""
+    assert not client.connections.make_room()
+
+
+@talking()
+async def test_requests_behind_another_one_wait_in_the_system(client: Client) -> None:
+    await client.ask(GET % b"parts", "/parts")
+    client.protocol.data_received(GET % b"a")
+    assert client.protocol.flow.read_paused
+
+
+@talking()
 async def test_the_time_to_be_idle_ends_with_the_next_request(client: Client) -> None:
     """It begins with the end of a body that nobody has read; the next request was in the same packet."""
     await client.ask(post(b"early", 3), "/early")
     await client.ask(b"abc" + GET % b"held", "/early", "/held")
-    await asyncio.sleep(0.2)  # longer than that time
-    client.app.gate.set()
-    assert statuses(await client.rest()) == [b"200", b"200"]
+    assert client.protocol.timeout_keep_alive_task is None
 
 
 @talking()
 async def test_who_is_slow_with_another_request_is_still_answered(client: Client) -> None:
     await client.ask(GET % b"held", "/held")
-    client.protocol.patience = Patience(head_s=0.01)
+    client.connections.head_s = 0.01
     client.writer.write(b"GET /")
     await client.is_last()
     client.app.gate.set()
@@ -270,19 +361,22 @@ def test_a_client_that_closes_has_its_answer_before_its_body_is_sent(
         answer = await client.rest()  # to the end: our side is closed
         assert statuses(answer) == [b"200"]
         assert b"connection: close\r\n" in answer
-        client.writer.write(bytes(SIZE))
+        client.writer.write(bytes(SIZE) + rest)
         await client.writer.drain()
-        client.writer.write(rest)
         await client.is_closed()
         assert client.app.asked == ["/early"]
 
     talk(ask)
 
 
-@talking(Patience(head_s=0.05))
-async def test_a_body_that_nobody_reads_is_not_waited_for(client: Client) -> None:
-    client.writer.write(post(b"early", SIZE, b"Connection: close\r\n"))
-    await client.is_closed()
+@pytest.mark.parametrize("path", [b"early", b"fails"])
+@pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
+def test_a_body_that_nobody_reads_is_not_waited_for(path: bytes, extra: bytes) -> None:
+    async def ask(client: Client) -> None:
+        client.writer.write(post(path, SIZE, extra))
+        await client.is_closed()
+
+    talk(ask, head_s=0.05)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
@@ -326,31 +420,34 @@ def test_the_servers_end(busy: bool) -> None:
     talk(ask)
 
 
-@talking()
-async def test_what_a_client_sent_goes_with_it(client: Client) -> None:
+@pytest.mark.parametrize("path", ["/early", "/held"])
+def test_what_a_client_sent_goes_with_it(path: str) -> None:
     """Without the garbage collector, which comes late to what is old."""
-    await client.ask(post(b"early", SIZE) + bytes(200_000), "/early")
-    await until(lambda: client.state.total_requests == 1)
-    exchange = client.protocol.exchange
-    assert exchange is not None
-    assert exchange.complete
-    known = weakref.ref(exchange)
-    del exchange
-    gc.disable()
-    try:
-        client.writer.close()
-        await client.is_closed()
-        assert known() is None
-    finally:
-        gc.enable()
+
+    async def ask(client: Client) -> None:
+        request = post(b"read", SIZE) if path == "/held" else b""
+        await client.ask(
+            post(path[1:].encode(), 0 if request else SIZE) + request + bytes(200_000), path
+        )
+        await until(lambda: client.app.held or client.state.total_requests == 1)
+        known = weakref.ref(client.protocol.cycle)
+        gc.disable()
+        try:
+            client.writer.close()
+            await client.is_closed()
+            assert known() is None
+        finally:
+            gc.enable()
+
+    talk(ask)
 
 
 @pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
-def test_who_comes_while_the_service_leaves_is_answered_for_the_last_time(extra: bytes) -> None:
+def test_a_request_while_the_service_drains_is_answered_as_the_last(extra: bytes) -> None:
     async def ask(client: Client) -> None:
         await client.ask(GET % b"a", "/a")
         assert b"connection: close\r\n" not in await client.reader.readuntil(b"/a 0.")
-        client.protocol.leave()
+        client.drain()
         client.writer.write(post(b"read", 3, extra) + b"abc")
         answer = await client.rest()
         assert statuses(answer) == [b"200"]
@@ -360,88 +457,138 @@ def test_who_comes_while_the_service_leaves_is_answered_for_the_last_time(extra:
     talk(ask)
 
 
-@talking()
-async def test_what_has_come_is_answered_before_the_service_leaves(client: Client) -> None:
-    await client.ask(GET % b"held" + post(b"read", 3), "/held")
-    client.protocol.leave()
-    client.app.gate.set()
-    first = await client.reader.readuntil(b"/held 0.")
-    assert b"connection: close\r\n" not in first
-    client.writer.write(b"abc")
-    last = await client.rest()
-    assert b"connection: close\r\n" in last
-    assert last.endswith(b"/read 3.")
-
-
-@pytest.mark.parametrize("ends", ["client", "server"])
-def test_what_comes_after_the_word_of_leave_is_not_answered(ends: str) -> None:
-    """Nor does it take the last answer from who sends it."""
-
+@pytest.mark.parametrize("early", [False, True])
+def test_while_draining_the_newest_request_is_the_last(early: bool) -> None:
     async def ask(client: Client) -> None:
-        client.protocol.leave()
-        await client.ask(GET % b"parts", "/parts")
-        await client.reader.readuntil(b"connection: close\r\n")
-        client.writer.write((GET % b"b") * 2)
-        exchange = client.protocol.exchange
-        await until(lambda: client.protocol.exchange is not exchange)
+        await client.ask(GET % b"held", "/held")
+        if early:
+            client.drain()
+        client.protocol.data_received(post(b"read", 3))
+        client.drain()
         client.app.gate.set()
-        await until(lambda: client.state.total_requests == 1)
-        client.writer.write((GET % b"c") * 10_000)
-        await client.writer.drain()
-        assert (await client.rest()).endswith(b"/parts 0.")
-        if ends == "client":
-            client.writer.write_eof()
-        else:
-            client.protocol.shutdown()
-        await client.is_closed()
-        assert client.app.asked == ["/parts"]
+        first = await client.reader.readuntil(b"/held 0.")
+        assert b"connection: close\r\n" not in first
+        client.writer.write(b"abc")
+        last = await client.rest()
+        assert b"connection: close\r\n" in last
+        assert last.endswith(b"/read 3.")
 
     talk(ask)
 
 
 @talking()
-async def test_a_body_is_still_taken_from_who_has_the_last_answer(client: Client) -> None:
-    client.protocol.leave()
-    await client.ask(post(b"early", SIZE), "/early")
+async def test_an_answer_that_has_begun_is_not_the_last(client: Client) -> None:
+    await client.ask(GET % b"parts", "/parts")
+    assert b"connection: close\r\n" not in await client.reader.readuntil(b"\r\n\r\n")
+    client.drain()
+    client.app.gate.set()
+    await client.reader.readuntil(b"/parts 0.")
+    client.writer.write(GET % b"a")
     assert b"connection: close\r\n" in await client.rest()
-    client.writer.write(bytes(SIZE) + GET % b"b")
-    client.writer.write_eof()
-    await client.is_closed()
-    assert client.app.asked == ["/early"]
-
-
-@talking(Patience(head_s=0.05))
-async def test_who_does_not_take_leave_is_not_waited_for(client: Client) -> None:
-    client.protocol.leave()
-    client.writer.write(GET % b"a" + b"GET /")
-    await client.is_closed()
-    assert statuses(await client.rest()) == [b"200"]
-
-
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_end_does_not_wait_for_who_has_been_told_to_leave(busy: bool) -> None:
-    async def ask(client: Client) -> None:
-        client.protocol.leave()
-        await client.ask(GET % b"parts", "/parts")
-        if busy:
-            client.protocol.shutdown()
-            client.app.gate.set()
-        else:
-            client.app.gate.set()
-            await until(lambda: client.state.total_requests == 1)
-            client.protocol.shutdown()
-        await client.is_closed()
-        assert (await client.rest()).endswith(b"/parts 0.")
-
-    talk(ask)
 
 
 @talking()
-async def test_who_only_sends_no_more_gets_the_last_answer_and_the_end(client: Client) -> None:
+async def test_what_comes_behind_the_last_answer_is_not_answered(client: Client) -> None:
+    client.drain()
+    await client.ask(GET % b"parts", "/parts")
+    await client.reader.readuntil(b"connection: close\r\n")
+    client.writer.write(GET % b"b")
+    await until(lambda: len(client.protocol.pipeline) == 1)
+    client.app.gate.set()
+    assert (await client.rest()).endswith(b"/parts 0.")
+    assert client.app.asked == ["/parts"]
+
+
+def test_the_rest_of_a_body_is_taken_behind_the_last_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(client: Client) -> None:
+        client.drain()
+        await client.ask(post(b"early", 3), "/early")
+        assert b"connection: close\r\n" in await client.rest()
+        client.writer.write(b"abc" + GET % b"b")
+        await client.is_closed()
+        assert client.app.asked == ["/early"]
+
+    talk(ask)
+    assert not caplog.records
+
+
+@talking()
+async def test_trailers_are_not_headers_of_the_request(client: Client) -> None:
+    await client.ask(CHUNKED.replace(b"/read", b"/held"), "/held")
+    headers = client.protocol.scope["headers"]
+    client.writer.write(b"0\r\nx-forged: yes\r\n\r\n")
+    await until(lambda: client.app.held)
+    assert [name for name, _ in headers] == [b"host", b"transfer-encoding"]
+
+
+@talking()
+async def test_a_client_that_leaves_after_its_answer_does_not_disconnect(client: Client) -> None:
+    await client.ask(GET % b"a", "/a")
+    disconnect = client.protocol.scope["disconnect"]  # type: ignore[typeddict-item]  # our own key
+    await client.reader.readuntil(b"/a 0.")
+    client.writer.close()
+    await client.is_closed()
+    assert not disconnect.done()
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.writes.append(data)
+
+
+HEAD = b"HTTP/1.1 %s\r\ncontent-length: 2\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "sent"),
+    [
+        (b"200 OK", b"200 OK"),
+        (b"413 Request Entity Too Large", b"413 Content Too Large"),
+        (b"422 Unprocessable Entity", b"422 Unprocessable Content"),
+    ],
+)
+def test_head_and_body_are_one_packet(status: bytes, sent: bytes) -> None:
+    """Also behind a `100 Continue`, and before a second part of the body."""
+    wire = Wire()
+    transport = ResponseTransport(wire, pytest.fail)
+    transport.expects_head = True
+    for data in (CONTINUE, HEAD % status, b"h", b"i"):
+        transport.write(data)
+    assert wire.writes == [CONTINUE, HEAD % sent + b"h", b"i"]
+
+
+@talking()
+async def test_an_answer_without_a_body_is_sent(client: Client) -> None:
+    client.writer.write(b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert statuses(await client.reader.readuntil(b"\r\n\r\n")) == [b"200"]
+
+
+@talking()
+async def test_a_client_that_only_sends_no_more_has_all_answers(client: Client) -> None:
     await client.ask((GET % b"held") * 2, "/held")
     client.writer.write_eof()
-    assert await client.reader.readuntil(b"\r\n\r\n") == CONTINUE  # so the end of sending has been seen
-    client.protocol.leave()
+    assert await client.reader.readuntil(b"\r\n\r\n") == CONTINUE  # the end of sending has been seen
+    client.drain()
     client.app.gate.set()
     assert statuses(await client.rest()) == [b"200", b"200"]
-    await client.is_closed()
+
+
+@pytest.mark.parametrize("behind", [b"", GET % b"a"])
+def test_a_client_that_leaves_for_good_is_noticed(
+    behind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(client: Client) -> None:
+        await client.ask(post(b"held", 3) + b"abc" + behind, "/held")
+        await until(lambda: client.app.held)
+        client.writer.close()
+        await until(lambda: client.app.disconnected)
+        await until(lambda: not client.state.tasks)
+        assert not caplog.records
+
+    talk(ask)

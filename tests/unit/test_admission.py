@@ -1,0 +1,91 @@
+"""Requests whose client disconnects before the answer: `unless_disconnected`, without a connection."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from serving.protocols.admission import unless_disconnected
+
+
+class Client:
+    """The client's side of one request; the server tells of its disconnect in one of two ways."""
+
+    def __init__(self, tells_at_once: bool) -> None:
+        self.disconnected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        known = {"disconnect": self.disconnected} if tells_at_once else {}
+        self.request = Request({"type": "http", **known}, self.receive)
+
+    async def receive(self) -> dict[str, Any]:  # Any: ASGI's message
+        """As ASGI has it."""
+        await asyncio.shield(self.disconnected)
+        return {"type": "http.disconnect"}
+
+    def disconnect(self) -> None:
+        """Goes away."""
+        self.disconnected.set_result(None)
+
+
+@pytest.fixture(params=[True, False], ids=["HttpProtocol", "another server"])
+def make(request: pytest.FixtureRequest) -> Callable[[], Client]:
+    """Makes a client, of our own server or of another one."""
+    return lambda: Client(request.param)
+
+
+def test_work_for_nobody_is_cancelled(make: Callable[[], Client]) -> None:
+    async def main() -> None:
+        client = make()
+        work = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(client.disconnect)
+        with pytest.raises(ClientDisconnect):
+            await unless_disconnected(client.request, work)
+        assert work.cancelled()
+        await asyncio.sleep(0)  # the task itself goes on
+
+    asyncio.run(main())
+
+
+def test_a_client_that_has_gone_already(make: Callable[[], Client]) -> None:
+    async def main() -> None:
+        client = make()
+        client.disconnect()
+        with pytest.raises(ClientDisconnect):
+            await unless_disconnected(client.request, asyncio.get_running_loop().create_future())
+
+    asyncio.run(main())
+
+
+def test_a_disconnect_in_the_same_moment_as_the_answer_cancels_nothing_else(
+    make: Callable[[], Client],
+) -> None:
+    async def main() -> None:
+        client = make()
+        work = asyncio.get_running_loop().create_future()
+
+        def answer_and_disconnect() -> None:
+            work.set_result("answer")
+            client.disconnect()
+
+        asyncio.get_running_loop().call_soon(answer_and_disconnect)
+        assert await unless_disconnected(client.request, work) == "answer"
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_other_reasons_to_cancel_are_passed_on(make: Callable[[], Client]) -> None:
+    async def main() -> None:
+        client = make()
+        work = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(unless_disconnected(client.request, work))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not client.disconnected.cancelled()
+
+    asyncio.run(main())
