@@ -3,14 +3,13 @@
 What can go wrong is `ApiError` in errors.py.
 """
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from flask_app.cancel import Call
 from flask_app.errors import (
     ApiAnswerError,
     ApiCancelledError,
@@ -33,6 +32,8 @@ WITHOUT_CODE = (400, 404)
 PASSED_ON = ("Server-Timing", "X-Request-ID", "Retry-After")
 STATUS_TIMEOUT_S = 2.0
 TIMEOUT_GRACE_S = 2.0  # for the API's own 504 to arrive
+CHECK_CLIENT_S = 0.1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,22 @@ class ApiClient:
         """Closes the pooled connections."""
         self._client.close()
 
-    def predict(self, photo: bytes, call: Call, request_id: str | None = None) -> Answer:
-        """Asks for the best classes of a picture file. Raises ApiError."""
+    def predict(
+        self,
+        photo: bytes,
+        request_id: str | None = None,
+        client_left: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Asks for the best classes of an image file. Raises ApiError.
+
+        `client_left` tells whether the browser has disconnected, which ends the request to the API.
+        """
         options: PredictOptions = {"top_k": TOP_K, "base64": self._native}
         if request_id:
             options["request_id"] = request_id
         try:
             with translated():
-                prediction = call.wait_for(lambda: self._client.submit(photo, **options))
+                prediction = wait_for(lambda: self._client.submit(photo, **options), client_left)
         except ApiAnswerError as error:
             if self._native or error.status not in WITHOUT_CODE:
                 raise
@@ -114,6 +123,21 @@ class ApiClient:
         with translated():
             readiness = self._client.ready(timeout_s=STATUS_TIMEOUT_S)
         return None if readiness else readiness.detail
+
+
+def wait_for(start: Callable[[], Future[T]], client_left: Callable[[], bool]) -> T:
+    """Starts a call and returns its result; cancels it when `client_left()` is true.
+
+    Raises what the call raises, and CancelledError. Waitress tells of a disconnect only when asked,
+    so it is asked before the start and every CHECK_CLIENT_S seconds.
+    """
+    if client_left():
+        raise CancelledError
+    future = start()
+    while not wait([future], CHECK_CLIENT_S).done:
+        if client_left():
+            future.cancel()
+    return future.result()
 
 
 @contextmanager

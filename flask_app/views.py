@@ -10,7 +10,6 @@ from flask import Flask, Response, g, jsonify, make_response, render_template, r
 
 from flask_app import words
 from flask_app.api_client import Answer, ApiClient
-from flask_app.cancel import Call
 from flask_app.errors import (
     ApiAnswerError,
     BadFeedbackError,
@@ -199,9 +198,8 @@ class Views:
         if len(photo.content) > self.settings.max_upload_bytes:
             raise TooLargeError
         content = self._decoder.for_the_api(photo.content)
-        call = Call()
-        with call.cancelled_when(request.environ.get("waitress.client_disconnected")):
-            answer = self.api.predict(content, call, g.request_id)
+        client_left = request.environ.get("waitress.client_disconnected", lambda: False)
+        answer = self.api.predict(content, g.request_id, client_left)
         model = self.service.model()
         verdict = words.verdict(answer.top, model.thresholds if model else words.Thresholds())
         title = model.title if model else ""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from flask_app.__main__ import HELD_BYTES
 from flask_app.samples import SAMPLES
+from flask_app.server import HELD_BYTES
 from tests.browser.stub_api import StubApi, stub_api, until
 from tests.servers import ROOT, free_port, running
 
@@ -100,6 +100,12 @@ def test_halves_of_bodies_give_way(page: tuple[int, subprocess.Popen[str]]) -> N
         more.sendall(bytes(100_000))
         assert more.recv(12) == b"HTTP/1.1 413"
         assert ask(page[0])[0] == 200
+
+
+def test_a_target_that_cannot_be_read_is_answered(page: tuple[int, subprocess.Popen[str]]) -> None:
+    with socket.create_connection(("127.0.0.1", page[0]), timeout=30) as browser:
+        browser.sendall(b"GET http://[/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert browser.recv(12) == b"HTTP/1.1 400"
 
 
 def test_addresses_come_from_a_trusted_proxy(tmp_path: Path) -> None:
