@@ -89,7 +89,7 @@ def test_heic_without_a_decoder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(importlib.util.find_spec("pillow_heif") is None, reason="no pillow-heif")
 def test_heic_becomes_jpeg() -> None:
-    photos._learn_heic()
+    photos._register_heic()
     assert photos.Decoder().for_the_api(picture("HEIF")).startswith(b"\xff\xd8")
     with pytest.raises(ConversionError):
         photos.Decoder().for_the_api(HEIC)
