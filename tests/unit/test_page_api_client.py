@@ -1,4 +1,4 @@
-"""The client of the API against a real server that misbehaves as commanded."""
+"""Client of the API, tested against a real server that misbehaves on command."""
 
 import base64
 import threading

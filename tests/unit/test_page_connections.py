@@ -1,4 +1,4 @@
-"""Which connections the page's server closes, told from their states alone."""
+"""Connections that the page's server closes, tested on their states alone."""
 
 from dataclasses import dataclass, field
 
@@ -11,14 +11,14 @@ NOW = 1_000_000.0
 
 @dataclass(eq=False)
 class Request:
-    """As much of waitress's request as counts here."""
+    """Part of waitress' request that the limiter reads."""
 
     body_bytes_received: int = 0
 
 
 @dataclass(eq=False)
 class Channel:
-    """As much of waitress's connection as counts here."""
+    """Part of waitress' channel that the limiter reads and sets."""
 
     request: Request | None = None
     requests: list[Request] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Channel:
 
 @pytest.fixture
 def limiter() -> ConnectionLimiter:
-    """Three connections, a hundred bytes."""
+    """Limiter for three connections and a hundred bytes."""
     return ConnectionLimiter(3 + SPARE_CONNECTIONS, 100)
 
 
@@ -37,7 +37,7 @@ def closed(channels: list[Channel]) -> list[bool]:
 
 
 def test_a_request_must_be_complete_in_time(limiter: ConnectionLimiter) -> None:
-    """However often a byte of it comes; one that is answered may take its time."""
+    """Sending a byte now and then does not help; an answer may take its time."""
     channels = [Channel(Request()), Channel(requests=[Request()]), Channel()]
     limiter.close_excess(channels, [], NOW)
     limiter.close_excess(channels, [], NOW + RECEIVE_WITHIN_S)
@@ -72,7 +72,7 @@ def test_of_too_many_bytes_the_oldest_half_goes(limiter: ConnectionLimiter) -> N
 
 
 def test_bodies_that_wait_for_a_thread_count(limiter: ConnectionLimiter) -> None:
-    """Also where their client has gone, and once where it has not."""
+    """Counts a body once, also when its client has disconnected."""
     gone, queued = Channel(requests=[Request(60)]), Channel(requests=[Request(30)])
     channels = [queued, Channel(Request(10))]
     limiter.close_excess(channels, [queued, gone], NOW)
