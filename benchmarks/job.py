@@ -1,4 +1,4 @@
-"""One job of `jobs`: a process that classifies one image and prints its class.
+"""Job of `jobs`: a process that classifies one image and prints its class.
 
 `python -m benchmarks.job load BACKEND MODEL THREADS PHOTO` loads a model of its own, as a script without
 a service does: plain PyTorch or plain ONNX Runtime, for a single inference.

@@ -18,7 +18,7 @@ class Pipeline(StrEnum):
 
 @dataclass(frozen=True)
 class Server:
-    """One way to serve the model."""
+    """Command, address and request of one way to serve the model."""
 
     name: str
     environment: Environment | None

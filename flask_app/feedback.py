@@ -39,7 +39,7 @@ class Feedback:
 
     @property
     def on(self) -> bool:
-        """Whether the page asks for feedback."""
+        """True when the page asks for feedback."""
         return self._folder is not None
 
     def prepare(self) -> None:

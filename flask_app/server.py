@@ -100,7 +100,7 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection whose requests `RequestParser` reads."""
+    """Connection whose requests `RequestParser` reads."""
 
     parser_class = RequestParser
 

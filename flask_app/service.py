@@ -37,7 +37,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Status:
-    """Whether photos can be classified now, the reason when not, and the model if known."""
+    """State of the API, the reason when it is not ready, and the model if known."""
 
     state: Literal["ready", "loading", "down"]
     reason: str | None

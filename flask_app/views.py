@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Card:
-    """One photo on a page that the server renders: its outcome or its error."""
+    """Photo on a page that the server renders, with its outcome or its error."""
 
     name: str
     thumbnail: str | None
@@ -52,7 +52,7 @@ class Card:
 
 
 class Views:
-    """All routes of one application."""
+    """Routes of one application."""
 
     def __init__(self, settings: Settings, api: ApiClient, service: Service, feedback: Feedback) -> None:
         self.settings = settings

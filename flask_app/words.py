@@ -17,7 +17,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Bar:
-    """One class: its name, "41 %", and the bar's width in percent of the full scale."""
+    """Class in a chart: its name, "41 %", and the bar's width in percent of the full scale."""
 
     label: str
     percent: str
@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ErrorWords:
-    """What happened, and what the visitor can do."""
+    """Error in words: its cause, and the visitor's next step."""
 
     title: str
     advice: str

@@ -28,7 +28,7 @@ class PredictOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Call:
-    """One request, without what changes from try to try."""
+    """Request without the parts that change from try to try."""
 
     method: str
     path: str

@@ -57,7 +57,7 @@ class ServingClientError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed later and may safely be sent again."""
+        """True when the same request may succeed later and may safely be sent again."""
         return False
 
 

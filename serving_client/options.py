@@ -74,7 +74,7 @@ class Options:
 
     @property
     def uses_proxies(self) -> bool:
-        """Whether the environment's proxies are used; false for loopback."""
+        """True when the environment's proxies are used; false for loopback."""
         return self.trust_env and not is_loopback(urlsplit(self.url).hostname or "")
 
 

@@ -13,7 +13,7 @@ STAGE = re.compile(r"\s*([\w-]+)\s*;\s*dur=([0-9.]+)\s*")
 
 @dataclass(frozen=True)
 class Score:
-    """One class and its probability, from 0 to 1."""
+    """Class and its probability, from 0 to 1."""
 
     label: str
     probability: float
@@ -78,7 +78,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class BatchItem:
-    """One photo of `predict_many`: either its prediction or its error."""
+    """Result of `predict_many` for one photo: either its prediction or its error."""
 
     index: int
     """Position among the given photos, from 0."""
@@ -103,7 +103,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether photos can be classified now; usable as a bool."""
+    """Readiness of the service; usable as a bool."""
 
     ready: bool
     detail: str
@@ -115,7 +115,7 @@ class Readiness:
 
 
 class Sample(NamedTuple):
-    """One value of `GET /metrics`."""
+    """Value of `GET /metrics`."""
 
     name: str
     labels: Mapping[str, str]

@@ -25,7 +25,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class Classify:
-    """One model instance, of one thread unless `threads` says otherwise, with one of two pipelines.
+    """Model instance, of one thread unless `threads` says otherwise, with one of two pipelines.
 
     `plain` is what tutorials write: Pillow and NumPy in front of the float graph. `shared` is this
     project's own decoder, JSON reader, and graph with the normalisation inside, so that only the

@@ -15,7 +15,7 @@ from serving.model import ImagePipeline, Model
 
 
 class Eager:
-    """One network; inference uses the number of threads that PyTorch is set to."""
+    """Network; inference uses the number of threads that PyTorch is set to."""
 
     def __init__(self, model_dir: str) -> None:
         model = Model.read(Path(model_dir))
