@@ -1,7 +1,7 @@
-"""One photo, one thread, no HTTP: both backends against the network in plain eager PyTorch.
+"""Inference of one image on one thread, without HTTP: both backends against eager PyTorch.
 
 `python -m benchmarks.backends [--model-dir DIR] [--rounds N]` alternates the candidates round by
-round, so that a busy neighbour meets all of them, and prints the median time of each.
+round, so that a busy neighbour slows all of them, and prints the median time of each.
 """
 
 import statistics
@@ -24,7 +24,7 @@ CALLS = 10  # in a row, per candidate and round
 
 
 def eager(model: Model) -> Infer:
-    """What a handler does that loads the weights and calls the network on torchvision's tensors."""
+    """Returns inference as a simple handler does it: eager PyTorch on torchvision's tensors."""
     import torch  # here, because most commands of this program do not need it
     from torchvision.transforms import v2
 
@@ -45,7 +45,7 @@ def eager(model: Model) -> Infer:
 
 
 def candidates(model: Model) -> dict[str, Infer]:
-    """Name -> a function of pixels, loaded and warm."""
+    """Returns an inference function by name, each loaded and warm."""
     from fastapi_onnx.backend import OnnxBackend
     from fastapi_pt.backend import TorchBackend
 
@@ -62,7 +62,7 @@ def main(
     model_dir: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
     rounds: Annotated[int, typer.Option(help="How often every candidate has its turn.")] = 30,
 ) -> None:
-    """Prints ms for one photo and the ratio to eager PyTorch."""
+    """Prints the milliseconds for one image and the speed relative to eager PyTorch."""
     model = Model.read(model_dir)
     pixels = np.random.default_rng(0).integers(
         0, 256, (1, *model.description.image.output_size, 3), np.uint8

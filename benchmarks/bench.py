@@ -1,7 +1,7 @@
-"""`make bench`: what the machine can do, what the service makes of it, and a short comparison.
+"""Short measurement of limit, load and a comparison with other servers: `make bench`.
 
-Under ten minutes on two cores, the peers' installation included. The files that README.md is made from
-come from the same commands, given more time.
+Takes under ten minutes on two cores, including the installation of the other servers. The figures in
+README.md come from the same commands with longer measurements.
 """
 
 import shutil
@@ -19,7 +19,7 @@ SHARE = 0.8  # of the capacity, for random arrivals
 
 
 def loads(photo: Path, out: Path) -> None:
-    """The shipped model: closed loops, and random arrivals at four fifths of what they reached."""
+    """Measures the shipped model: closed loops, then random arrivals at SHARE of the best rate."""
     plan = Plan(2, 2, 3, 6)
     with service.running("fastapi_onnx") as served:
         target = Target(served.url, [photo.read_bytes()])
@@ -32,10 +32,10 @@ def loads(photo: Path, out: Path) -> None:
 
 
 def main(
-    photo: Annotated[Path, typer.Option(help="A picture.")] = payloads.SAMPLE,
+    photo: Annotated[Path, typer.Option(help="An image.")] = payloads.SAMPLE,
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("runs/bench"),
 ) -> None:
-    """Limit, load, and a short comparison with other servers."""
+    """Measures limit, load, and a short comparison with other servers."""
     limit.main(photo=photo, backend=None, seconds=0.7, json_file=out / "limit.json", plot=out / "limit")
     loads(photo, out)
     if shutil.which("wrk") is None:

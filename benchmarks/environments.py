@@ -1,4 +1,4 @@
-"""The peers' virtual environments: made by `compare` where they are missing, asked for versions."""
+"""Virtual environments of the other servers: makes missing ones, and reads their versions."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ COMMON = (
     "simplejpeg",
     "structlog",
 )
-"""What `peers.common` needs, whoever runs it; ONNX Runtime comes in one of two builds."""
+"""Packages that `peers.common` needs in every environment; ONNX Runtime comes in one of two builds."""
 
 ASK_VERSIONS = """
 import json, sys
@@ -34,25 +34,26 @@ print(json.dumps({name: version(name) for name in sys.argv[1:]}))
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment; several peers may share one."""
+    """Virtual environment; several servers may share one."""
 
     name: str
     packages: tuple[str, ...]
-    """What pip installs beside COMMON, with versions; the first one is the server."""
+    """Packages with versions that pip installs beside COMMON; the first one is the server."""
 
     gpu: bool = False
-    """Whether ONNX Runtime is to have CUDA."""
+    """Whether ONNX Runtime needs CUDA."""
 
     @property
     def common(self) -> tuple[str, ...]:
-        """What `peers.common` and `peers.common_gpu` need."""
+        """Packages that `peers.common` and `peers.common_gpu` need."""
         return (*COMMON, "onnxruntime-gpu[cuda,cudnn]" if self.gpu else "onnxruntime")
 
 
 def python_for(environment: Environment | None, folder: Path) -> Path:
-    """Its interpreter, below `folder`; made first where it is missing or older than its packages.
+    """Returns an environment's interpreter; makes the environment when it is missing or outdated.
 
-    None is this project's own. Raises CalledProcessError where pip fails.
+    `folder` holds all environments. None is this project's own. Raises CalledProcessError when pip
+    fails.
     """
     if environment is None:
         return Path(sys.executable)
@@ -69,7 +70,7 @@ def python_for(environment: Environment | None, folder: Path) -> Path:
 
 
 def versions(environment: Environment, folder: Path) -> dict[str, str]:
-    """Distribution -> installed version, of the environment's own packages and ONNX Runtime."""
+    """Returns the installed versions of the environment's own packages and of ONNX Runtime, by name."""
     names = [package.split("==")[0].split("[")[0] for package in environment.packages]
     runtime = "onnxruntime-gpu" if environment.gpu else "onnxruntime"
     command = [str(python_for(environment, folder)), "-c", ASK_VERSIONS, *names, runtime]

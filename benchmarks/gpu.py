@@ -1,6 +1,6 @@
-"""`make bench-gpu`: both backends alone on a GPU, the service on it, and two other servers.
+"""GPU measurement, `make bench-gpu`: both backends alone, the service, and two other servers.
 
-The load generator shares the machine's cores with the service. Every ratio is of figures of one run.
+The load generator runs on the same cores as the service. Every ratio is between figures of one run.
 """
 
 import json
@@ -32,11 +32,11 @@ PLAN = Plan(3, 3, 3, 6)
 SMALL, LARGE = "mobilenet_v2", "resnet152"
 PACKAGES = ("fastapi_onnx", "fastapi_pt")
 Row = dict[str, Any]
-"""What a results file holds."""
+"""JSON object of a results file."""
 
 
 def model_folder(architecture: str) -> Path:
-    """The model of `benchmarks model`, made where it is missing."""
+    """Returns the folder of a model with random weights; makes it when it is missing."""
     folder = ROOT / "runs" / f"benchmark-{architecture}"
     if not (folder / "model.json").exists():
         model.main(folder, architecture)
@@ -44,7 +44,7 @@ def model_folder(architecture: str) -> Path:
 
 
 def alone(architecture: str, seconds: float) -> Iterator[Row]:
-    """Each backend, precision and way to launch, in a process of its own."""
+    """Measures each backend, precision and way to launch kernels, in a process of its own."""
     for package in PACKAGES:
         for precision in ("fp32", "fp16"):
             for graphs in (False, True):
@@ -59,7 +59,7 @@ def alone(architecture: str, seconds: float) -> Iterator[Row]:
 
 
 def served(package: str, architecture: str, photo: bytes, motor: str, full: bool) -> Row:
-    """The service at 256 connections; `full`: also as base64, and with random arrivals."""
+    """Measures the service at CONNECTIONS connections; `full` adds base64 and random arrivals."""
     with service.running(package, device="cuda", model_dir=model_folder(architecture)) as running_:
 
         def target(protocol: Protocol, motor: str = motor) -> Target:
@@ -79,20 +79,20 @@ def served(package: str, architecture: str, photo: bytes, motor: str, full: bool
 
 
 def described(url: str) -> Row:
-    """Of `/model` what matters here."""
+    """Returns the fields of `/model` that matter for the report."""
     answer = server_side.describe(url) or {}
     names = ("precision", "max_batch_size", "batch_ms", "instances", "web_processes", "device")
     return {name: answer.get(name) for name in names}
 
 
 def decoding(photo: bytes, seconds: float) -> Row:
-    """What all cores decode and resize in one process."""
+    """Measures the images a second that all cores decode and resize in one process."""
     experiments = limit.Limit(model_folder(SMALL), photo, "cpu", seconds, 3)
     return experiments.decoding([cpus.usable()])[0].record()
 
 
 def against(photo: bytes, rounds: int, seconds: float) -> table.Results:
-    """The peers in their best form, and this service, in turn."""
+    """Measures the other servers in their best configuration, and this service, in turn."""
     folder = ROOT / "runs" / "peers"
     results: table.Results = {}
     base64 = b64encode(photo).decode()
@@ -108,7 +108,7 @@ def against(photo: bytes, rounds: int, seconds: float) -> table.Results:
 
 
 def gpu_facts() -> dict[str, str]:
-    """The first GPU's name, memory and driver. Raises BadParameter without one."""
+    """Returns the first GPU's name, memory and driver. Raises BadParameter when there is none."""
     import pynvml  # here, because most commands of this program do not need it
 
     try:

@@ -1,7 +1,7 @@
-"""One backend alone on the GPU, uint8 in, logits out, by batch size; a program of its own.
+"""Throughput of one backend alone on the GPU by batch size, from uint8 pixels to logits.
 
-`gpu.py` runs it as `python -m benchmarks.gpu_alone ARGUMENTS`: each backend brings a cuDNN of its own,
-and one process can have only one. Prints the figures as JSON.
+`gpu.py` runs it as `python -m benchmarks.gpu_alone ARGUMENTS`: each backend brings its own cuDNN, and a
+process can load only one. Prints the figures as JSON.
 """
 
 import importlib
@@ -24,7 +24,7 @@ LEAST_CALLS = 5
 
 
 def rate(backend: Backend, size: int, shape: tuple[int, int], seconds: float) -> float:
-    """Pictures a second in batches of `size`, on this thread: it is the one that records graphs."""
+    """Returns images a second in batches of `size`; runs on this thread, which records CUDA graphs."""
     batch = np.random.default_rng(0).integers(0, 256, (size, *shape, 3), np.uint8)
     for _ in range(LEAST_CALLS):
         backend.infer(batch)
@@ -38,7 +38,7 @@ def rate(backend: Backend, size: int, shape: tuple[int, int], seconds: float) ->
 def measure(
     model_dir: str, package: str, precision: str, graphs: bool, seconds: float
 ) -> list[dict[str, Any]]:
-    """A row for each batch size that fits."""
+    """Returns a row for each batch size that fits into the GPU's memory."""
     settings = Settings.model_validate(
         {
             "model_dir": model_dir,

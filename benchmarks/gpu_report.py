@@ -1,4 +1,4 @@
-"""The tables of `gpu.py`'s figures, for the terminal and for README.md."""
+"""Tables of the figures that `gpu.py` measures, for the terminal and for README.md."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def markdown_of(figures: Row) -> str:
-    """All of it."""
+    """Returns all tables as Markdown."""
     gpu = figures["gpu"]
     parts = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}.", alone(figures["alone"])]
     parts += [served(figures), *shares_of_device(figures)]
@@ -20,7 +20,7 @@ def markdown_of(figures: Row) -> str:
 
 
 def alone(rows: list[Row]) -> str:
-    """The best batch of each backend, precision and way to launch."""
+    """Returns the table of the best batch of each backend, precision and way to launch kernels."""
     kinds = dict.fromkeys((r["model"], r["backend"], r["precision"], r["graphs"]) for r in rows)
     lines = []
     for kind in kinds:
@@ -35,7 +35,7 @@ def alone(rows: list[Row]) -> str:
 
 
 def served(figures: Row) -> str:
-    """The service: rates, ratios to what they are to be compared with, tails."""
+    """Returns the table of the service's rates, its ratios to other figures, and its latencies."""
     decoding = figures["decoding"]["per_second"]
     lines = []
     for one in figures["served"]:
@@ -60,7 +60,7 @@ def served(figures: Row) -> str:
 
 
 def shares_of_device(figures: Row) -> list[str]:
-    """How much of the device's own throughput, at the batch that the service chose, arrives."""
+    """Returns the service's share of the device's own throughput at the batch size it chose."""
     found = []
     for one in figures["served"]:
         described = one["described"]

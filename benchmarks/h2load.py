@@ -1,7 +1,7 @@
-"""h2load as an open loop: a program in C++, so that the cores are the server's; used by `overload.py`.
+"""Open loop with h2load, a program in C++, which leaves the cores to the server; for `overload.py`.
 
-Each of its connections sends at a constant interval, unless its answer is not there yet; they begin one
-after the other, so that requests come evenly.
+Each connection sends at a constant interval, unless its last answer is missing. Connections start one
+after the other, so that requests are evenly spaced.
 """
 
 import resource
@@ -21,10 +21,10 @@ STEP_MS = 10  # between those that begin together
 
 @dataclass(frozen=True)
 class Flood:
-    """Answers that came once all connections were open."""
+    """Answers that came after all connections were open."""
 
     answers: Counter[str]
-    """By status; `failed` for a connection that was refused or lost."""
+    """Number by status; `failed` counts connections that were refused or lost."""
 
     refused_p50_ms: float
     answered_p50_ms: float
@@ -33,7 +33,7 @@ class Flood:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who sends when, for about `rate` requests a second."""
+    """Plan of connections and intervals for about `rate` requests a second."""
 
     rate: float
     step_ms: int
@@ -42,7 +42,7 @@ class Schedule:
 
     @classmethod
     def of(cls, rate: float) -> "Schedule":
-        """The nearest that h2load, which takes whole numbers, can do."""
+        """Returns the schedule closest to `rate`; h2load takes whole numbers only."""
         step_ms = max(STEP_MS, round(1000 / rate))
         at_once = max(1, round(rate * step_ms / 1000))
         rate = at_once * 1000 / step_ms
@@ -51,12 +51,12 @@ class Schedule:
 
     @property
     def ramp_s(self) -> float:
-        """Until all connections are open."""
+        """Seconds until all connections are open."""
         return self.connections / self.rate
 
 
 def run(url: str, payload: Payload, plan: Schedule, seconds: float) -> Flood:
-    """Posts for `seconds` once all connections are open. Raises RuntimeError where h2load fails."""
+    """Posts for `seconds` after all connections are open. Raises RuntimeError when h2load fails."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # which h2load inherits
     with tempfile.TemporaryDirectory() as folder:
@@ -92,5 +92,5 @@ def run(url: str, payload: Payload, plan: Schedule, seconds: float) -> Flood:
 
 
 def median_ms(us: list[int]) -> float:
-    """0 where there is none."""
+    """Converts the median of microseconds to ms; 0 for an empty list."""
     return statistics.median(us) / 1000 if us else 0.0

@@ -1,7 +1,7 @@
-"""HTTP/1.1 on kept connections, by hand: the least of the machine that a load generator in Python takes.
+"""Minimal HTTP/1.1 client, so that a load generator in Python takes little of the machine.
 
-`Request` is the bytes on the wire, made once; a `Connection` carries one at a time; `Connections` keeps
-those that are idle. Used by `load.py` and `overload.py`.
+A request is bytes, built once; a `Connection` carries one at a time; `Connections` keeps the idle ones.
+`load.py` and `overload.py` use it.
 """
 
 import asyncio
@@ -15,17 +15,18 @@ IDLE_S = 2.0  # servers keep an idle connection for some seconds more
 
 @dataclass(frozen=True)
 class Answer:
-    """What a load generator looks at."""
+    """Parts of an answer that a load generator needs."""
 
     status: str
-    """Three digits; `failed` for a connection that was refused or lost, `unreadable` for an answer that
-    does not tell its length, which nothing that is measured here gives."""
+    """Three digits; `failed` when the connection was refused or lost, `unreadable` when the answer has
+    no Content-Length, which all servers measured here send.
+    """
 
     head: bytes
     """Status line and header fields, in lower case."""
 
     def field(self, name: bytes) -> bytes | None:
-        """A header field's value; `name` is in lower case."""
+        """Returns a header field's value; `name` is in lower case."""
         start = self.head.find(b"\r\n" + name + b":")
         if start < 0:
             return None
@@ -39,7 +40,7 @@ UNREADABLE = Answer("unreadable", b"")
 
 
 def address(url: str) -> tuple[str, int]:
-    """Host and port of an `http://` URL. Raises ValueError for another scheme."""
+    """Returns host and port of an `http://` URL. Raises ValueError for another scheme."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"{url} is not an http:// address")
@@ -47,7 +48,7 @@ def address(url: str) -> tuple[str, int]:
 
 
 def post(url: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
-    """A POST as it goes over the wire."""
+    """Returns the bytes of a POST request."""
     host, port = address(url)
     fields = {"Host": f"{host}:{port}", **headers, "Content-Length": str(len(body))}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
@@ -55,7 +56,7 @@ def post(url: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One connection; at most one request is under way on it."""
+    """Connection that carries one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -68,13 +69,13 @@ class Connection(asyncio.Protocol):
         """Whether another request may be sent."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
+        """Stores the transport; called by the event loop."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 create_connection makes these
         self._transport = transport
         self.usable = True
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
+        """Collects an answer and completes the request with it; called by the event loop."""
         self._received += data
         if not self._end and not self._read_head():
             return
@@ -103,7 +104,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 asyncio's signature
-        """Called by the event loop."""
+        """Completes the request with `LOST`; called by the event loop."""
         self.usable = False
         self._settle(LOST)
 
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
             waiting.set_result(answer)
 
     async def ask(self, request: bytes) -> Answer:
-        """Sends a request as `post` makes them; never raises for what the network does."""
+        """Sends the bytes of a request and returns the answer; network errors become `LOST`."""
         assert self._transport is not None  # noqa: S101 it is connected
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting = waiting
@@ -125,14 +126,14 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self) -> None:
-        """A request under way is lost."""
+        """Closes the connection; a request in flight is lost."""
         self.usable = False
         if self._transport is not None:
             self._transport.close()
 
 
 def stale(connection: Connection) -> bool:
-    """Closes one that has been idle so long that the server may be closing it, too, just now."""
+    """Closes a connection that was idle for so long that the server may close it; returns whether."""
     old = time.monotonic() - connection.idle_since > IDLE_S
     if old:
         connection.close()
@@ -140,14 +141,14 @@ def stale(connection: Connection) -> bool:
 
 
 class Connections:
-    """Kept connections to one server; a new one where all are busy."""
+    """Pool of kept connections to one server; opens a new one when all are busy."""
 
     def __init__(self, url: str) -> None:
         self.host, self.port = address(url)
         self._idle: list[Connection] = []
 
     async def ask(self, request: bytes) -> Answer:
-        """One request on any connection; `LOST` where none can be made."""
+        """Sends a request on any connection; returns `LOST` when none can be made."""
         connection = next((c for c in iter(self._pop, None) if c.usable and not stale(c)), None)
         if connection is None:
             try:
@@ -165,6 +166,6 @@ class Connections:
         return self._idle.pop() if self._idle else None
 
     async def close(self) -> None:
-        """Closes the idle ones."""
+        """Closes the idle connections."""
         while self._idle:
             self._idle.pop().close()

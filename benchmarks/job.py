@@ -1,7 +1,7 @@
-"""One job of `jobs`: a process of its own that classifies one picture and prints its class.
+"""Job of `jobs`: a process that classifies one image and prints its class.
 
-`python -m benchmarks.job load BACKEND MODEL THREADS PHOTO` loads its own model, as a script does that
-knows of no service: plain PyTorch, or plain ONNX Runtime, both for one inference only.
+`python -m benchmarks.job load BACKEND MODEL THREADS PHOTO` loads a model of its own, as a script without
+a service does: plain PyTorch or plain ONNX Runtime, for a single inference.
 `python -m benchmarks.job ask URL PHOTO` asks a service.
 """
 
@@ -14,21 +14,21 @@ TIMEOUT_S = 120
 
 
 def load(backend: str, model_dir: str, threads: int, photo: bytes) -> str:
-    """The class, from a model of this process's own; imports nothing that the backend does not need."""
+    """Classifies with a model of this process; imports only what the backend needs."""
     if backend == "fastapi_pt":
         import torch
 
         from benchmarks.peers.eager import Eager
 
         torch.set_num_threads(threads)
-        return str(Eager(model_dir).picture(photo)["prediction"])
+        return str(Eager(model_dir).image_file(photo)["prediction"])
     from benchmarks.peers.common import Classify
 
-    return str(Classify(model_dir, "plain", threads).picture(photo)["prediction"])
+    return str(Classify(model_dir, "plain", threads).image_file(photo)["prediction"])
 
 
 def ask(url: str, photo: bytes) -> str:
-    """The class, from the service at `url`; never through a proxy. Raises OSError for an error."""
+    """Classifies with the service at `url`, never through a proxy. Raises OSError for an error."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, photo, {"Content-Type": "image/jpeg"})  # noqa: S310
     with opener.open(request, timeout=TIMEOUT_S) as response:
@@ -36,7 +36,7 @@ def ask(url: str, photo: bytes) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Prints one line."""
+    """Runs the job and prints its class."""
     photo = Path(arguments[-1]).read_bytes()
     if arguments[0] == "ask":
         answer = ask(arguments[1], photo)

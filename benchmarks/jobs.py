@@ -1,8 +1,8 @@
 """Decentralised against centralised inference: a model in every job, or one service for all jobs.
 
-`python -m benchmarks jobs` classifies N pictures, each in a process of its own: first with a model that
-the process loads for itself, 1 to M at once; then as clients of this service, with one instance, with
-batching, with more instances. `decentralised` and `centralised` each measure one such arrangement;
+`python -m benchmarks jobs` classifies N images, each in a process of its own: first with a model that
+the process loads itself, 1 to M at a time; then as clients of this service, with one instance, with
+batching, with more instances. `decentralised` and `centralised` measure one such arrangement each;
 notebooks call them, too.
 """
 
@@ -30,7 +30,7 @@ Progress = Callable[[], object]
 
 
 class Backend(StrEnum):
-    """Which of this project's services, and what a job of its own uses: PyTorch or ONNX Runtime."""
+    """Service to measure; a job with its own model uses the same library, PyTorch or ONNX Runtime."""
 
     PT = "fastapi_pt"
     ONNX = "fastapi_onnx"
@@ -38,37 +38,37 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One arrangement and what it took."""
+    """Figures of one arrangement."""
 
     arrangement: str
     backend: Backend
     images: int
     at_once: int
-    """Jobs that run at the same time at most."""
+    """Largest number of jobs that run at the same time."""
 
     instances: int
-    """Of the model in the service; 0: every job has its own."""
+    """Instances of the model in the service; 0: every job has its own."""
 
     max_batch_size: int
     start_s: float
-    """Until the service was ready, once; 0 without a service."""
+    """Seconds until the service was ready; 0 without a service."""
 
     seconds: float
-    """From the first job's start to the last one's end, the start of processes and clients included."""
+    """Time from the first job's start to the last one's end, including the start of processes."""
 
     images_per_second: float
     cpu_percent: float
-    """Highest, jobs and service together; 100 is one core."""
+    """Highest CPU use of jobs and service together; 100 is one core."""
 
     memory_mb: float
-    """Highest, jobs and service together, from the service's start on."""
+    """Highest memory of jobs and service together, from the service's start on."""
 
     answers: list[str]
-    """The class of each picture."""
+    """Class of each image."""
 
 
 def run_job(command: Sequence[str], usage: Usage) -> str:
-    """What the job prints. Raises RuntimeError with its complaint where it fails or takes too long."""
+    """Returns the job's output. Raises RuntimeError when the job fails or takes too long."""
     arguments = [sys.executable, "-m", "benchmarks.job", *command]
     with Popen(arguments, cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True) as process:  # noqa: S603
         usage.add(process.pid)
@@ -87,7 +87,7 @@ def run_job(command: Sequence[str], usage: Usage) -> str:
 def run_jobs(
     commands: Sequence[Sequence[str]], at_once: int, usage: Usage, progress: Progress
 ) -> tuple[float, list[str]]:
-    """Seconds for all of them, and what each printed."""
+    """Returns the seconds for all jobs, and the output of each."""
 
     def run(command: Sequence[str]) -> str:
         answer = run_job(command, usage)
@@ -101,7 +101,7 @@ def run_jobs(
 
 
 def nothing() -> None:
-    """Progress that nobody watches."""
+    """Ignores progress; default of the `progress` arguments."""
 
 
 def decentralised(
@@ -112,7 +112,7 @@ def decentralised(
     at_once: int,
     progress: Progress = nothing,
 ) -> Outcome:
-    """A process per picture that loads its own model; the processes share the cores evenly."""
+    """Measures jobs that load their own model each; the processes share the cores evenly."""
     threads = str(max(1, cores() // at_once))
     model = str(model_dir.resolve())
     chosen = islice(cycle(photos), images)
@@ -139,7 +139,7 @@ def decentralised(
 def service(
     backend: Backend, settings: dict[str, str], photo: Path, usage: Usage
 ) -> Iterator[tuple[str, float]]:
-    """Yields its URL, and the seconds until it had answered once."""
+    """Yields the service's URL and the seconds until its first answer."""
     port = str(free_port())
     started = time.perf_counter()
     command = [sys.executable, "-m", "serving", backend.value, "--port", port]
@@ -161,7 +161,7 @@ def centralised(
     max_queue_delay_us: int = 0,
     progress: Progress = nothing,
 ) -> Outcome:
-    """The same processes as clients of one service, which is started for them and ended after them."""
+    """Measures the same jobs as clients of one service, which runs only for them."""
     settings = {
         "SERVING_MODEL_DIR": str(model_dir.resolve()),
         "SERVING_LOG_LEVEL": "warning",

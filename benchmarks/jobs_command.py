@@ -1,4 +1,4 @@
-"""The command line of `jobs`: which arrangements are measured, and where the figures go."""
+"""Command line of `jobs`: chooses the arrangements to measure, and writes the figures."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,7 +21,7 @@ Measurement = Callable[[Progress], Outcome]
 
 
 def model_folder(given: Path | None, architecture: str) -> Path:
-    """The given folder, or one with random weights, which is made where it is missing."""
+    """Returns the given folder, or one with random weights, made when it is missing."""
     if given:
         return given
     folder = ROOT / "runs" / f"jobs-{architecture}"
@@ -41,7 +41,7 @@ def arrangements(
     max_batch_size: int,
     max_queue_delay_us: int,
 ) -> list[Measurement]:
-    """Own models with each number at once; the service plain, with batching, with more instances."""
+    """Returns the measurements: own models with each number at once, then the service's variants."""
 
     def own(count: int) -> Measurement:
         return lambda progress: decentralised(model_dir, photos, backend, images, count, progress)
@@ -58,7 +58,7 @@ def arrangements(
 
 
 def main(
-    images: Annotated[int, typer.Option(min=1, help="Pictures to classify, a process each.")] = 16,
+    images: Annotated[int, typer.Option(min=1, help="Images to classify, a process each.")] = 16,
     at_once: Annotated[str, typer.Option(help="Jobs at once; the clients: the most of them.")] = "1,2,4",
     instances: Annotated[str, typer.Option(help="Of the model in the service.")] = "1,2,4,8",
     backend: Annotated[
@@ -75,7 +75,7 @@ def main(
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Keeps all figures.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg.")] = None,
 ) -> None:
-    """A model in every job against one service for all jobs: time, CPU, memory."""
+    """Compares a model in every job with one service for all jobs: time, CPU, memory."""
     counts, sizes = numbers(at_once), numbers(instances)
     files = sorted(photos.glob("*.jp*g")) if photos.is_dir() else [photos]
     if not files:

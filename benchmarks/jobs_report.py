@@ -1,4 +1,4 @@
-"""The outcomes of `jobs` as a table, a picture and a CSV file."""
+"""Report of `jobs`: a table, a plot and a CSV file."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ HEAD = ("arrangement", "backend", "start s", "jobs s", "images/s", "CPU %", "mem
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """One line an arrangement."""
+    """Returns one row per arrangement."""
     lines = [
         (
             outcome.arrangement,
@@ -31,7 +31,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
-    """Images per second and memory of each arrangement, as PATH.png and PATH.svg."""
+    """Plots images per second and memory of each arrangement, as PATH.png and PATH.svg."""
     figure = Figure(figsize=(10, 1.2 + 0.4 * len(outcomes)), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     names = [f"{outcome.arrangement} ({outcome.backend})" for outcome in outcomes]
@@ -51,6 +51,6 @@ def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
 
 
 def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """One row an arrangement, without the answers."""
+    """Writes one row per arrangement, without the answers."""
     rows = [asdict(outcome) for outcome in outcomes]
     report.write_csv(path, [{k: v for k, v in row.items() if k != "answers"} for row in rows])

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.keeper PROGRAM ARGUMENTS...` runs it, and in the end ends all that came of it.
+"""Runs a program and, at its end, ends all its descendants: `python -m benchmarks.keeper PROGRAM ...`.
 
 Servers start processes that start processes; some daemonise, some leave their children behind. The
-kernel gives such orphans to this process (`PR_SET_CHILD_SUBREAPER`), so that they can be found. SIGTERM
-is passed on to the program; once it has ended, or was asked to, what is left gets SIGTERM and then
-SIGKILL. The end of the parent (`benchmarks.running`) counts as SIGTERM.
+kernel makes this process the parent of such orphans (`PR_SET_CHILD_SUBREAPER`), so that it finds them.
+SIGTERM is passed on to the program. When the program has ended, its remaining descendants get SIGTERM
+and then SIGKILL. The end of the parent process (`benchmarks.running`) counts as SIGTERM.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ REST_S = 5
 
 
 class Stop(Exception):  # noqa: N818 not an error
-    """SIGTERM has come."""
+    """Raised in the main thread by SIGTERM."""
 
 
 def on_signal(_number: int, _frame: FrameType | None) -> None:
-    """Once; a second signal changes nothing."""
+    """Raises Stop for the first signal; ignores all further ones."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stop
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of all orphans below it, and its parent's end its own."""
+    """Makes this process the parent of orphans below it; its own parent's end sends it SIGTERM."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):
         if libc.prctl(option, value, 0, 0, 0) != 0:
@@ -40,7 +40,7 @@ def adopt_orphans() -> None:
 
 
 def end(program: subprocess.Popen[bytes]) -> None:
-    """The program first, in its own way, then the rest."""
+    """Ends the program with SIGTERM, then its descendants; kills what does not end in time."""
     if program.poll() is None:
         program.terminate()
         try:
@@ -59,7 +59,7 @@ def end(program: subprocess.Popen[bytes]) -> None:
 
 
 def main(command: list[str]) -> int:
-    """The program's exit code; 0 when it was asked to stop."""
+    """Returns the program's exit code; 0 when it was asked to stop."""
     parent = os.getppid()
     adopt_orphans()
     signal.signal(signal.SIGTERM, on_signal)

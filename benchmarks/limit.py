@@ -1,8 +1,8 @@
-"""What this machine can do at most, in one process and without HTTP: the ceiling of every figure.
+"""Upper limit of this machine, in one process and without HTTP: decoding, inference, and both.
 
-`python -m benchmarks limit`: decoding alone; inference alone, by backend, instances, threads of an
-instance and batch size; and the whole of decoding and inference, as the service does them.
-Candidates take turns, several rounds, so that a busy neighbour meets all of them.
+`python -m benchmarks limit` measures decoding alone; inference alone, by backend, instances, threads of
+an instance and batch size; and decoding with inference, as the service does them. Candidates take
+turns for several rounds, so that a busy neighbour slows all of them.
 """
 
 import importlib
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 PACKAGES = ("fastapi_onnx", "fastapi_pt")
 Work = Callable[[], int]
-"""One call's pictures."""
+"""Function that processes images and returns their number."""
 
 
 @dataclass(frozen=True)
 class Instances:
-    """How a machine is divided among instances of a model."""
+    """Division of the machine among instances of a model."""
 
     package: str
     count: int
     threads: int
-    """Of each instance."""
+    """Threads of each instance."""
 
     precision: str = "auto"
-    """As in the settings; a CPU has fp32 only."""
+    """Value of the setting `precision`; a CPU has fp32 only."""
 
     def __str__(self) -> str:
         return f"{self.package}, {self.count} x {self.threads} threads, precision {self.precision}"
@@ -55,7 +55,7 @@ class Instances:
 
 @dataclass
 class Figure:
-    """One candidate: what it did, and how fast in each round."""
+    """Rates of one candidate, one per round."""
 
     what: str
     backend: str
@@ -64,7 +64,7 @@ class Figure:
     batch: int
     precision: str
     rounds: list[float]
-    """Pictures a second."""
+    """Images a second."""
 
     @property
     def per_second(self) -> float:
@@ -72,7 +72,7 @@ class Figure:
         return statistics.median(self.rounds)
 
     def row(self) -> dict[str, object]:
-        """One line of the table; `ms` is what a caller of one instance waits for its batch."""
+        """Returns a row of the table; `ms a batch` is how long one instance takes for a batch."""
         return {
             "backend": self.backend,
             "instances": self.instances,
@@ -86,12 +86,12 @@ class Figure:
         }
 
     def record(self) -> dict[str, Any]:
-        """For a results file."""
+        """Returns the JSON object for a results file."""
         return {**asdict(self), "per_second": round(self.per_second, 2)}
 
 
 def rate(works: list[Work], seconds: float) -> float:
-    """Pictures a second of one thread for each function, all at the same time."""
+    """Returns images a second when all functions run at the same time, on a thread each."""
     counts = [0] * len(works)
     end = time.perf_counter() + seconds
 
@@ -110,7 +110,7 @@ def rate(works: list[Work], seconds: float) -> float:
 
 
 def load(layout: Instances, model: Model, device: str) -> tuple[Backend, BackendInfo]:
-    """One instance. Raises ConfigurationError or ImportError."""
+    """Loads one instance. Raises ConfigurationError or ImportError."""
     module, _, name = importlib.import_module(layout.package).BACKEND.partition(":")
     backend: Backend = getattr(importlib.import_module(module), name)()
     settings = Settings.model_validate(
@@ -120,7 +120,7 @@ def load(layout: Instances, model: Model, device: str) -> tuple[Backend, Backend
 
 
 class Limit:
-    """The experiments on one model and one photo."""
+    """Experiments with one model and one image."""
 
     def __init__(self, model_dir: Path, photo: bytes, device: str, seconds: float, rounds: int) -> None:
         settings = Settings(model_dir=model_dir)
@@ -132,7 +132,7 @@ class Limit:
         self.rounds = rounds
 
     def decoding(self, threads: list[int]) -> list[Figure]:
-        """Photo to pixels, by so many threads."""
+        """Measures decoding an image to pixels, for each number of threads."""
 
         def work() -> int:
             self.decoder.decode(self.photo)
@@ -145,9 +145,9 @@ class Limit:
         return found
 
     def inference(self, layout: Instances, batches: list[int]) -> list[Figure]:
-        """Of one layout, by batch size: inference alone, and the whole of decoding and inference.
+        """Measures one layout by batch size: inference alone, and decoding with inference.
 
-        Raises ConfigurationError or ImportError where the backend cannot be used here.
+        Raises ConfigurationError or ImportError when the backend cannot be used on this machine.
         """
         loaded = [load(layout, self.model, self.device) for _ in range(layout.count)]
         precision = loaded[0][1].precision
@@ -158,8 +158,8 @@ class Limit:
             return Figure(what, layout.package, layout.count, layout.threads, batch, precision, [])
 
         def inferring(backend: Backend, batch: int) -> Work:
-            pictures = np.repeat(pixels[np.newaxis], batch, axis=0)
-            return lambda: len(backend.infer(pictures))
+            images = np.repeat(pixels[np.newaxis], batch, axis=0)
+            return lambda: len(backend.infer(images))
 
         def answering(backend: Backend, batch: int) -> Work:
             return lambda: len(
@@ -179,7 +179,7 @@ class Limit:
 
 
 def layouts(packages: list[str], cores: int, precisions: Sequence[str]) -> list[Instances]:
-    """One instance of one thread, one of all cores, and as many instances as cores."""
+    """Returns three layouts: one thread, one instance with all cores, an instance per core."""
     shapes = dict.fromkeys([(1, 1), (1, cores), (cores, 1)])
     return [
         Instances(package, *shape, precision)
@@ -196,7 +196,7 @@ def measure(
     cores: int,
     precisions: Sequence[str] = ("auto",),
 ) -> dict[str, list[Figure]]:
-    """All of it; what is not installed, or cannot be had here, is left out, and said so."""
+    """Runs all experiments; skips and reports backends that cannot be used on this machine."""
     found: dict[str, list[Figure]] = {"decode": experiments.decoding(sorted({1, cores}))}
     found |= {"infer": [], "whole": []}
     for layout in tqdm(layouts(packages, cores, precisions), desc="layouts", mininterval=1):
@@ -211,7 +211,7 @@ def measure(
 
 
 def plot_inference(axes: "Axes", found: dict[str, list[Figure]]) -> None:
-    """Pictures a second by batch size, a line for each layout."""
+    """Plots images a second by batch size, a line per layout."""
     lines: dict[str, list[Figure]] = {}
     for one in found["infer"]:
         name = f"{one.backend}, {one.precision}, {one.instances} x {one.threads}"
@@ -228,7 +228,7 @@ def main(
     model_dir: Annotated[Path, typer.Option("--model", help="A model's folder.")] = Path(
         "models/food11"
     ),
-    photo: Annotated[Path, typer.Option(help="A picture.")] = payloads.SAMPLE,
+    photo: Annotated[Path, typer.Option(help="An image.")] = payloads.SAMPLE,
     backend: Annotated[list[str] | None, typer.Option(help="fastapi_onnx, fastapi_pt.")] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",

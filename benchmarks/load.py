@@ -1,8 +1,8 @@
-"""How a running server answers under load, in a closed and in an open loop, as the client sees it.
+"""Load on a running server, in a closed or an open loop, as its clients see it.
 
 `python -m benchmarks load URL --concurrency 1,4,16` and `... --rate 120 --arrivals poisson`. Windows
-are measured until throughput and median latency agree over three of them. Beside the client's view
-stands what the server says of itself: the stages in Server-Timing, the batches in /metrics.
+are measured until throughput and median latency agree over three of them. The report also has the
+server's own figures: the stages in Server-Timing, the batches in /metrics.
 """
 
 import math
@@ -25,7 +25,7 @@ from benchmarks.target import Plan, Target
 
 
 def limit_per_second(path: Path | None) -> float | None:
-    """The best rate of whole pictures, without HTTP, in a file of `python -m benchmarks limit`."""
+    """Returns the best rate of decoding with inference in a file of `python -m benchmarks limit`."""
     if path is None:
         return None
     rows: list[dict[str, Any]] = report.read_json(path)["results"]["whole"]
@@ -40,7 +40,7 @@ def publish(
     csv_file: Path | None,
     plot: Path | None,
 ) -> None:
-    """Prints the tables, and writes the files that are asked for."""
+    """Prints the tables, and writes the requested files."""
     best = limit_per_second(limit)
     for one in found:
         one.share_of_limit = round(one.per_second / best, 3) if best else None
@@ -68,7 +68,7 @@ def publish(
 
 def main(
     url: Annotated[str, typer.Argument(help="The server's base address, http://host:port.")],
-    photo: Annotated[Path, typer.Option(help="A picture, or a folder of them.")] = payloads.SAMPLE,
+    photo: Annotated[Path, typer.Option(help="An image, or a folder of them.")] = payloads.SAMPLE,
     protocol: Annotated[Protocol, typer.Option(help="What is sent.")] = Protocol.JSON,
     port: Annotated[int | None, typer.Option(help="Of grpc or tcp.")] = None,
     concurrency: Annotated[str, typer.Option(help="Closed loop: connections.")] = "1,4,16",

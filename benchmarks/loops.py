@@ -1,7 +1,6 @@
-"""The two ways to load a server: a closed loop of impatient clients, and an open loop that never waits.
+"""Load loops: a closed loop of clients that wait for their answers, and an open loop that never waits.
 
-Both send until they are stopped, and tell a `Windows` of every answer, which belongs to the window in
-which it came.
+Both send until they are stopped, and record each answer in the window of time in which it came.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from enum import StrEnum
 from itertools import accumulate, cycle, islice, repeat
 
 from benchmarks.http_client import LOST, Answer
-from benchmarks.other_wires import Asks
+from benchmarks.other_wires import WireClient
 from benchmarks.recorder import Recorder, put, stable
 
 MOST_WAITING = 10_000  # requests of an open loop under way; a further one is not sent, and counted
@@ -20,14 +19,14 @@ RECONNECT_S = 0.05
 
 
 class Arrivals(StrEnum):
-    """When an open loop sends."""
+    """Distribution of an open loop's requests over time."""
 
     CONSTANT = "constant"
     POISSON = "poisson"
 
 
 class Windows:
-    """Closed recorders, and the one that is open now."""
+    """Recorders of the finished windows, and the recorder of the current one."""
 
     def __init__(self) -> None:
         self.done: list[Recorder] = []
@@ -35,7 +34,7 @@ class Windows:
         self._began = time.perf_counter()
 
     def turn(self) -> None:
-        """Closes the window."""
+        """Finishes the current window and starts the next one."""
         now = time.perf_counter()
         self.now.seconds = now - self._began
         self.done.append(self.now)
@@ -43,18 +42,18 @@ class Windows:
 
 
 class ClosedLoop:
-    """`concurrency` clients, each of which sends its next request when it has its answer."""
+    """Runs `concurrency` clients; each sends its next request when it has its answer."""
 
     def __init__(
-        self, connections: Asks, requests: list[bytes], concurrency: int, total: int | None = None
+        self, connections: WireClient, requests: list[bytes], concurrency: int, total: int | None = None
     ) -> None:
-        """`total`: how many requests are sent by all clients together; None: no end."""
+        """`total` is the number of requests of all clients together; None: unlimited."""
         self.connections = connections
         self.requests = islice(cycle(requests), total)
         self.concurrency = concurrency
 
     async def run(self, windows: Windows) -> None:
-        """Until all requests are answered, or it is cancelled."""
+        """Runs until all requests are answered, or it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self.concurrency):
                 group.create_task(self._client(windows))
@@ -69,15 +68,15 @@ class ClosedLoop:
 
 
 class OpenLoop:
-    """`rate` requests a second, whether or not answers come; a latency counts from when it was due.
+    """Sends `rate` requests a second, whether or not answers come; latencies count from the due time.
 
-    That a slow answer delays no later request, and that a late request is not forgiven its lateness,
-    keeps the figures free of coordinated omission.
+    So a slow answer does not delay later requests, and a request's own delay counts. This avoids
+    coordinated omission.
     """
 
     def __init__(
         self,
-        connections: Asks,
+        connections: WireClient,
         requests: list[bytes],
         rate: float,
         arrivals: Arrivals,
@@ -91,14 +90,14 @@ class OpenLoop:
         self.waiting: set[asyncio.Task[None]] = set()
 
     def due(self) -> Iterator[float]:
-        """Seconds from the start, for ever."""
+        """Yields the due times in seconds from the start, without end."""
         if self.arrivals is Arrivals.CONSTANT:
             return accumulate(repeat(1 / self.rate), initial=0.0)
         gaps = iter(lambda: self.random.expovariate(self.rate), None)
         return accumulate(gaps, initial=0.0)
 
     async def run(self, windows: Windows) -> None:
-        """Until it is cancelled; what is under way then is left in `waiting`."""
+        """Sends until it is cancelled; `waiting` then holds the requests in flight."""
         started = time.perf_counter()
         for offset in self.due():
             due = started + offset
@@ -119,7 +118,7 @@ class OpenLoop:
 
 
 async def one_window(loop: ClosedLoop) -> Recorder:
-    """Runs a loop that has an end."""
+    """Runs a loop with a fixed number of requests; returns its only window."""
     windows = Windows()
     await loop.run(windows)
     windows.turn()
@@ -132,8 +131,9 @@ async def windows_of(
 ) -> tuple[list[Recorder], bool]:
     """Runs the loop for windows of `window_s` seconds, until three in a row agree or there are `most`.
 
-    Returns the windows, without the warm-up, and whether the last three agree. What an open loop had
-    under way at the end is waited for and counts, as long as it takes, in the last window's latencies.
+    Returns the windows, without the warm-up, and whether the last three agree. Requests that an open
+    loop still has in flight at the end are awaited, for 60 s at most, and count in the last window's
+    latencies.
     """
     windows = Windows()
     running = asyncio.create_task(loop.run(windows))

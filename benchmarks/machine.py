@@ -1,7 +1,7 @@
-"""What a figure means nothing without: machine, versions, commit; and the file that keeps both.
+"""Machine, versions and commit, without which a figure means nothing; writes the results files.
 
-Every command of `benchmarks` that writes JSON writes this shape: `command` makes the figures again,
-`machine` says where they were made, `results` are the figures.
+Every command of `benchmarks` writes JSON of one shape: `command` repeats the measurement, `machine` says
+where it ran, `results` are the figures.
 """
 
 import json
@@ -26,31 +26,31 @@ OWN_PACKAGES = (
     "torchvision",
     "uvicorn",
 )
-"""Those of this project's environment that decide how fast it is."""
+"""Packages of this project's environment that decide its speed."""
 
 Facts = dict[str, str | dict[str, str]]
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return cpus.usable()
 
 
 def processor() -> str:
-    """The CPU's name, as the kernel tells it."""
+    """Returns the CPU's name, as the kernel reports it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
 
 
 def commit() -> str:
-    """Short hash of the checkout, with `-dirty` where files differ from it; empty outside of one."""
+    """Returns the checkout's short hash, with `-dirty` when files differ; empty outside a checkout."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
 
 
 def versions() -> dict[str, str]:
-    """Package -> version, of what this project itself runs on."""
+    """Returns the versions of this project's own packages, by name."""
     found = {}
     for name in OWN_PACKAGES:
         try:
@@ -61,7 +61,10 @@ def versions() -> dict[str, str]:
 
 
 def machine(others: Mapping[str, str] | None = None) -> Facts:
-    """CPU, cores, memory, kernel, Python, commit, versions; `others` are versions of further servers."""
+    """Returns CPU, cores, memory, kernel, Python, commit and versions.
+
+    `others` adds the versions of other servers.
+    """
     return {
         "cpu": processor(),
         "cores": str(cores()),
@@ -80,7 +83,7 @@ def write_results(
     others: Mapping[str, str] | None = None,
     **more: object,
 ) -> None:
-    """Writes the file described above, its folder included; `more` goes in beside."""
+    """Writes a results file and its folder; `more` adds further keys."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"command": command, "machine": machine(others), **more, "results": results}
     path.write_text(json.dumps(content, indent=1) + "\n")

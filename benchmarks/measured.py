@@ -1,4 +1,4 @@
-"""One load's figures, beside each other the client's and the server's; made by `target.py`."""
+"""Figures of one load, from the client and from the server; built by `target.py`."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ BUSY = 0.85  # of one core: a load generator of one thread has little left
 
 @dataclass
 class Measured:
-    """One load, as the client saw it and as the server did; latencies in ms, of answers 200."""
+    """Figures of one load; latencies are in ms and of answers 200."""
 
     load: str
     motor: str
@@ -29,17 +29,17 @@ class Measured:
     """Whether the last three windows agreed within a tenth; None for one window."""
 
     generator_cores: float
-    """Cores that the load generator itself used."""
+    """Cores that the load generator used."""
 
     machine_busy: float
-    """Share of all cores that were busy, load generator included."""
+    """Share of all cores that was busy, load generator included."""
 
     offered_per_second: float | None = None
     late_p99: float | None = None
-    """How late the load generator itself sent, ms."""
+    """Delay with which the load generator itself sent, ms."""
 
     server_ms: dict[str, float] | None = None
-    """Medians of the stages in Server-Timing (means from /metrics where wrk was the motor)."""
+    """Medians of the stages in Server-Timing (with wrk: means from /metrics)."""
 
     server_mean_ms: dict[str, float] = field(default_factory=dict)
     """Means of the stages, from /metrics."""
@@ -48,15 +48,15 @@ class Measured:
     batch_sizes: dict[str, int] = field(default_factory=dict)
     share_of_limit: float | None = None
     distribution: list[tuple[float, float]] = field(default_factory=list)
-    """(percentile, ms)."""
+    """Pairs (percentile, ms)."""
 
     @property
     def outside_ms(self) -> float | None:
-        """Of the median, what the server does not account for: sockets, waiting to be read."""
+        """Part of the median that the server does not report: sockets, waiting to be read."""
         return round(max(0.0, self.p50 - self.server_ms["total"]), 3) if self.server_ms else None
 
     def warnings(self) -> list[str]:
-        """Reasons to distrust these figures."""
+        """Returns reasons to distrust these figures."""
         found = []
         if not self.statuses:
             found.append(f"{self.load}: no answer came while it was measured")
@@ -75,7 +75,7 @@ class Measured:
         return found
 
     def seen_by_client(self) -> dict[str, object]:
-        """One line of a table."""
+        """Returns a row of the clients' table."""
         return {
             "load": self.load,
             "1/s": self.per_second,
@@ -86,7 +86,7 @@ class Measured:
         }
 
     def seen_by_server(self) -> dict[str, object]:
-        """One line of another."""
+        """Returns a row of the server's table."""
         server = self.server_ms or {}
         return {
             "load": self.load,
@@ -100,7 +100,7 @@ class Measured:
 
 
 def plot_latencies(axes: "Axes", measured: list[Measured]) -> None:
-    """Latency by percentile, the tail stretched."""
+    """Plots latency by percentile, with the tail stretched."""
     for one in measured:
         points = [(p, value) for p, value in one.distribution if p < 100]
         axes.plot([1 / (1 - p / 100) for p, _ in points], [v for _, v in points], label=one.load)
@@ -114,7 +114,7 @@ def plot_latencies(axes: "Axes", measured: list[Measured]) -> None:
 
 
 def plot_throughput(axes: "Axes", measured: list[Measured]) -> None:
-    """Answers a second of each load."""
+    """Plots answers a second of each load."""
     axes.plot([m.load.split()[0] for m in measured], [m.per_second for m in measured], "o-")
     axes.set(xlabel="connections", ylabel="answers a second", ylim=(0, None))
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""The model that servers are compared with: MobileNetV2 at 224x224, random weights."""
+"""Model with random weights, with which servers are compared: MobileNetV2 at 224x224."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ EXAMPLES = 8
 def fit_normalisation(network: "nn.Module") -> None:
     """Sets the statistics of batch normalisation from noise.
 
-    Without, random weights shrink the logits to nothing, and every picture has the same answer.
+    Without them, random weights shrink the logits to nothing, and every image has the same answer.
     """
     import torch  # here, because most commands of this program do not need it
 

@@ -1,7 +1,7 @@
-"""What the notebooks share: how much to measure, which photo, and services that end with the notebook.
+"""Shared code of the notebooks: amounts to measure, the photo, and services that end with the notebook.
 
-NOTEBOOK_QUICK=1 runs them on small numbers, as the tests do; NOTEBOOK_PHOTO names another picture;
-API_URL a running service, which the first notebook then measures instead of starting its own.
+Environment: NOTEBOOK_QUICK=1 runs small measurements, as the tests do; NOTEBOOK_PHOTO is another image;
+API_URL is a running service, which the first notebook then measures instead of starting its own.
 """
 
 import atexit
@@ -25,12 +25,12 @@ atexit.register(_services.close)
 
 
 def pick(full: T, quick: T) -> T:
-    """The first, or the second in a quick run."""
+    """Returns `full`, or `quick` in a quick run."""
     return quick if QUICK else full
 
 
 def plan() -> Plan:
-    """Three windows of two seconds after one to warm up; always three, so that figures compare."""
+    """Returns a warm-up of 1 s and three windows of 2 s, always the same, so that figures compare."""
     return pick(Plan(1, 2, 3, 3), Plan(0.2, 0.3, 2, 2))
 
 
@@ -40,10 +40,10 @@ def serve(package: str = "fastapi_onnx", **settings: object) -> service.Service:
 
 
 def stop() -> None:
-    """Ends all that `serve` started."""
+    """Ends all services that `serve` started."""
     _services.close()
 
 
 def worth_showing(counts: list[int]) -> list[int]:
-    """Numbers of instances up to four a core: beyond that one only sees memory fill up."""
+    """Returns the numbers of instances up to four a core; more only fill the memory."""
     return [count for count in counts if count <= 4 * CORES]

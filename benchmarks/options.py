@@ -1,10 +1,10 @@
-"""Options of the command line that several commands take."""
+"""Parsers of command line options that several commands share."""
 
 import typer
 
 
 def numbers(text: str) -> list[int]:
-    """`1,16,64` -> three numbers."""
+    """Parses `1,16,64` to three numbers. Raises BadParameter."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""What is not HTTP, for the loops of `loops.py`: calls of gRPC, and frames over plain TCP.
+"""Clients for protocols other than HTTP, for the loops of `loops.py`: gRPC, and frames over plain TCP.
 
-Both ask as `http_client.Connections` does: a request's bytes, made once, to an `Answer`.
+Both have the interface of `http_client.Connections`: a request's bytes, built once, give an `Answer`.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
-class Asks(Protocol):
-    """Carries requests to one server, any number at a time."""
+class WireClient(Protocol):
+    """Client of one server that carries any number of requests at a time."""
 
     async def ask(self, request: bytes) -> Answer:
-        """One request; `LOST` where the server cannot be reached."""
+        """Sends one request; returns `LOST` when the server cannot be reached."""
 
     async def close(self) -> None:
-        """What is idle."""
+        """Closes the idle connections."""
 
 
 def call(photo: bytes) -> bytes:
-    """The Open Inference Protocol's message of one photo."""
+    """Returns the Open Inference Protocol's message for one image."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT_IMAGE", datatype="BYTES", shape=[1])
     raw = len(photo).to_bytes(4, "little") + photo
     message = pb.ModelInferRequest(
@@ -38,12 +38,12 @@ def call(photo: bytes) -> bytes:
 
 
 def frame(photo: bytes, key: str | None) -> bytes:
-    """One photo's frame; there is one request at a time on a connection, so one id does."""
+    """Returns one image's frame; its id is constant, as a connection has one request at a time."""
     return frames.request(1, photo, frames.Options(key=key))
 
 
-class Calls:
-    """gRPC, all calls over one channel, as its clients do."""
+class GrpcClient:
+    """gRPC client; all calls share one channel, as gRPC clients do."""
 
     def __init__(self, host: str, port: int, key: str | None) -> None:
         self._address = f"{host}:{port}"
@@ -51,7 +51,7 @@ class Calls:
         self._channel: grpc.aio.Channel | None = None
 
     async def ask(self, request: bytes) -> Answer:
-        """The status is 200, or gRPC's own in small letters."""
+        """Sends one call; the status is 200, or gRPC's own in lower case."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self._address)
         try:
@@ -67,15 +67,15 @@ class Calls:
             self._channel = None
 
 
-class Frames:
-    """TCP: kept connections, one request at a time on each, as in HTTP."""
+class TcpClient:
+    """TCP client with kept connections, one request at a time on each, as in HTTP."""
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, request: bytes) -> Answer:
-        """The status is the frame's."""
+        """Sends one frame; the status is the answer frame's."""
         try:
             streams = self._idle.pop() if self._idle else await asyncio.open_connection(*self._address)
         except OSError:
@@ -96,6 +96,6 @@ class Frames:
         return Answer(str(status), b"" if wait is None else b"\r\nretry-after: %d" % wait)
 
     async def close(self) -> None:
-        """Closes the idle ones."""
+        """Closes the idle connections."""
         while self._idle:
             self._idle.pop()[1].close()

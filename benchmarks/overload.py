@@ -1,8 +1,8 @@
-"""More requests than can be answered, in an open loop: what is refused, how fast, and what is left.
+"""Overload in an open loop: how many requests are refused, how fast, and whether the service recovers.
 
 `python -m benchmarks overload URL --pid PID --photo FILE` finds the capacity with a closed loop (wrk),
-then sends at constant intervals, at `--times` the capacity, whether or not answers come (h2load); then
-looks again at the latency of single requests.
+then sends `--times` the capacity at constant intervals, whether or not answers come (h2load), and then
+measures the latency of single requests again.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ LOOKED_AT_PER_SECOND = 5.0  # answers whose header fields are looked at, too, wh
 async def overload(
     target: Target, plan: Schedule, seconds: float, pid: int
 ) -> tuple[Flood, Recorder, float]:
-    """What h2load saw, what a few requests beside it saw, and the memory in MB halfway."""
+    """Returns the figures of h2load, those of a few requests beside it, and the memory in MB halfway."""
     loop_ = OpenLoop(target.connections(), target.wire(), LOOKED_AT_PER_SECOND, Arrivals.CONSTANT)
     windows = Windows()
     flooding = asyncio.to_thread(h2load.run, target.url, target.payloads()[0], plan, seconds)
@@ -46,7 +46,7 @@ async def overload(
 
 
 def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str, object]:
-    """See the module."""
+    """Measures capacity, overload and recovery, as the module describes; returns the figures by name."""
     before = target.closed(1, ONE_WINDOW)
     peak = target.closed(16, ONE_WINDOW).per_second
     memory_before = resident_mb(pid)
@@ -79,12 +79,12 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
 def main(
     url: str,
     pid: Annotated[int, typer.Option(help="The service's main process, for its memory.")],
-    photo: Annotated[Path, typer.Option(help="A picture, sent as it is.")] = payloads.SAMPLE,
+    photo: Annotated[Path, typer.Option(help="An image, sent as it is.")] = payloads.SAMPLE,
     times: Annotated[float, typer.Option(help="Offered load, as a multiple of the capacity.")] = 3,
     seconds: float = 60,
     json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
 ) -> None:
-    """Sends more than can be answered, and looks at what is refused, and what is left."""
+    """Sends more requests than the service can answer; measures refusals and recovery."""
     if shutil.which("h2load") is None:
         raise typer.BadParameter("h2load is not installed; Debian's package is nghttp2-client")
     target = Target(url, [photo.read_bytes()], Protocol.RAW, motor="wrk")

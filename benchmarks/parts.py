@@ -1,7 +1,7 @@
-"""Where each part of a request's milliseconds goes: the parts alone, and one client of the service.
+"""Milliseconds of each part of a request: the parts alone, and one client of the service.
 
-`python -m benchmarks parts --photo FILE --model DIR`: the parts are timed in this process, one thread,
-warm; the service tells its own share in Server-Timing, and what remains is HTTP and waking up.
+`python -m benchmarks parts --photo FILE --model DIR` times the parts in this process, warm, on one
+thread. The service reports its share in Server-Timing; the remainder is HTTP and waking up.
 """
 
 import http.client
@@ -33,7 +33,7 @@ CALLS = 200
 
 
 def median_ms(call: Callable[[], object]) -> float:
-    """Of `CALLS` calls, after some to warm up."""
+    """Returns the median time of `CALLS` calls, after 20 to warm up."""
     times = []
     for _ in range(CALLS + 20):
         started = time.perf_counter()
@@ -43,7 +43,7 @@ def median_ms(call: Callable[[], object]) -> float:
 
 
 def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
-    """Median ms of each part in this process."""
+    """Returns the median ms of each part in this process."""
     settings = Settings(model_dir=model_dir, device="cpu")
     model = Model.read(model_dir)
     image = model.description.image
@@ -79,7 +79,7 @@ def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
 
 
 def one_client(url: str, body: bytes) -> dict[str, float]:
-    """Median ms as one client sees it, and as Server-Timing splits it."""
+    """Returns the median ms that one client measures, and those of the stages in Server-Timing."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
     seen: dict[str, list[float]] = {}
@@ -106,7 +106,7 @@ def main(
         "runs/benchmark-model"
     ),
 ) -> None:
-    """Prints the table."""
+    """Prints the milliseconds of each part."""
     data = photo.read_bytes()
     for name, ms in alone(model_dir, data).items():
         typer.echo(f"{name:24}{ms:8.3f} ms")

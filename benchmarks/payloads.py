@@ -1,4 +1,4 @@
-"""The same photos as each protocol's clients send them."""
+"""Requests of each protocol for the same images."""
 
 import json
 from base64 import b64encode
@@ -14,40 +14,40 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 
 
 class Protocol(StrEnum):
-    """Who is asked how."""
+    """Protocol and encoding of the requests."""
 
     JSON = "json"
-    """Ours: base64 in JSON."""
+    """Native: base64 in JSON."""
 
     RAW = "raw"
-    """Ours: the photo is the body."""
+    """Native: the image is the body."""
 
     V2 = "v2"
     """Open Inference Protocol: base64 text in a BYTES tensor of JSON."""
 
     V2_RAW = "v2-raw"
-    """Open Inference Protocol: the photo is the body, as its binary extension has it."""
+    """Open Inference Protocol: the image is the body, as its binary extension allows."""
 
     TF_SERVING = "tf-serving"
     """Rows of `b64` objects."""
 
     TORCHSERVE = "torchserve"
-    """The photo is the body."""
+    """Image as the body."""
 
     GRPC = "grpc"
-    """Open Inference Protocol: the photo in a BYTES tensor; all calls over one channel."""
+    """Open Inference Protocol: the image in a BYTES tensor; all calls share one channel."""
 
     TCP = "tcp"
     """Frames over plain TCP, one at a time on a connection."""
 
 
 NOT_HTTP = (Protocol.GRPC, Protocol.TCP)
-"""They have a port of their own."""
+"""Protocols with a port of their own."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What is posted."""
+    """Path, headers and body of a POST."""
 
     path: str
     headers: dict[str, str]
@@ -87,15 +87,15 @@ MAKERS: dict[Protocol, Callable[[bytes], Payload]] = {
 
 
 def payload(photo: bytes, protocol: Protocol) -> Payload:
-    """One photo's request; `protocol` is one of those over HTTP."""
+    """Returns one image's request; `protocol` is one of those over HTTP."""
     return MAKERS[protocol](photo)
 
 
 def photos(path: Path) -> list[bytes]:
-    """The file, or every picture of the folder by name. Raises ValueError where there is none."""
+    """Reads the file, or every image of the folder by name. Raises ValueError when there is none."""
     if not path.is_dir():
         return [path.read_bytes()]
     found = [file.read_bytes() for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES]
     if not found:
-        raise ValueError(f"no pictures in {path}")
+        raise ValueError(f"no images in {path}")
     return found

@@ -1,4 +1,4 @@
-"""What was answered, how fast, and where the server says the time went; one recorder per window."""
+"""Recorder of one window's answers: statuses, latencies, and the stages that the server reports."""
 
 import itertools
 import math
@@ -15,38 +15,38 @@ STAGES = ("decode", "queue", "infer", "total")
 
 
 def histogram() -> HdrHistogram:
-    """Of microseconds, up to ten minutes."""
+    """Returns a histogram of microseconds, up to ten minutes."""
     return HdrHistogram(1, LONGEST_US, DIGITS)
 
 
 def put(into: HdrHistogram, seconds: float) -> None:
-    """A duration; what is longer than ten minutes counts as ten minutes."""
+    """Records a duration; longer ones count as ten minutes."""
     into.record_value(min(max(int(seconds * 1e6), 1), LONGEST_US))
 
 
 def ms(of: HdrHistogram, percentile: float) -> float:
-    """A percentile in milliseconds; 0 where nothing was recorded."""
+    """Returns a percentile in milliseconds; 0 when nothing was recorded."""
     value: int = of.get_value_at_percentile(percentile)
     return value / 1000
 
 
 @dataclass
 class Recorder:
-    """Latencies of the answers 200, and how many answers there were of each status."""
+    """Latencies of the answers 200, and the number of answers by status."""
 
     latency: HdrHistogram = field(default_factory=histogram)
     late: HdrHistogram = field(default_factory=histogram)
-    """How long after it was due a request was sent: the load generator's own delay."""
+    """Delay of each request after its due time, caused by the load generator itself."""
 
     without_retry_after: int = 0
-    """Answers 503 that do not say when to try again."""
+    """Number of answers 503 without Retry-After."""
 
     stages: dict[str, HdrHistogram] = field(default_factory=lambda: {s: histogram() for s in STAGES})
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def add(self, answer: Answer, seconds: float) -> None:
-        """One answer, `seconds` after the request was sent, or, in an open loop, was due."""
+        """Records an answer; `seconds` count from sending or, in an open loop, from the due time."""
         self.statuses[answer.status] += 1
         if answer.status == "503":
             self.without_retry_after += answer.field(b"retry-after") is None
@@ -65,7 +65,7 @@ class Recorder:
         return self.statuses["200"] / self.seconds if self.seconds else 0.0
 
     def server_ms(self) -> dict[str, float] | None:
-        """Medians of the server's own stages, and `rest`: its total less the stages it names."""
+        """Returns medians of the server's stages, and `rest`: the total without the named stages."""
         if not self.stages["total"].get_total_count():
             return None
         medians = {name: round(ms(stage, 50), 3) for name, stage in self.stages.items()}
@@ -73,7 +73,7 @@ class Recorder:
         return {**medians, "rest": round(max(0.0, medians["total"] - named), 3)}
 
     def distribution(self) -> list[tuple[float, float]]:
-        """(percentile, ms), closer together the nearer to 100: enough to draw the tail."""
+        """Returns pairs (percentile, ms), denser towards 100: enough to plot the tail."""
         count = self.latency.get_total_count()
         if not count:
             return []
@@ -85,7 +85,7 @@ class Recorder:
 
 
 def merged(parts: list[Recorder]) -> Recorder:
-    """All of them as one."""
+    """Returns one recorder with the contents of all."""
     whole = Recorder()
     for part in parts:
         whole.latency.add(part.latency)
@@ -99,7 +99,7 @@ def merged(parts: list[Recorder]) -> Recorder:
 
 
 def stable(windows: list[Recorder], within: float = 0.1, last: int = 3) -> bool:
-    """Whether throughput and median latency of the last windows lie within `within` of each other."""
+    """Returns whether throughput and median latency of the `last` windows differ by `within` at most."""
     if len(windows) < last:
         return False
     for values in (

@@ -1,4 +1,4 @@
-"""Results as people and programs want them: a table, JSON with machine and command, CSV, pictures."""
+"""Output of results: a table, JSON with machine and command, CSV, plots."""
 
 import csv
 import json
@@ -19,19 +19,19 @@ WIDTH = 120  # of a table in a file or a notebook
 
 
 def command() -> str:
-    """This command as it was given, so that a result can be made again; no folder of the machine."""
+    """Returns the command line that repeats this measurement, without the machine's folders."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["python", "-m", "benchmarks", *words])
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
+    """Reads a file of `machine.write_results`."""
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """One line a row; columns in the order in which they first appear."""
+    """Writes a line per row; columns are in the order in which they first appear."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -41,7 +41,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def cell(value: object) -> str:
-    """Numbers to three or four figures; what there is none of stays empty."""
+    """Formats numbers to three or four digits; None becomes empty."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -58,7 +58,7 @@ def cell(value: object) -> str:
 
 
 def print_table(title: str, rows: Sequence[Row], notes: Iterable[str] = ()) -> None:
-    """On standard output; numbers to the right."""
+    """Prints a table on standard output, with numbers aligned right."""
     table = Table(title=title, title_justify="left")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for name in columns:
@@ -75,7 +75,7 @@ def print_table(title: str, rows: Sequence[Row], notes: Iterable[str] = ()) -> N
 
 
 def save_picture(path: Path, *plots: "Callable[[Axes], None]") -> None:
-    """`PATH.png` and `PATH.svg`, the plots beside each other."""
+    """Saves the plots beside each other, as `PATH.png` and `PATH.svg`."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Starts a server, waits for its first answer, and ends it with all that it has started."""
+"""Starts a server, waits for its first answer, and ends it with all processes that it started."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from benchmarks.servers import Pipeline, Server
 from serving.settings import ROOT
 
 END_S = 60
-"""More than `keeper` takes at the longest."""
+"""Longer than `keeper` can take."""
 
 LOG_CHARACTERS = 2000
 JSON = "application/json"
@@ -25,19 +25,19 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Program:
-    """A running program, under its keeper."""
+    """Running program, with the keeper process that ends it."""
 
     keeper: subprocess.Popen[bytes]
     log: Path
-    """Its output, both streams."""
+    """File with its output, both streams."""
 
-    def last_words(self) -> str:
-        """The end of its output."""
+    def end_of_log(self) -> str:
+        """Returns the end of its output."""
         return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
 
 
 def free_port() -> int:
-    """A TCP port that was free on 127.0.0.1 a moment ago."""
+    """Returns a TCP port that was free on 127.0.0.1 a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 @contextmanager
 def program(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Program]:
-    """Runs it from the repository's root, with a folder of its own for temporary files."""
+    """Runs a command from the repository's root, with its own folder for temporary files."""
     with TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
@@ -66,7 +66,7 @@ def program(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
 
 
 def post(url: str, body: bytes, content_type: str = JSON) -> bytes:
-    """One request, for waiting and for checking the answer; never through a proxy."""
+    """Posts once, never through a proxy; returns the body of the answer. Raises OSError."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, body, {"Content-Type": content_type})  # noqa: S310
     with opener.open(request, timeout=20) as response:
@@ -77,14 +77,14 @@ def post(url: str, body: bytes, content_type: str = JSON) -> bytes:
 def wait_for_answer(
     url: str, body: bytes, started: Program, seconds: float, content_type: str = JSON
 ) -> bytes:
-    """The first answer that is not an error. Raises RuntimeError with the program's last words."""
+    """Returns the first answer that is not an error. Raises RuntimeError with the program's output."""
     end = time.monotonic() + seconds
     while True:
         try:
             return post(url, body, content_type)
         except OSError as error:
             if started.keeper.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"no answer at {url}: {error}\n{started.last_words()}") from error
+                raise RuntimeError(f"no answer at {url}: {error}\n{started.end_of_log()}") from error
             time.sleep(0.1)
 
 
@@ -92,7 +92,7 @@ def wait_for_answer(
 def running(
     server: Server, model_dir: Path, environments: Path, pipeline: Pipeline, body: bytes
 ) -> Iterator[str]:
-    """Yields the URL to POST `body` to, once it has been answered there."""
+    """Yields the URL to POST `body` to, after it was answered there once."""
     port = str(free_port())
     words = {"MODEL": str(model_dir), "PORT": port, "PIPELINE": pipeline.value}
     command = [words.get(word, word) for word in server.command]

@@ -1,4 +1,4 @@
-"""What a service of ours says of itself: `/model`, and `/metrics` before and after a load."""
+"""Figures that our service reports about itself: `/model`, and `/metrics` before and after a load."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ STAGES = {
 
 
 def get(url: str) -> requests.Response | None:
-    """The answer 200, or None from a server that has no such path; never through a proxy."""
+    """Returns the body of an answer 200, None for other statuses; never asks through a proxy."""
     with requests.Session() as session:
         session.trust_env = False
         response = session.get(url, timeout=10)
@@ -24,7 +24,7 @@ def get(url: str) -> requests.Response | None:
 
 
 def describe(base: str) -> dict[str, Any] | None:
-    """What `/model` answers; None from another server."""
+    """Returns the answer of `/model`; None from another server."""
     response = get(f"{base}/model")
     answer: dict[str, Any] | None = response.json() if response else None
     return answer
@@ -32,13 +32,13 @@ def describe(base: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Scrape:
-    """All samples of one look at `/metrics`, by name and labels."""
+    """Samples of `/metrics` at one time, by name and labels."""
 
     samples: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
     @classmethod
     def of(cls, base: str) -> "Scrape | None":
-        """None from a server without `/metrics`."""
+        """Reads `/metrics`; returns None from a server without it."""
         response = get(f"{base}/metrics")
         if response is None:
             return None
@@ -51,11 +51,11 @@ class Scrape:
         )
 
     def since(self, before: "Scrape") -> "Scrape":
-        """What has come since then."""
+        """Returns the differences to an earlier scrape."""
         return Scrape({key: value - before.samples.get(key, 0.0) for key, value in self.samples.items()})
 
     def mean_ms(self) -> dict[str, float]:
-        """Mean of each stage in ms; of those that had anything to do."""
+        """Returns the mean of each stage in ms; omits stages that were never reached."""
         means = {}
         for stage, name in STAGES.items():
             count = self.samples.get((f"{name}_count", ()), 0.0)
@@ -64,12 +64,12 @@ class Scrape:
         return means
 
     def mean_batch(self) -> float | None:
-        """Pictures a batch; None where none was computed."""
+        """Returns images per batch; None when no batch was computed."""
         batches = self.samples.get(("serving_batch_size_count", ()), 0.0)
         return round(self.samples["serving_batch_size_sum", ()] / batches, 3) if batches else None
 
     def batch_sizes(self) -> dict[str, int]:
-        """Batches by size: up to and including each bound of the histogram, and above the one before."""
+        """Returns the number of batches by upper bound of the histogram's buckets."""
         found, below = {}, 0.0
         for bound, cumulative in sorted(self._buckets("serving_batch_size_bucket")):
             if cumulative > below:

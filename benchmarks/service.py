@@ -1,4 +1,4 @@
-"""Starts this project's own service for an experiment, with the settings it is about."""
+"""Starts this project's own service for an experiment, with the given settings."""
 
 import os
 import signal
@@ -20,11 +20,11 @@ START_S = 180  # a large model on few cores measures its batch sizes for a while
 
 @dataclass(frozen=True)
 class Service:
-    """One that runs."""
+    """Running service."""
 
     url: str
     pid: int
-    """Of its main process."""
+    """Process id of its main process."""
 
 
 @contextmanager
@@ -56,14 +56,14 @@ def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[Servi
 
 
 def resident_mb(pid: int) -> float:
-    """Of a process and its children: proportional set size, in MB."""
+    """Returns the proportional set size of a process and its children, in MB."""
     main = psutil.Process(pid)
     total = sum(p.memory_full_info().pss for p in (main, *main.children(recursive=True)))
     return float(total / 1e6)
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Raises RuntimeError when the process ends first, or takes too long."""
+    """Waits for the service. Raises RuntimeError when its process ends first, or takes too long."""
     end = time.monotonic() + START_S
     while True:
         try:

@@ -1,8 +1,8 @@
-"""The classic stress test of a small inference server: clients that are processes, a few at a time.
+"""Classic stress test of a small inference server: client processes, a few at a time.
 
 `python -m benchmarks stress URL --num-simultaneous-clients 5 --num-total-clients 100
---num-requests-per-client 10` against a running service; `python -m benchmarks stress --table` starts
-the service itself, with 1, 2, 4 and 8 instances, and meets each with 1, 5, 20 and 50 clients at a time.
+--num-requests-per-client 10` loads a running service; `python -m benchmarks stress --table` starts the
+service itself, with 1, 2, 4 and 8 instances, and loads each with 1, 5, 20 and 50 clients at a time.
 """
 
 import json
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stressed:
-    """What the clients saw."""
+    """Figures of the clients."""
 
     simultaneous_clients: int
     total_clients: int
     requests_per_client: int
     seconds: float
-    """From the first client's start to the last one's end, the starting of their processes included."""
+    """Time from the first client's start to the last one's end, including the start of processes."""
 
     answered: int
     failed: int
     mean_ms: float
-    """Of a request's latency, over all clients."""
+    """Mean latency of the requests of all clients."""
 
     sd_ms: float
     client_mean_sd_ms: float
-    """Standard deviation of the clients' own means: whether some were treated worse than others."""
+    """Standard deviation of the clients' own means: whether some were served worse than others."""
 
     slowest_ms: float
 
     def row(self) -> dict[str, object]:
-        """One line of the table."""
+        """Returns a row of the table."""
         return {
             "clients at a time": self.simultaneous_clients,
             "clients": self.total_clients,
@@ -66,7 +66,7 @@ class Stressed:
 
 
 def one_client(url: str, body: bytes, requests: int) -> tuple[list[float], int]:
-    """Runs a client's process: latencies in seconds, and failed requests."""
+    """Runs a client process; returns latencies in seconds, and the number of failed requests."""
     done = subprocess.run(  # noqa: S603 our own program
         [sys.executable, "-m", "benchmarks.stress_client", url, str(requests)],
         input=body,
@@ -79,7 +79,7 @@ def one_client(url: str, body: bytes, requests: int) -> tuple[list[float], int]:
 
 
 def stress(url: str, photo: bytes, simultaneous: int, total: int, requests: int) -> Stressed:
-    """`total` clients, `simultaneous` at a time, each asking `requests` times in a row."""
+    """Runs `total` clients, `simultaneous` at a time; each sends `requests` requests in a row."""
     body = json.dumps({"image": b64encode(photo).decode()}).encode()
     started = time.perf_counter()
     with ThreadPoolExecutor(simultaneous) as pool:
@@ -106,25 +106,25 @@ def stress(url: str, photo: bytes, simultaneous: int, total: int, requests: int)
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the table."""
+    """Figures of one number of instances and of clients."""
 
     instances: int
     memory_mb: float
-    """Proportional set size of all the service's processes, after the load."""
+    """Proportional set size of all processes of the service, after the load."""
 
     seen: Stressed
 
     def row(self) -> dict[str, object]:
-        """One line of it."""
+        """Returns a row of the table."""
         return {"instances": self.instances, **self.seen.row(), "MB": round(self.memory_mb)}
 
 
 def table(
     package: str, photo: bytes, instances: list[int], clients: list[int], total: int, requests: int
 ) -> list[Cell]:
-    """Every pair of instances and clients; starts the service anew for each number of instances.
+    """Measures every pair of instances and clients; restarts the service for each number of instances.
 
-    There are at least as many clients as run at a time.
+    The total number of clients is at least the number at a time.
     """
     found = []
     for count in instances:
@@ -137,7 +137,7 @@ def table(
 
 
 def plot_table(axes: "Axes", found: list[Cell]) -> None:
-    """Mean latency by clients, with its standard deviation, a line for each number of instances."""
+    """Plots mean latency and its standard deviation by clients, a line per number of instances."""
     for count in dict.fromkeys(cell.instances for cell in found):
         seen = [cell.seen for cell in found if cell.instances == count]
         axes.errorbar(
@@ -164,24 +164,24 @@ def main(
     package: Annotated[
         str, typer.Option(help="Of the table: fastapi_onnx, fastapi_pt.")
     ] = "fastapi_onnx",
-    photo: Annotated[Path, typer.Option(help="A picture.")] = payloads.SAMPLE,
+    photo: Annotated[Path, typer.Option(help="An image.")] = payloads.SAMPLE,
     json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="The table.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg; with --table.")] = None,
 ) -> None:
-    """Clients that are processes, a few at a time; mean and standard deviation of their latencies."""
+    """Runs client processes, a few at a time; reports mean and standard deviation of their latencies."""
     if (url is None) != whole_table:
         raise typer.BadParameter("give the URL of a running service, or --table")
-    picture = photo.read_bytes()
+    image = photo.read_bytes()
     if url is None:
         counts, loads = numbers(instances), numbers(clients)
-        found = table(package, picture, counts, loads, num_total_clients, num_requests_per_client)
+        found = table(package, image, counts, loads, num_total_clients, num_requests_per_client)
         rows = [cell.row() for cell in found]
         results = [asdict(cell) for cell in found]
         if plot:
             report.save_picture(plot, partial(plot_table, found=found))
     else:
-        seen = stress(url, picture, num_simultaneous_clients, num_total_clients, num_requests_per_client)
+        seen = stress(url, image, num_simultaneous_clients, num_total_clients, num_requests_per_client)
         rows, results = [seen.row()], [asdict(seen)]
     report.print_table("clients as processes, base64 JSON", rows)
     if json_file:

@@ -1,7 +1,7 @@
-"""One client of `benchmarks stress`, a process of its own: asks, waits, asks again; prints latencies.
+"""Client process of `benchmarks stress`: sends requests one after the other, and prints latencies.
 
-`python -m benchmarks.stress_client URL REQUESTS`, the photo's JSON on standard input. It imports nothing
-but the standard library, so that a hundred of them start quickly.
+`python -m benchmarks.stress_client URL REQUESTS` reads the JSON body from standard input. It imports the
+standard library only, so that a hundred of them start quickly.
 """
 
 import http.client
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 def ask(url: str, body: bytes, requests: int) -> tuple[list[float], int]:
-    """Seconds of each answer 200, and how many requests got anything else."""
+    """Returns the seconds of each answer 200, and the number of failed requests."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=60)
     latencies, failed = [], 0

@@ -1,4 +1,4 @@
-"""The figures of `compare`: server -> load -> one row a round; as text and as CSV."""
+"""Figures of `compare`, by server and load, a row per round; as text and as CSV."""
 
 import statistics
 from pathlib import Path
@@ -18,13 +18,13 @@ HEAD = ("server", "load", "per second", "p50 ms", "p99 ms", "ours/its", "failed"
 
 
 def keep(results: Results, name: str, loads: Loads) -> None:
-    """Appends one round's rows."""
+    """Appends the rows of one round."""
     for load, rows in loads.items():
         results.setdefault(name, {}).setdefault(load, []).extend(rows)
 
 
 def spread(rows: list[Row], key: str, digits: int) -> str:
-    """Median over the rounds, and the range from least to most."""
+    """Formats the median over the rounds, and the range from smallest to largest."""
     values = [row[key] for row in rows]
     text = f"{statistics.median(values):.{digits}f}"
     if len(values) > 1:
@@ -33,7 +33,7 @@ def spread(rows: list[Row], key: str, digits: int) -> str:
 
 
 def ratios(reference: list[Row], rows: list[Row]) -> list[Row]:
-    """How much faster the reference is: of each round's own, so that a slow minute slows both sides."""
+    """Returns how much faster the reference is, round by round, as a slow minute slows both servers."""
     return [
         {"ratio": ours["per_second"] / its["per_second"] if its["per_second"] else float("inf")}
         for ours, its in zip(reference, rows, strict=True)
@@ -41,7 +41,7 @@ def ratios(reference: list[Row], rows: list[Row]) -> list[Row]:
 
 
 def lines(results: Results) -> list[tuple[str, ...]]:
-    """One line a server and load, as text."""
+    """Returns a line of text per server and load."""
     found = []
     for name, loads in results.items():
         for load, rows in loads.items():
@@ -56,7 +56,7 @@ def lines(results: Results) -> list[tuple[str, ...]]:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Columns as wide as their widest cell; the first one to the left, the others to the right."""
+    """Formats columns as wide as their widest cell, the first one aligned left, all others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -68,12 +68,12 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
 
 
 def text(results: Results) -> str:
-    """Medians, and ranges where there are several rounds."""
+    """Formats the whole table: medians, and ranges when there are several rounds."""
     return aligned([HEAD, *lines(results)])
 
 
 def plot_load(axes: "Axes", results: Results, load: str) -> None:
-    """A bar a server: median rate under one load, its range over the rounds as a line."""
+    """Plots a bar per server: median rate under one load, with its range over the rounds."""
     found = {
         name: [row["per_second"] for row in loads[load]]
         for name, loads in results.items()
@@ -90,7 +90,7 @@ def plot_load(axes: "Axes", results: Results, load: str) -> None:
 
 
 def write_csv(path: Path, results: Results) -> None:
-    """One row a server, load and round."""
+    """Writes a row per server, load and round."""
     flat = [
         {"server": name, "load": load, "round": number, **row}
         for name, loads in results.items()

@@ -1,4 +1,4 @@
-"""A server under load: what it is sent, by which loop and motor, and what is measured."""
+"""Server under load: its requests, the loop and the load generator, and the measurement."""
 
 import asyncio
 import shutil
@@ -15,7 +15,7 @@ from benchmarks import payloads, wrk
 from benchmarks.http_client import Connections, address, post
 from benchmarks.loops import Arrivals, ClosedLoop, OpenLoop, one_window, windows_of
 from benchmarks.measured import Measured
-from benchmarks.other_wires import Asks, Calls, Frames, call, frame
+from benchmarks.other_wires import GrpcClient, TcpClient, WireClient, call, frame
 from benchmarks.payloads import NOT_HTTP, Payload, Protocol
 from benchmarks.recorder import Recorder, merged, ms
 from benchmarks.server_side import Scrape
@@ -25,44 +25,47 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """How long is measured."""
+    """Lengths of the warm-up and of the windows, in seconds, and the number of windows."""
 
     warm_up_s: float = 2.0
     window_s: float = 2.0
     fewest: int = 3
     most: int = 10
-    """Windows."""
+    """Largest number of windows."""
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, also where a loop runs already, as in a notebook."""
+    """Runs a coroutine like asyncio.run, also beside a running loop, as in a notebook."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 class Usage:
-    """Processor time of this process and of the machine, from construction on."""
+    """Processor time of this process and of the machine, since the object was made."""
 
     def __init__(self) -> None:
         self._wall, self._own = time.perf_counter(), time.process_time()
         psutil.cpu_percent()
 
     def look(self) -> tuple[float, float]:
-        """(cores used by this process, share of all cores that was busy)."""
+        """Returns the cores that this process used, and the share of all cores that was busy."""
         wall = time.perf_counter() - self._wall
         own = time.process_time() - self._own
         return round(own / wall, 3), round(psutil.cpu_percent() / 100, 3)
 
 
-def to_its_end(name: str, loop_: ClosedLoop) -> Measured:
-    """Drives a loop that has an end; one window."""
+def run_fixed(name: str, loop_: ClosedLoop) -> Measured:
+    """Runs a loop with a fixed number of requests; one window."""
     usage = Usage()
     seen = run_loop(one_window(loop_))
     return python_measured(name, usage, [seen], seen, None)
 
 
-def in_windows(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
-    """Drives a loop until it is steady; the figures are those of the last windows then, else of all."""
+def run_in_windows(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
+    """Runs a loop until it is steady.
+
+    The figures are those of the last windows, or of all windows when it never became steady.
+    """
     usage = Usage()
     parts, steady = run_loop(windows_of(loop_, plan.warm_up_s, plan.window_s, plan.fewest, plan.most))
     whole = merged(parts[-plan.fewest :] if steady else parts)
@@ -76,7 +79,7 @@ def in_windows(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
 def python_measured(
     name: str, usage: "Usage", parts: list[Recorder], whole: Recorder, steady: bool | None
 ) -> Measured:
-    """Figures of `whole`; what was answered, of all parts."""
+    """Returns the figures of `whole`, with the statuses of all windows in `parts`."""
     generator, machine = usage.look()
     return Measured(
         load=name,
@@ -97,8 +100,8 @@ def python_measured(
     )
 
 
-def with_wrk(name: str, url: str, requests: list[Payload], connections: int, plan: Plan) -> Measured:
-    """Drives wrk; one window."""
+def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan: Plan) -> Measured:
+    """Runs wrk; one window."""
     target, headers = url + requests[0].path, requests[0].headers
     bodies = [request.body for request in requests]
     wrk.run(target, bodies, connections, plan.warm_up_s, headers)
@@ -125,7 +128,7 @@ def with_wrk(name: str, url: str, requests: list[Payload], connections: int, pla
 
 @dataclass
 class Target:
-    """A server, the photos it is sent, and how."""
+    """Server, with the images to send and the way to send them."""
 
     url: str
     photos: list[bytes]
@@ -133,7 +136,7 @@ class Target:
     key: str | None = None
     motor: str = "python"
     port: int | None = None
-    """Of gRPC or TCP; the URL's is HTTP's, which also tells of the server's own view."""
+    """Port of gRPC or TCP; the URL is that of HTTP, where the server's own figures are read."""
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
@@ -145,22 +148,22 @@ class Target:
             raise ValueError("wrk is not installed")
 
     def payloads(self) -> list[Payload]:
-        """What is posted, with the key."""
+        """Returns the HTTP requests, with the API key."""
         made = [payloads.payload(photo, self.protocol) for photo in self.photos]
         extra = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return [Payload(p.path, {**p.headers, **extra}, p.body) for p in made]
 
-    def connections(self) -> Asks:
-        """New ones to the server, none open yet."""
+    def connections(self) -> WireClient:
+        """Returns a client of the server, not connected yet."""
         if self.port is None:
             return Connections(self.url)
         host, _ = address(self.url)
         if self.protocol is Protocol.GRPC:
-            return Calls(host, self.port, self.key)
-        return Frames(host, self.port)
+            return GrpcClient(host, self.port, self.key)
+        return TcpClient(host, self.port)
 
     def wire(self) -> list[bytes]:
-        """The requests' bytes."""
+        """Returns the requests as bytes."""
         if self.protocol is Protocol.GRPC:
             return [call(photo) for photo in self.photos]
         if self.protocol is Protocol.TCP:
@@ -168,30 +171,30 @@ class Target:
         return [post(self.url, p.path, p.headers, p.body) for p in self.payloads()]
 
     def exactly(self, total: int, senders: int) -> Measured:
-        """So many requests, and no more, by clients each of which waits for its answer."""
+        """Measures exactly `total` requests, by `senders` clients that wait for their answers."""
         before = Scrape.of(self.url)
         loop_ = ClosedLoop(self.connections(), self.wire(), senders, total)
         name = f"{total} requests, {senders} at a time"
-        return self._with_server(to_its_end(name, loop_), before)
+        return self._with_server(run_fixed(name, loop_), before)
 
     def closed(self, concurrency: int, plan: Plan) -> Measured:
-        """So many clients, each of which waits for its answer."""
+        """Measures `concurrency` clients that wait for their answers."""
         name = f"{concurrency} connection{'s' if concurrency > 1 else ''}"
         before = Scrape.of(self.url)
         if self.motor == "wrk":
-            measured = with_wrk(name, self.url, self.payloads(), concurrency, plan)
+            measured = run_wrk(name, self.url, self.payloads(), concurrency, plan)
         else:
             loop_ = ClosedLoop(self.connections(), self.wire(), concurrency)
-            measured = in_windows(name, loop_, plan)
+            measured = run_in_windows(name, loop_, plan)
         return self._with_server(measured, before)
 
     def open(self, rate: float, arrivals: Arrivals, plan: Plan) -> Measured:
-        """So many requests a second, whether or not answers come. Raises ValueError with wrk."""
+        """Measures `rate` requests a second, whether or not answers come. Raises ValueError with wrk."""
         if self.motor == "wrk":
             raise ValueError("wrk has no open loop")
         before = Scrape.of(self.url)
         loop_ = OpenLoop(self.connections(), self.wire(), rate, arrivals)
-        return self._with_server(in_windows(f"{rate:g}/s {arrivals}", loop_, plan), before)
+        return self._with_server(run_in_windows(f"{rate:g}/s {arrivals}", loop_, plan), before)
 
     def _with_server(self, measured: Measured, before: Scrape | None) -> Measured:
         after = Scrape.of(self.url)

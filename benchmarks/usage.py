@@ -1,8 +1,8 @@
-"""CPU and memory of process trees, looked at by a thread while they work.
+"""CPU and memory of process trees, sampled by a thread.
 
-A look costs a few milliseconds a process, more for large ones; the pause after each is at least `PAUSE`
-times as long as the look, so that the watching takes at most a tenth of a core. What happens between two
-looks is not seen: highest values are lower bounds.
+A sample takes a few milliseconds a process, more for large ones; the pause after it is at least `PAUSE`
+times as long, so that sampling takes at most a tenth of a core. Peaks between two samples are missed:
+highest values are lower bounds.
 """
 
 import threading
@@ -15,11 +15,11 @@ PAUSE = 9
 
 
 class Usage:
-    """`with Usage() as usage`: `add` the processes to watch; read the figures after the block."""
+    """Context manager that samples the processes given to `add`; has the figures after its block."""
 
     def __init__(self) -> None:
         self.cpu_percent = 0.0
-        """Highest between two looks, all processes together; 100 is one core."""
+        """Highest CPU use between two samples, all processes together; 100 is one core."""
         self.memory_mb = 0.0
         """Highest sum of proportional set sizes, MB: shared pages count once."""
         self.looks = 0
@@ -40,12 +40,12 @@ class Usage:
         self._thread.join()
 
     def add(self, pid: int, *, itself: bool = True) -> None:
-        """Watches a process and all below it; without `itself` only those below."""
+        """Watches a process and all its descendants; without `itself` only the descendants."""
         with self._lock:
             self._roots[pid] = itself
 
     def remove(self, pid: int) -> None:
-        """The process has ended."""
+        """Stops watching a process."""
         with self._lock:
             self._roots.pop(pid, None)
 
@@ -69,7 +69,7 @@ class Usage:
         return found
 
     def _look(self, now: float) -> None:
-        """CPU time that a process used before it was first seen counts for the look that sees it."""
+        """Takes a sample; CPU time from before a process was first seen counts, too."""
         memory, used = 0, 0.0
         seen: dict[tuple[int, float], float] = {}
         for process in self._processes():

@@ -1,4 +1,4 @@
-"""wrk as the load generator: a program in C, so that the cores are the server's."""
+"""Closed loop with wrk, which leaves the cores to the server as it is written in C."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ end
 
 @dataclass(frozen=True)
 class Load:
-    """What wrk saw."""
+    """Figures that wrk reports."""
 
     requests: int
     seconds: float
@@ -49,7 +49,7 @@ class Load:
 
     @property
     def per_second(self) -> float:
-        """Answers of every kind; `failed` must be 0 for it to mean anything."""
+        """Answers of every status a second; meaningful only when `failed` is 0."""
         return self.requests / self.seconds
 
 
@@ -60,7 +60,7 @@ def run(
     seconds: float,
     headers: Mapping[str, str] = JSON,
 ) -> Load:
-    """A closed loop of `connections` connections that POST the body, or the bodies in turn."""
+    """Posts the bodies in turn over `connections` connections, in a closed loop."""
     bodies = [body] if isinstance(body, bytes) else body
     fields = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items())
     with tempfile.TemporaryDirectory() as folder:

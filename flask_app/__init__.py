@@ -1,1 +1,1 @@
-"""The page: takes photos from a browser, asks the API, and answers in a sentence."""
+"""Web page that takes photos from a browser, asks the API, and answers in a sentence."""

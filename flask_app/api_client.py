@@ -1,16 +1,15 @@
-"""Talks to the API through `serving_client`, and turns its errors into the page's own.
+"""Asks the API through `serving_client` and translates its errors into the page's own.
 
-What can go wrong is `ApiError` in errors.py.
+The errors are subclasses of `ApiError` in errors.py.
 """
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from flask_app.cancel import Call
 from flask_app.errors import (
     ApiAnswerError,
     ApiCancelledError,
@@ -29,15 +28,17 @@ from serving_client import (
 )
 
 TOP_K = 5
-WITHOUT_CODE = (400, 404)
+STATUSES_WITHOUT_CODE = (400, 404)
 PASSED_ON = ("Server-Timing", "X-Request-ID", "Retry-After")
 STATUS_TIMEOUT_S = 2.0
 TIMEOUT_GRACE_S = 2.0  # for the API's own 504 to arrive
+CHECK_CLIENT_S = 0.1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API answered: its JSON, the ranking in it, and the headers to pass on."""
+    """Answer of the API: its JSON, the ranking in it, and the headers for the browser."""
 
     body: Mapping[str, Any]  # Any: JSON
     top: tuple[tuple[str, float], ...]
@@ -45,9 +46,9 @@ class Answer:
 
 
 class ApiClient:
-    """A pool of connections to one API; safe to share among threads.
+    """Client of one API with a pool of connections; threads may share it.
 
-    A photo is sent once more after a 503 whose Retry-After is short, or on a connection that broke.
+    An image is sent once more after a 503 with a short Retry-After, or when the connection broke.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -82,43 +83,66 @@ class ApiClient:
         """Closes the pooled connections."""
         self._client.close()
 
-    def predict(self, photo: bytes, call: Call, request_id: str | None = None) -> Answer:
-        """Asks for the best classes of a picture file. Raises ApiError."""
+    def predict(
+        self,
+        photo: bytes,
+        request_id: str | None = None,
+        client_left: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Asks for the best classes of an image file. Raises ApiError.
+
+        `client_left` tells whether the browser has disconnected, which ends the request to the API.
+        """
         options: PredictOptions = {"top_k": TOP_K, "base64": self._native}
         if request_id:
             options["request_id"] = request_id
         try:
             with translated():
-                prediction = call.wait_for(lambda: self._client.submit(photo, **options))
+                prediction = wait_for(lambda: self._client.submit(photo, **options), client_left)
         except ApiAnswerError as error:
-            if self._native or error.status not in WITHOUT_CODE:
+            if self._native or error.status not in STATUSES_WITHOUT_CODE:
                 raise
-            raise self._told_apart(error) from error
+            raise self._explain_refusal(error) from error
         top = tuple((score.label, score.probability) for score in prediction.top)
         return Answer(prediction.body, top, passed_on(prediction.headers))
 
-    def _told_apart(self, error: ApiAnswerError) -> ApiError:
-        """Triton's 400 and 404 are the photo's fault, or mean that the model is not there."""
+    def _explain_refusal(self, error: ApiAnswerError) -> ApiError:
+        """Tells what Triton's 400 or 404 means: a bad image, or a model that is not loaded."""
         reason = self.not_ready()
         if reason is not None:
             return ApiAnswerError(503, {"code": "unavailable", "detail": reason}, error.headers)
         return error.with_code("invalid_image")
 
     def model(self) -> Mapping[str, Any]:  # Any: JSON
-        """What `GET /model` says. Raises ApiError."""
+        """Returns the answer of `GET /model`. Raises ApiError."""
         with translated():
             return self._client.model(timeout_s=STATUS_TIMEOUT_S).body
 
     def not_ready(self) -> str | None:
-        """None when the API is ready, else its reason. Raises ApiError."""
+        """Returns None when the API is ready, else its reason. Raises ApiError."""
         with translated():
             readiness = self._client.ready(timeout_s=STATUS_TIMEOUT_S)
         return None if readiness else readiness.detail
 
 
+def wait_for(start: Callable[[], Future[T]], client_left: Callable[[], bool]) -> T:
+    """Starts a call and returns its result; cancels it when `client_left()` is true.
+
+    Raises what the call raises, and CancelledError. Waitress tells of a disconnect only when asked,
+    so it is asked before the start and every CHECK_CLIENT_S seconds.
+    """
+    if client_left():
+        raise CancelledError
+    future = start()
+    while not wait([future], CHECK_CLIENT_S).done:
+        if client_left():
+            future.cancel()
+    return future.result()
+
+
 @contextmanager
 def translated() -> Iterator[None]:
-    """The client's errors become the page's."""
+    """Raises the page's errors instead of those of `serving_client`."""
     try:
         yield
     except CancelledError as error:
@@ -135,5 +159,5 @@ def translated() -> Iterator[None]:
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """What the browser gets to see of the API's headers."""
+    """Returns the API's headers that the browser gets."""
     return {name: headers[name.lower()] for name in PASSED_ON if name.lower() in headers}

@@ -32,7 +32,7 @@ HEADERS = {
 
 
 class InMemoryRequest(Request):
-    """Uploads never touch the disk; Werkzeug would spool those over 500 KB to a file."""
+    """Request that keeps uploads in memory; Werkzeug writes those over 500 KB to a file."""
 
     max_form_parts = 200
 
@@ -47,13 +47,16 @@ class InMemoryRequest(Request):
 
 
 class PageApp(Flask):
-    """Flask with requests held in memory."""
+    """Flask application whose requests stay in memory."""
 
     request_class = InMemoryRequest
 
 
 def create_app(settings: Settings) -> Flask:
-    """The page; close its `extensions["api"]`. Raises OSError on a bad feedback folder."""
+    """Builds the page's application. Raises OSError when the feedback folder cannot be written.
+
+    The caller closes its `extensions["api"]`.
+    """
     app = PageApp(__name__)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_upload_bytes + FORM_SLACK
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -70,13 +73,13 @@ def create_app(settings: Settings) -> Flask:
 
 
 def note_request_id() -> None:
-    """The browser's X-Request-ID if harmless, else a new one; the API gets it, too."""
+    """Keeps the browser's X-Request-ID if it is harmless, else makes one; the API gets it, too."""
     given = request.headers.get("X-Request-ID", "")
     g.request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else uuid.uuid4().hex
 
 
 def refuse_cross_origin() -> None:
-    """No other site's page may post here through a visitor's browser."""
+    """Raises CrossOriginError when another site's page posts here through a visitor's browser."""
     if request.method != "POST":
         return
     site = request.headers.get("Sec-Fetch-Site")
@@ -90,7 +93,7 @@ def refuse_cross_origin() -> None:
 
 
 def add_headers(response: Response) -> Response:
-    """On every answer."""
+    """Adds the security headers, the request id and Cache-Control to a response."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     if "request_id" in g:
@@ -101,7 +104,7 @@ def add_headers(response: Response) -> Response:
 
 
 def add_error_answers(app: Flask, views: Views) -> None:
-    """Every error becomes words: as JSON for the script, as a page for people."""
+    """Registers handlers that answer every error in words: JSON for the script, a page for people."""
 
     @app.errorhandler(PageError)
     def _(error: PageError) -> Response:
@@ -120,7 +123,7 @@ def add_error_answers(app: Flask, views: Views) -> None:
 
 
 def from_http(error: HTTPException) -> PageError:
-    """What the web framework raised on its own (404, 405, a form that cannot be read)."""
+    """Translates an error that Flask raised itself, such as 404, 405 or a broken form."""
     status = error.code or 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, f"http_{status}")
     allow = {k: v for k, v in error.get_headers() if k == "Allow"}

@@ -1,4 +1,4 @@
-"""A canvas of NumPy fields for draw_samples.py: shapes are masks and height maps under a light."""
+"""Canvas for draw_samples.py: paints masks and height maps, NumPy arrays, under one light."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LIGHT = np.array([-0.55, -0.6, 0.58])
 
 
 class Canvas:
-    """RGB in [0, 1], with coordinates in pixels of the finished picture."""
+    """RGB image in [0, 1]; coordinates are pixels of the finished image."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -24,32 +24,32 @@ class Canvas:
         self.pixels: Field = np.ones((*rows.shape, 3))
 
     def noise(self, size: float) -> Field:
-        """Smooth noise in about [-1, 1] with spots of `size` pixels."""
+        """Returns smooth noise in about [-1, 1] with spots of `size` pixels."""
         shape = (int(HEIGHT / size) + 2, int(WIDTH / size) + 2)
         coarse = Image.fromarray(self.random.standard_normal(shape).astype(np.float32))
         fine = coarse.resize((WIDTH * SCALE, HEIGHT * SCALE), Image.Resampling.BICUBIC)
         return np.asarray(fine, dtype=np.float64)
 
     def distance(self, x: float, y: float, rx: float, ry: float, turn: float = 0) -> Field:
-        """0 in the centre of an ellipse, 1 on its rim."""
+        """Returns the distance from an ellipse's centre: 0 there, 1 on its rim."""
         c, s = np.cos(turn), np.sin(turn)
         dx, dy = self.x - x, self.y - y
         return np.asarray(np.hypot((dx * c + dy * s) / rx, (dy * c - dx * s) / ry))
 
     def paint(self, mask: Field, colour: Field | Colour) -> None:
-        """Lays a colour over the picture where the mask is 1."""
+        """Paints a colour where the mask is 1."""
         alpha = np.clip(mask, 0, 1)[..., None]
         self.pixels = self.pixels * (1 - alpha) + np.clip(colour, 0, 1) * alpha
 
     def shade(self, mask: Field, strength: float) -> None:
-        """Darkens (or, below 0, lightens towards white) where the mask is 1."""
+        """Darkens where the mask is 1; a negative `strength` lightens towards white."""
         self.paint(
             np.clip(mask, 0, 1) * abs(strength),
             (0.08, 0.05, 0.02) if strength > 0 else (1, 1, 0.97),
         )
 
     def lit(self, colour: Colour, height: Field, gloss: float = 0.0) -> Field:
-        """The colour under a light from the upper left; `gloss` adds a highlight."""
+        """Returns the colour under a light from the upper left; `gloss` adds a highlight."""
         dy, dx = np.gradient(height)
         normal = np.stack([-dx * SCALE, -dy * SCALE, np.ones_like(dx)], axis=-1)
         normal /= np.linalg.norm(normal, axis=-1, keepdims=True)
@@ -70,7 +70,7 @@ class Canvas:
         gloss: float = 0.0,
         spot: float = 6,
     ) -> Field:
-        """A lit ellipsoid with a soft shadow; returns its mask."""
+        """Paints a lit ellipsoid with a soft shadow; returns its mask."""
         shadow = self.distance(x + rx * 0.12, y + ry * 0.2, rx * 1.12, ry * 1.1, turn)
         self.shade(soft(shadow, 0.35), 0.45)
         d = self.distance(x, y, rx, ry, turn)
@@ -81,7 +81,7 @@ class Canvas:
         return mask
 
     def table(self, colour: Colour, grain: float = 0.06) -> None:
-        """A wooden board with a vignette."""
+        """Paints a wooden board with a vignette."""
         bent = self.y + self.noise(90) * 7
         stripes = np.sin(bent / 5.5) * 0.5 + np.sin(bent / 2.1 + self.noise(60)) * 0.5
         planks = np.where(np.mod(self.y, 92) < 1.6, -2.2, 0)
@@ -91,14 +91,14 @@ class Canvas:
         self.shade(np.clip(corner - 0.45, 0, 1), 0.6)
 
     def plate(self, x: float, y: float, rx: float, ry: float, colour: Colour) -> None:
-        """A plate with a rim and a well."""
+        """Paints a plate with a rim and a well."""
         self.shade(soft(self.distance(x + 8, y + 14, rx * 1.03, ry * 1.05), 0.14), 0.6)
         d = self.distance(x, y, rx, ry)
         rim = 5 * np.exp(-(((d - 0.97) / 0.03) ** 2)) - 8 * smooth((0.78 - d) / 0.1)
         self.paint(soft(d, 0.01), self.lit(colour, rim + self.noise(120) * 0.5, 0.12))
 
     def save(self, path: Path) -> None:
-        """Reduces, adds a camera's grain, writes a small JPEG."""
+        """Downsizes the image, adds camera noise, and writes a small JPEG."""
         grain = self.random.normal(0, 0.012, self.pixels.shape)
         array = (np.clip(self.pixels + grain, 0, 1) * 255).astype(np.uint8)
         image = Image.fromarray(array).resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
@@ -107,11 +107,11 @@ class Canvas:
 
 
 def smooth(value: Field) -> Field:
-    """0 below 0, 1 above 1, smooth between."""
+    """Returns 0 below 0, 1 above 1, and a smooth step between."""
     t = np.clip(value, 0, 1)
     return np.asarray(t * t * (3 - 2 * t))
 
 
 def soft(distance: Field, edge: float) -> Field:
-    """1 inside a shape, 0 outside, with an edge of this width."""
+    """Returns 1 inside a shape and 0 outside, with an edge of width `edge`."""
     return smooth((1 + edge - distance) / (2 * edge))

@@ -1,8 +1,7 @@
-"""Closes connections that wait too long for their client; the server's loop in `__main__.py` calls it.
+"""Chooses the connections that the page's server closes because they wait too long for their client.
 
-Waitress bounds one body and the number of connections, and closes what was silent for two minutes. By
-itself it takes no further connection at that number, and a client that sends a byte now and then keeps
-its place, and the memory of half a body, for ever.
+`server.py` calls it after every turn of its loop. It reads attributes of waitress' channels that
+waitress does not document: `request`, `requests`, `last_activity`, `will_close`.
 """
 
 from collections.abc import Iterable
@@ -14,19 +13,24 @@ SPARE_CONNECTIONS = 16
 Channel = Any  # waitress has no types
 
 
-class Waiting:
-    """Finds the connections that wait for their client: for a request, its rest, or to be read."""
+class ConnectionLimiter:
+    """Closes connections whose request is late, and the longest waiting ones above two limits.
+
+    A connection waits for its client when it has no request, when a request is incomplete, or when
+    the client has not read its answer.
+    """
 
     def __init__(self, connections: int, held_bytes: int) -> None:
-        """Bounds for all connections together: their number, and the bytes of their bodies."""
+        """`connections` is the most that may be open, `held_bytes` the most that all bodies may take."""
         self._most_open = connections - SPARE_CONNECTIONS
         self._most_held = held_bytes
         self._since: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # Any: waitress's requests
 
-    def close_some(self, channels: Iterable[Channel], queue: Iterable[Channel], now: float) -> None:
-        """Closes what is late and, while there is too much of anything, what waits longest.
+    def close_excess(self, channels: Iterable[Channel], queue: Iterable[Channel], now: float) -> None:
+        """Marks connections for closing: late ones, then the longest waiting ones while over a limit.
 
-        `channels` are open; `queue` waits for threads, perhaps without clients; `now` is time.time().
+        `channels` are open; `queue` holds those that wait for a thread, also when their client has left.
+        `now` is time.time().
         """
         staying = [channel for channel in channels if not channel.will_close]
         count = len(staying)
@@ -45,13 +49,13 @@ class Waiting:
                 held -= _held(channel)
 
     def _waits_since(self, channel: Channel, now: float) -> float:
-        """When a request was first seen that is not complete, else when anything last happened."""
+        """Returns when its incomplete request was first seen, else the time of its last activity."""
         if channel.request is None:
             return float(channel.last_activity)
         return self._since.setdefault(channel.request, now)
 
 
 def _held(channel: Channel) -> int:
-    """Bytes of its bodies, complete or not."""
+    """Returns the bytes of its bodies, complete or not."""
     requests = [*channel.requests, channel.request]
     return sum(request.body_bytes_received for request in requests if request is not None)

@@ -1,7 +1,7 @@
-"""Draws the sample pictures: `python -m flask_app.draw_samples`. Shaded shapes, grain, soft light.
+"""Draws the sample images: `python -m flask_app.draw_samples`.
 
-Every picture is painted at twice its size with NumPy fields (a mask and a height map per shape,
-lit from the upper left), then reduced. Seeds are fixed, so that the files come out the same.
+Every image is painted at twice its size from a mask and a height map per shape, lit from the upper
+left, and then downsized. Seeds are fixed, so that the files are always the same.
 """
 
 import sys
@@ -14,7 +14,7 @@ from flask_app.samples import FOLDER
 
 
 def fried_egg(canvas: Canvas) -> None:
-    """Two fried eggs on a plate."""
+    """Draws two fried eggs on a plate."""
     canvas.table((0.45, 0.29, 0.18))
     canvas.plate(240, 186, 200, 158, (0.80, 0.84, 0.88))
     for x, y, r in ((178, 168, 96), (306, 206, 92)):
@@ -36,7 +36,7 @@ def fried_egg(canvas: Canvas) -> None:
 
 
 def pepper(canvas: Canvas, count: int, x: float, y: float, rx: float, ry: float, colour: Colour) -> None:
-    """Small crumbs strewn over an ellipse."""
+    """Strews small crumbs over an ellipse."""
     for _ in range(count):
         angle, far = canvas.random.uniform(0, 2 * np.pi), np.sqrt(canvas.random.uniform())
         size = canvas.random.uniform(0.7, 1.7)
@@ -45,14 +45,14 @@ def pepper(canvas: Canvas, count: int, x: float, y: float, rx: float, ry: float,
 
 
 def leaf(canvas: Canvas, x: float, y: float, size: float, turn: float) -> None:
-    """A small green leaf with a rib."""
+    """Draws a small green leaf with a rib."""
     colour = (0.22, 0.45 + canvas.random.uniform(0, 0.12), 0.12)
     canvas.ball(x, y, size, size * 0.42, colour, turn=turn, rough=0.3, spot=3)
     canvas.shade(soft(canvas.distance(x, y, size * 0.85, 1.1, turn), 0.9), -0.4)
 
 
 def soup(canvas: Canvas) -> None:
-    """Tomato soup in a bowl, with cream and herbs."""
+    """Draws tomato soup in a bowl, with cream and herbs."""
     canvas.table((0.60, 0.50, 0.40), 0.05)
     canvas.plate(240, 190, 212, 160, (0.88, 0.85, 0.80))
     canvas.shade(soft(canvas.distance(248, 202, 172, 136), 0.1), 0.55)
@@ -75,7 +75,7 @@ def soup(canvas: Canvas) -> None:
 
 
 def bread(canvas: Canvas) -> None:
-    """A loaf with scores, and two slices."""
+    """Draws a scored loaf and two slices."""
     canvas.table((0.66, 0.60, 0.52), 0.04)
     loaf = canvas.ball(232, 142, 194, 92, (0.74, 0.45, 0.18), turn=-0.12, rough=0.3, spot=9)
     for i in range(5):
@@ -94,7 +94,7 @@ def bread(canvas: Canvas) -> None:
 
 
 def slice_of_bread(canvas: Canvas, x: float, y: float, turn: float) -> None:
-    """Crust, crumb and pores."""
+    """Draws a slice with crust, crumb and pores."""
     canvas.shade(soft(canvas.distance(x + 7, y + 10, 84, 62, turn), 0.15), 0.5)
     d = canvas.distance(x, y, 82, 58, turn) + canvas.noise(30) * 0.025
     canvas.paint(soft(d, 0.02), canvas.lit((0.64, 0.36, 0.13), canvas.noise(6), 0.0))
@@ -104,7 +104,7 @@ def slice_of_bread(canvas: Canvas, x: float, y: float, turn: float) -> None:
 
 
 def rice(canvas: Canvas) -> None:
-    """White rice heaped in a dark bowl."""
+    """Draws white rice heaped in a dark bowl."""
     canvas.table((0.50, 0.37, 0.25))
     canvas.shade(soft(canvas.distance(252, 214, 196, 146), 0.12), 0.65)
     d = canvas.distance(240, 196, 190, 140)
@@ -123,7 +123,7 @@ def rice(canvas: Canvas) -> None:
 
 
 def grain(canvas: Canvas, x: float, y: float, inner: float) -> None:
-    """One grain of rice, painted in a small window."""
+    """Draws one grain of rice, in a small window of the canvas for speed."""
     turn = canvas.random.uniform(0, np.pi)
     top, left = int(max(0, (y - 10) * SCALE)), int(max(0, (x - 10) * SCALE))
     window = (slice(top, top + 20 * SCALE), slice(left, left + 20 * SCALE))
@@ -141,7 +141,7 @@ def grain(canvas: Canvas, x: float, y: float, inner: float) -> None:
 
 
 def oranges(canvas: Canvas) -> None:
-    """Whole oranges and a cut one."""
+    """Draws whole oranges and a cut one."""
     canvas.table((0.33, 0.40, 0.42), 0.03)
     for x, y, r in ((150, 122, 84), (318, 108, 80), (392, 226, 74), (96, 256, 76)):
         canvas.ball(x, y, r, r * 0.97, (0.97, 0.50, 0.05), rough=0.2, gloss=0.3, spot=2.6)
@@ -152,7 +152,7 @@ def oranges(canvas: Canvas) -> None:
 
 
 def cut_orange(canvas: Canvas, x: float, y: float, r: float) -> None:
-    """A half with ten segments."""
+    """Draws half an orange with ten segments."""
     canvas.shade(soft(canvas.distance(x + 7, y + 12, r * 1.04, r * 1.02), 0.14), 0.6)
     d = canvas.distance(x, y, r, r * 0.96)
     canvas.paint(soft(d, 0.012), (0.96, 0.52, 0.06))
@@ -166,7 +166,7 @@ def cut_orange(canvas: Canvas, x: float, y: float, r: float) -> None:
 
 
 def noodles(canvas: Canvas) -> None:
-    """Spaghetti with tomato sauce and basil."""
+    """Draws spaghetti with tomato sauce and basil."""
     canvas.table((0.56, 0.44, 0.33))
     canvas.plate(240, 184, 206, 160, (0.93, 0.92, 0.90))
     for i in range(300):
@@ -180,7 +180,7 @@ def noodles(canvas: Canvas) -> None:
 
 
 def strand(canvas: Canvas, far: float) -> None:
-    """One noodle: an arc of an ellipse around the plate's centre, lit along its middle."""
+    """Draws one noodle: an arc of an ellipse around the plate's centre, lit along its middle."""
     spread = 0.25 + 0.75 * np.sqrt(far)
     x, y = canvas.random.normal((240, 178), (46 * spread, 32 * spread))
     rx = canvas.random.uniform(28, 30 + 84 * spread)
@@ -198,7 +198,7 @@ def strand(canvas: Canvas, far: float) -> None:
     canvas.paint(body, np.array((0.96, 0.80, 0.44)) * light[..., None])
 
 
-PICTURES: dict[str, Callable[[Canvas], None]] = {
+DRAWINGS: dict[str, Callable[[Canvas], None]] = {
     "fried-egg": fried_egg,
     "soup": soup,
     "bread": bread,
@@ -209,11 +209,11 @@ PICTURES: dict[str, Callable[[Canvas], None]] = {
 
 
 def main() -> int:
-    """Writes all of them; returns the exit status."""
+    """Writes all sample images; returns the exit status."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for seed, (key, picture) in enumerate(PICTURES.items()):
+    for seed, (key, draw) in enumerate(DRAWINGS.items()):
         canvas = Canvas(seed)
-        picture(canvas)
+        draw(canvas)
         canvas.save(FOLDER / f"{key}.jpg")
     return 0
 

@@ -1,4 +1,4 @@
-"""Every error that the page answers with, and the words in which it does.
+"""Errors that the page answers with; `words.py` has the text that visitors read.
 
 PageError
 ├── UploadError               the visitor's photo or form
@@ -11,7 +11,7 @@ PageError
 │   └── UnknownSampleError        400 unknown_sample
 ├── CrossOriginError          403 cross_origin
 ├── PageBusyError             503 overloaded, with Retry-After
-├── FeedbackError             feedback that is not taken
+├── FeedbackError             feedback that is refused
 │   ├── FeedbackOffError          404 feedback_off
 │   ├── BadFeedbackError          400 bad_feedback
 │   ├── RateError                 429 too_many_requests, with Retry-After
@@ -21,7 +21,7 @@ PageError
     ├── ApiUnreachableError       502 api_unreachable
     ├── ApiTimeoutError           504 api_timeout
     ├── ApiGarbageError           502 api_garbage
-    └── ApiCancelledError         499 cancelled: nobody is there to read it
+    └── ApiCancelledError         499 cancelled: the browser has disconnected
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from flask_app import words
 
 
 class PageError(Exception):
-    """An error with an answer: `status`, a machine-readable `code` and the detail in words."""
+    """Error with an answer: HTTP status, code for programs, detail for people, headers."""
 
     status = 500
     code = "internal_error"
@@ -42,71 +42,71 @@ class PageError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:  # Any: JSON
-        """What a program reads."""
+        """Returns the JSON for programs."""
         return {"detail": self.detail, "code": self.code}
 
 
 class UploadError(PageError):
-    """The visitor has to send something else."""
+    """Raised when the visitor has to send something else."""
 
     status = 400
 
 
 class NoPhotoError(UploadError):
-    """The form or body is empty."""
+    """Raised when the form or body is empty."""
 
     code = "no_photo"
 
 
 class TooManyPhotosError(UploadError):
-    """One form carries more photos than are answered at once."""
+    """Raised when one form has more photos than are answered at once."""
 
     code = "too_many_photos"
 
 
 class TooLargeError(UploadError):
-    """More bytes than the limit."""
+    """Raised when the upload has more bytes than the limit."""
 
     status = 413
     code = "payload_too_large"
 
 
 class PixelsError(UploadError):
-    """More pixels than the limit."""
+    """Raised when the image has more pixels than the limit."""
 
     status = 413
     code = "image_too_large"
 
 
 class ConversionError(UploadError):
-    """A HEIC or AVIF file that cannot be converted here."""
+    """Raised when a HEIC or AVIF file cannot be converted."""
 
     status = 415
     code = "unsupported_image"
 
 
 class UnsupportedTypeError(UploadError):
-    """The body is neither a picture nor a form."""
+    """Raised when the body is neither an image nor a form."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class UnknownSampleError(UploadError):
-    """No sample picture has this name."""
+    """Raised when no sample has the requested key."""
 
     code = "unknown_sample"
 
 
 class CrossOriginError(PageError):
-    """Another site's page made the browser post here."""
+    """Raised when another site's page made the browser post here."""
 
     status = 403
     code = "cross_origin"
 
 
 class PageBusyError(PageError):
-    """Every thread that may wait for the API does."""
+    """Raised when all threads that may wait for the API are waiting."""
 
     status = 503
     code = "overloaded"
@@ -116,26 +116,26 @@ class PageBusyError(PageError):
 
 
 class FeedbackError(PageError):
-    """Feedback that is not taken."""
+    """Raised when feedback is refused."""
 
     status = 400
 
 
 class FeedbackOffError(FeedbackError):
-    """No folder is configured."""
+    """Raised when no feedback folder is configured."""
 
     status = 404
     code = "feedback_off"
 
 
 class BadFeedbackError(FeedbackError):
-    """The signature, the label or the photo does not fit."""
+    """Raised when the signature, the label or the photo does not match."""
 
     code = "bad_feedback"
 
 
 class RateError(FeedbackError):
-    """Too much from one address."""
+    """Raised when one address sends too much feedback; `seconds` is the time to wait."""
 
     status = 429
     code = "too_many_requests"
@@ -145,20 +145,20 @@ class RateError(FeedbackError):
 
 
 class FeedbackFullError(FeedbackError):
-    """The folder has reached its size limit."""
+    """Raised when the feedback folder has reached its size limit."""
 
     status = 507
     code = "feedback_full"
 
 
 class ApiError(PageError):
-    """Something went wrong between this server and the API."""
+    """Raised when the request to the API failed."""
 
     status = 502
 
 
 class ApiAnswerError(ApiError):
-    """The API answered with an error; status, body and headers are passed on."""
+    """Raised when the API answered with an error; its status, body and headers are passed on."""
 
     def __init__(
         self,
@@ -172,35 +172,35 @@ class ApiAnswerError(ApiError):
         self._body = body
 
     def with_code(self, code: str) -> "ApiAnswerError":
-        """The same answer under another code."""
+        """Returns the same error with another code."""
         return ApiAnswerError(self.status, {**self._body, "code": code}, self.headers)
 
     def body(self) -> dict[str, Any]:  # Any: JSON
-        """The API's own words."""
+        """Returns the API's own JSON."""
         return {**super().body(), **self._body}
 
 
 class ApiUnreachableError(ApiError):
-    """No connection, or it broke."""
+    """Raised when no connection to the API could be made, or it broke."""
 
     code = "api_unreachable"
 
 
 class ApiTimeoutError(ApiError):
-    """No answer in time."""
+    """Raised when the API did not answer in time."""
 
     status = 504
     code = "api_timeout"
 
 
 class ApiGarbageError(ApiError):
-    """An answer that is none of the documented ones."""
+    """Raised when the API's answer is not as documented."""
 
     code = "api_garbage"
 
 
 class ApiCancelledError(ApiError):
-    """The browser has gone, and the request to the API was ended."""
+    """Raised when the browser disconnected and the request to the API was cancelled."""
 
     status = 499
     code = "cancelled"

@@ -1,7 +1,7 @@
-"""Takes "right" and "wrong, it is ..." and appends each as one line to `feedback.jsonl`.
+"""Stores feedback, "right" or "wrong, it is ...", as one line each in `feedback.jsonl`.
 
-A prediction is signed when it is shown, so that only answers of this page can be commented. Undo
-appends a line, too: whoever reads the file takes the last line of each id. Off without a folder.
+Predictions are signed when they are shown, so that feedback is accepted for this page's answers only.
+Undoing appends a line, too: the last line of an id is the valid one. Without a folder, feedback is off.
 """
 
 import json
@@ -27,7 +27,7 @@ REMEMBERED_ADDRESSES = 10_000
 
 
 class Feedback:
-    """One feedback folder, or none."""
+    """Feedback folder, or feedback switched off."""
 
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.feedback_dir
@@ -39,18 +39,18 @@ class Feedback:
 
     @property
     def on(self) -> bool:
-        """Whether feedback is asked for."""
+        """True when the page asks for feedback."""
         return self._folder is not None
 
     def prepare(self) -> None:
-        """Creates the folder. Raises OSError where it cannot be written."""
+        """Creates the folder. Raises OSError when it cannot be written."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / "feedback.jsonl").open("a"):
                 pass
 
     def sign(self, photo: bytes, label: str, probability: float, model: str) -> str | None:
-        """A token that stands for one prediction; None when feedback is off."""
+        """Returns a signed token for one prediction; None when feedback is off."""
         if not self.on:
             return None
         return self._signer.dumps(
@@ -73,7 +73,7 @@ class Feedback:
     ) -> None:
         """Appends one line, and keeps the photo if so configured. Raises FeedbackError.
 
-        `corrected` None means that the prediction is right.
+        `corrected` is the right label, or None when the prediction is right.
         """
         prediction = self._checked(token, address)
         corrected = prediction["predicted"] if corrected is None else corrected
@@ -93,7 +93,7 @@ class Feedback:
                 (self._open_folder() / name).write_bytes(kept)
 
     def undo(self, token: str, address: str) -> None:
-        """Removes its photo; appends a line that takes the earlier one back. Raises FeedbackError."""
+        """Deletes the kept photo and appends a line that undoes the feedback. Raises FeedbackError."""
         prediction = self._checked(token, address)
         with self._lock:
             (self._open_folder() / f"{prediction['id']}.photo").unlink(missing_ok=True)
@@ -128,7 +128,7 @@ class Feedback:
 
 
 class RateLimit:
-    """Token buckets: `per_minute` at once, then as many a minute, per address."""
+    """Token buckets, one per address: `per_minute` tokens at first, and as many a minute later."""
 
     def __init__(self, per_minute: int) -> None:
         self._size = float(per_minute)
@@ -136,7 +136,7 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def seconds_to_wait(self, address: str) -> int:
-        """0 and one token less, or the whole seconds until there is a token."""
+        """Takes a token and returns 0, or returns the whole seconds until there is one."""
         now = time.monotonic()
         per_second = self._size / 60
         with self._lock:
@@ -150,5 +150,5 @@ class RateLimit:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files of a folder without subfolders."""
+    """Returns the bytes of all files in a folder without subfolders."""
     return sum(entry.stat().st_size for entry in os.scandir(folder))

@@ -1,7 +1,7 @@
-"""What visitors upload: names made harmless, HEIC and AVIF converted, thumbnails for plain pages.
+"""Prepares uploads: makes names harmless, converts HEIC and AVIF, renders thumbnails.
 
-The API checks and decodes the photos; this file looks into them only where the API cannot, or
-where a page without JavaScript has no preview of its own. Nothing is written to disk.
+The API checks and decodes the images. This module decodes only what the API cannot, and thumbnails for
+browsers without JavaScript, which have no preview. It writes nothing to disk.
 """
 
 import base64
@@ -28,14 +28,14 @@ READABLE = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # no format that runs 
 
 @dataclass(frozen=True)
 class Photo:
-    """An uploaded file: its harmless name and its bytes."""
+    """Uploaded file: its harmless name and its bytes."""
 
     name: str
     content: bytes
 
 
 def harmless_name(name: str | None) -> str:
-    """The last part of a file name, without control or direction characters, of bounded length."""
+    """Returns a file name's last part without control or direction characters, shortened to MAX_NAME."""
     last = (name or "").replace("\\", "/").rsplit("/", 1)[-1]
     kept = "".join(c for c in last if unicodedata.category(c)[0] != "C").strip()
     if len(kept) > MAX_NAME:
@@ -44,27 +44,27 @@ def harmless_name(name: str | None) -> str:
 
 
 class Decoder:
-    """Decodes one picture at a time, on a thread of its own.
+    """Decodes one image at a time, on its own thread.
 
-    50 million pixels take 200 MB, and the C library keeps as much for every thread that once had it.
+    50 million pixels take 200 MB, and the C library keeps that memory for every thread that used it.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "decoder")
 
     def for_the_api(self, content: bytes) -> bytes:
-        """The bytes themselves, or a JPEG of a HEIC or AVIF file. Raises UploadError."""
+        """Returns the bytes unchanged, or a JPEG of a HEIC or AVIF file. Raises UploadError."""
         brand = content[8:12] if content[4:8] == b"ftyp" else b""
         if brand not in HEIC_BRANDS + AVIF_BRANDS:
             return content
-        kind = _learn_heic() if brand in HEIC_BRANDS else _know_avif()
-        with _broken_is(ConversionError("a HEIC or AVIF file that cannot be read")):
+        kind = _register_heic() if brand in HEIC_BRANDS else _avif_format()
+        with _any_error_as(ConversionError("a HEIC or AVIF file that cannot be read")):
             return self._jpeg(content, (kind,), CONVERTED_SIDE, 92)
 
     def thumbnail(self, content: bytes) -> str | None:
-        """A small picture as a data: URL; None when there is none."""
+        """Returns a small JPEG as a data: URL; None when the image cannot be decoded."""
         try:
-            with _broken_is(ConversionError()):
+            with _any_error_as(ConversionError()):
                 small = self._jpeg(content, READABLE, THUMBNAIL_SIDE, 80)
         except UploadError:
             return None
@@ -75,8 +75,8 @@ class Decoder:
 
 
 @contextmanager
-def _broken_is(error: UploadError) -> Iterator[None]:
-    """Codecs meet hostile bytes with exceptions of every kind; all of them mean the same."""
+def _any_error_as(error: UploadError) -> Iterator[None]:
+    """Raises `error` for any exception of a codec, because hostile bytes cause all kinds."""
     try:
         yield
     except UploadError:
@@ -86,7 +86,7 @@ def _broken_is(error: UploadError) -> Iterator[None]:
 
 
 def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> bytes:
-    """A JPEG of at most `side` pixels, upright, without any metadata; alpha goes over white."""
+    """Returns an upright JPEG of at most `side` pixels, without metadata, on white."""
     with Image.open(io.BytesIO(content), formats=kinds) as image:
         if image.width * image.height > MAX_PIXELS:
             raise PixelsError(f"more than {MAX_PIXELS:,} pixels")
@@ -100,15 +100,15 @@ def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> by
     return buffer.getvalue()
 
 
-def _know_avif() -> str:
-    """Pillow's name of the format. Raises ConversionError where this Pillow lacks it."""
+def _avif_format() -> str:
+    """Returns Pillow's name of AVIF. Raises ConversionError when this Pillow lacks it."""
     if not features.check("avif"):
         raise ConversionError("AVIF needs a newer Pillow on the server")
     return "AVIF"
 
 
-def _learn_heic() -> str:
-    """Teaches Pillow HEIC where pillow-heif is installed. Raises ConversionError."""
+def _register_heic() -> str:
+    """Registers HEIC with Pillow and returns its name. Raises ConversionError without pillow-heif."""
     if importlib.util.find_spec("pillow_heif") is None:
         raise ConversionError("HEIC needs pillow-heif on the server")
     importlib.import_module("pillow_heif").register_heif_opener()

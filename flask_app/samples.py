@@ -1,4 +1,4 @@
-"""The sample pictures on the page; drawn by draw_samples.py."""
+"""Lists the sample images on the page; draw_samples.py draws them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +11,18 @@ FOLDER = Path(__file__).resolve().parent / "static" / "samples"
 
 @dataclass(frozen=True)
 class Sample:
-    """One bundled picture: its key in forms and its name for people."""
+    """Bundled image: its key in forms and its name for people."""
 
     key: str
     title: str
 
     @property
     def file(self) -> str:
-        """Its path under static/."""
+        """Path under static/."""
         return f"samples/{self.key}.jpg"
 
     def read(self) -> Photo:
-        """The picture as if a visitor had uploaded it."""
+        """Reads the image as if a visitor had uploaded it."""
         return Photo(f"{self.key}.jpg", (FOLDER / f"{self.key}.jpg").read_bytes())
 
 
@@ -37,7 +37,7 @@ SAMPLES = (
 
 
 def sample(key: str) -> Sample:
-    """The sample with this key. Raises UnknownSampleError."""
+    """Returns the sample with this key. Raises UnknownSampleError."""
     for candidate in SAMPLES:
         if candidate.key == key:
             return candidate

@@ -1,4 +1,4 @@
-"""What the page knows about the API: whether it is ready, and which model it serves."""
+"""Keeps what the page knows about the API: whether it is ready, and which model it serves."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ DEFAULT_SIDE = 224
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The served model, as far as the page shows it."""
+    """Served model, as far as the page shows it."""
 
     name: str = ""
     version: str = ""
@@ -25,19 +25,19 @@ class ModelInfo:
     device: str = ""
     provider: str = ""
     side: int = DEFAULT_SIDE
-    """Short side in pixels to which the service resizes a photo."""
+    """Short side in pixels to which the service resizes an image."""
 
     thresholds: words.Thresholds = field(default_factory=words.Thresholds)
 
     @property
     def title(self) -> str:
-        """Name and version in one."""
+        """Name and version in one string."""
         return f"{self.name} {self.version}".strip()
 
 
 @dataclass(frozen=True)
 class Status:
-    """Whether photos can be classified now, and why not."""
+    """State of the API, the reason when it is not ready, and the model if known."""
 
     state: Literal["ready", "loading", "down"]
     reason: str | None
@@ -45,7 +45,7 @@ class Status:
 
 
 class Service:
-    """Asks the API about itself, and remembers the model for a few seconds."""
+    """Asks the API about itself and remembers the model for KEEP_S seconds."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -56,7 +56,7 @@ class Service:
         self._status: Status | None = None
 
     def model(self) -> ModelInfo | None:
-        """The model; the last one known while the API does not answer."""
+        """Returns the served model, or the last known one while the API does not answer."""
         with self._lock:
             now = time.monotonic()
             if self._asked is not None and now - self._asked < KEEP_S:
@@ -70,7 +70,10 @@ class Service:
         return model
 
     def status(self) -> Status:
-        """Asks now, unless somebody does already: a hanging API holds one thread, and no more."""
+        """Returns the current status; the last one while another thread is asking.
+
+        So an API that hangs blocks one thread only.
+        """
         if not self._asking.acquire(blocking=self._status is None):
             assert self._status is not None  # noqa: S101 it stays, once it is known
             return self._status
@@ -93,7 +96,10 @@ class Service:
 
 
 def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
-    """Reads what is there and of the right type; the API may be older or newer than the page."""
+    """Builds ModelInfo from the fields that have the right type.
+
+    The API may be older or newer than the page.
+    """
 
     def text(key: str) -> str:
         value = raw.get(key)

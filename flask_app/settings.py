@@ -1,4 +1,4 @@
-"""All settings of the page, read from the environment (prefix `UI_`) and checked at start."""
+"""Settings of the page, read from the environment (prefix `UI_`) and checked at start."""
 
 import secrets
 from pathlib import Path
@@ -19,7 +19,7 @@ ADDRESS = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"  # no password: visitors see it i
 
 
 class Settings(BaseSettings):
-    """One field, one environment variable: `api_url` is `UI_API_URL`."""
+    """Settings; each field is one environment variable: `api_url` is `UI_API_URL`."""
 
     model_config = SettingsConfigDict(
         env_prefix="UI_", env_ignore_empty=True, use_attribute_docstrings=True
@@ -90,7 +90,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 no such file is read
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 reads a fixed folder
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments first, then the environment, then the files of `secrets_dir`."""
+        """Reads arguments first, then the environment, then the files of `secrets_dir`."""
         folder = env_settings().get("secrets_dir")
         if folder is None or not Path(folder).is_dir():
             return init_settings, env_settings
@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     @field_validator("api_url", "public_api_url")
     @classmethod
     def strip_slash(cls, value: str | None) -> str | None:
-        """`http://host/` and `http://host` mean the same. Raises ValueError for a port that is none."""
+        """Strips the trailing slash. Raises ValueError when the port is not a number up to 65535."""
         if value is None:
             return None
         _ = urlsplit(value).port
@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     @field_validator("api_key")
     @classmethod
     def check_key(cls, value: SecretStr | None) -> SecretStr | None:
-        """No header carries a line's end, which may have come along from a file."""
+        """Raises ValueError for a key that no header can carry, such as one with a line's end."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
             raise ValueError("a key has no space at its ends and no control characters")
@@ -116,5 +116,5 @@ class Settings(BaseSettings):
 
     @property
     def max_upload_bytes(self) -> int:
-        """`max_upload_mb` in bytes."""
+        """Largest upload in bytes."""
         return self.max_upload_mb * MEGABYTE

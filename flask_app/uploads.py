@@ -1,4 +1,4 @@
-"""Reads photos out of the current request: a form's files, or the body itself."""
+"""Reads images out of the current request: the files of a form, or the body itself."""
 
 from flask import request
 
@@ -9,13 +9,13 @@ FIELDS = ("photo", "image", "file")
 
 
 def uploads() -> list[Photo]:
-    """The files of a form; an input left empty is no file."""
+    """Returns the files of a form; skips file inputs that were left empty."""
     files = [file for field in FIELDS for file in request.files.getlist(field)]
     return [Photo(harmless_name(file.filename), file.read()) for file in files if file.filename]
 
 
 def one_upload() -> Photo:
-    """The only photo of a form, or the body. Raises UploadError."""
+    """Returns the single file of a form, or the body. Raises UploadError."""
     kind = request.mimetype
     if kind == "multipart/form-data":
         photos = uploads()

@@ -1,4 +1,4 @@
-"""The page's routes: read what the browser sent, ask the API, answer in words."""
+"""Routes of the page: read what the browser sent, ask the API, answer in words."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from flask import Flask, Response, g, jsonify, make_response, render_template, r
 
 from flask_app import words
 from flask_app.api_client import Answer, ApiClient
-from flask_app.cancel import Call
 from flask_app.errors import (
     ApiAnswerError,
     BadFeedbackError,
@@ -35,7 +34,7 @@ SPARE_THREADS = 2  # never wait for the API or decode, so that the page itself a
 
 @dataclass(frozen=True)
 class Outcome:
-    """One classified photo."""
+    """Answer for one photo, with the token that feedback about it needs."""
 
     answer: Answer
     verdict: words.Verdict
@@ -44,16 +43,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Card:
-    """One photo on a page that the server renders."""
+    """Photo on a page that the server renders, with its outcome or its error."""
 
     name: str
-    picture: str | None
+    thumbnail: str | None
     outcome: Outcome | None
     error: words.ErrorWords | None
 
 
 class Views:
-    """All routes; one object per application."""
+    """Routes of one application."""
 
     def __init__(self, settings: Settings, api: ApiClient, service: Service, feedback: Feedback) -> None:
         self.settings = settings
@@ -64,7 +63,7 @@ class Views:
         self._slots = threading.BoundedSemaphore(settings.threads - SPARE_THREADS)
 
     def add_to(self, app: Flask) -> None:
-        """Binds the routes."""
+        """Registers the routes."""
         app.add_url_rule("/", view_func=self.index)
         app.add_url_rule("/", view_func=self.post, methods=["POST"])
         app.add_url_rule("/classify", view_func=self.classify, methods=["POST"])
@@ -75,11 +74,11 @@ class Views:
         app.add_url_rule("/feedback/undo", view_func=self.undo_feedback, methods=["POST"])
 
     def index(self) -> str:
-        """The empty page."""
+        """Returns the page without any photo."""
         return self.page([])
 
     def post(self) -> Response:
-        """A plain form: photos or a sample in, a full page out."""
+        """Answers a plain form, photos or a sample, with a full page."""
         key = request.form.get("sample")
         photos = [sample(key).read()] if key else uploads()
         if not photos:
@@ -93,8 +92,8 @@ class Views:
                 outcome, error = self._try(photo)
                 failures += [error] if error else []
                 said = self.words_of(error) if error else None
-                picture = self._decoder.thumbnail(photo.content)
-                cards.append(Card(photo.name, picture, outcome, said))
+                thumbnail = self._decoder.thumbnail(photo.content)
+                cards.append(Card(photo.name, thumbnail, outcome, said))
         response = make_response(self.page(cards))
         if len(failures) == len(cards):
             response.status_code = failures[0].status
@@ -102,7 +101,7 @@ class Views:
         return response
 
     def classify(self) -> Response:
-        """One photo in (the body itself, or a form), the API's JSON out, with `page` added."""
+        """Answers one photo (the body itself, or a form) with the API's JSON and the key `page`."""
         photo = one_upload()
         with self._slot():
             outcome = self._classify(photo)
@@ -112,14 +111,14 @@ class Views:
         return response
 
     def test(self) -> str:
-        """Whether page, API and model work together: a sample's class as visible text."""
+        """Classifies a sample and shows its class as text: tests page, API and model together."""
         soup = sample("soup")
         with self._slot():
             outcome = self._classify(soup.read())
         return render_template("test.html", sample=soup, outcome=outcome)
 
     def status(self) -> Response:
-        """What the script watches."""
+        """Returns the status that the page's script polls, as JSON."""
         status = self.service.status()
         model = status.model and {
             "title": status.model.title,
@@ -132,11 +131,11 @@ class Views:
         return jsonify({"state": status.state, "reason": status.reason, "model": model})
 
     def healthz(self) -> Response:
-        """The page itself is alive; the API is only reported."""
+        """Returns 200 while the page itself works; only reports the API's state."""
         return jsonify({"status": "ok", "api": self.service.status().state})
 
     def save_feedback(self) -> Response:
-        """Right, or wrong and what it is."""
+        """Saves whether the prediction is right, or the correct label."""
         right = request.form.get("verdict") == "right"
         corrected = request.form.get("corrected", "")
         if not right and not corrected:
@@ -150,15 +149,15 @@ class Views:
             photo.read() if photo else None,
             request.remote_addr or "",
         )
-        return self._said("Thanks, saved.", undo=request.form.get("token"))
+        return self._message("Thanks, saved.", undo=request.form.get("token"))
 
     def undo_feedback(self) -> Response:
-        """Takes it back."""
+        """Undoes feedback that was saved before."""
         self.feedback.undo(request.form.get("token", ""), request.remote_addr or "")
-        return self._said("Taken back.")
+        return self._message("Taken back.")
 
     def page(self, cards: list[Card], problem: words.ErrorWords | None = None) -> str:
-        """The whole page."""
+        """Renders the whole page."""
         settings = self.settings
         return render_template(
             "page.html",
@@ -176,7 +175,7 @@ class Views:
         )
 
     def words_of(self, error: PageError) -> words.ErrorWords:
-        """What happened and what to do; a limit of the page's own is named."""
+        """Returns what happened and what to do, with the page's own size limit in it."""
         said = words.error(error.code, error.status)
         if error.code == "payload_too_large" and not isinstance(error, ApiAnswerError):
             limit = self.settings.max_upload_mb
@@ -185,7 +184,7 @@ class Views:
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
-        """For whatever waits for the API or decodes pictures. Raises PageBusyError."""
+        """Reserves one of the threads that may call the API or decode. Raises PageBusyError."""
         if not self._slots.acquire(blocking=False):
             raise PageBusyError
         try:
@@ -199,29 +198,28 @@ class Views:
         if len(photo.content) > self.settings.max_upload_bytes:
             raise TooLargeError
         content = self._decoder.for_the_api(photo.content)
-        call = Call()
-        with call.cancelled_when(request.environ.get("waitress.client_disconnected")):
-            answer = self.api.predict(content, call, g.request_id)
+        client_left = request.environ.get("waitress.client_disconnected", lambda: False)
+        answer = self.api.predict(content, g.request_id, client_left)
         model = self.service.model()
         verdict = words.verdict(answer.top, model.thresholds if model else words.Thresholds())
         title = model.title if model else ""
         return Outcome(answer, verdict, self.feedback.sign(photo.content, *answer.top[0], title))
 
     def _try(self, photo: Photo) -> tuple[Outcome | None, PageError | None]:
-        """A failure stays on its card."""
+        """Returns the outcome or the error, so that one photo's error stays on its card."""
         try:
             return self._classify(photo), None
         except PageError as error:
             return None, error
 
-    def _said(self, title: str, undo: str | None = None) -> Response:
+    def _message(self, title: str, undo: str | None = None) -> Response:
         if _wants_json():
             return jsonify({"detail": title})
         return make_response(render_template("message.html", title=title, undo=undo))
 
 
 def answer_error(views: Views, error: PageError) -> Response:
-    """JSON for programs; for people the page with the words on it."""
+    """Answers an error: JSON for programs, a page with the words on it for people."""
     said = views.words_of(error)
     if _wants_json():
         body: dict[str, Any] = error.body()  # Any: JSON

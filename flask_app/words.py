@@ -1,4 +1,4 @@
-"""What visitors read: the answer as a sentence, and each error as what happened and what to do."""
+"""Words for visitors: an answer as a sentence, an error as what happened and what to do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ DEFAULT_MARGIN = 0.15
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Below either of them an answer is called uncertain."""
+    """Least probability, and least margin over the second class, of an answer that counts as certain."""
 
     probability: float = DEFAULT_PROBABILITY
     margin: float = DEFAULT_MARGIN
@@ -17,7 +17,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Bar:
-    """One class: its name, "41 %", and the bar's width in percent of the full scale."""
+    """Class in a chart: its name, "41 %", and the bar's width in percent of the full scale."""
 
     label: str
     percent: str
@@ -26,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An answer as a visitor reads it."""
+    """Answer as a visitor reads it."""
 
     sentence: str
     sure: bool
@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ErrorWords:
-    """What happened, and what to do."""
+    """Error in words: its cause, and the visitor's next step."""
 
     title: str
     advice: str
@@ -87,12 +87,12 @@ SERVER_ERROR = ("Something went wrong on the server.", "Try again in a moment.")
 
 
 def error(code: str, status: int) -> ErrorWords:
-    """The words for an error's code, or for its kind where the code is not known."""
+    """Returns the words for an error's code, or for its status when the code is unknown."""
     return ErrorWords(*ERRORS.get(code, SERVER_ERROR if status >= 500 else CLIENT_ERROR))
 
 
 def percent(probability: float) -> str:
-    """Whole percents, never rounded to 0 or to 100 unless exact: "<1 %", "41 %", ">99 %"."""
+    """Rounds to whole percents, to 0 or 100 only when exact: "<1 %", "41 %", ">99 %"."""
     value = 100 * probability
     if 0 < value < 1:
         return "<1 %"
@@ -102,7 +102,7 @@ def percent(probability: float) -> str:
 
 
 def verdict(top: Sequence[tuple[str, float]], thresholds: Thresholds) -> Verdict:
-    """Puts (label, probability) pairs, most probable first, into a sentence and bars."""
+    """Builds a sentence and bars from (label, probability) pairs, most probable first."""
     bars = tuple(Bar(label, percent(p), round(100 * p, 2)) for label, p in top)
     best = top[0][1]
     margin = best - top[1][1] if len(top) > 1 else 1.0

@@ -1,14 +1,14 @@
-"""A client of the food classifier: `Client`, `AsyncClient`, and `python -m serving_client photo.jpg`.
+"""Python client of the food classifier: `Client`, `AsyncClient`, `python -m serving_client photo.jpg`.
 
     from serving_client import Client
 
     with Client("http://127.0.0.1:8000") as client:
         print(client.predict("photo.jpg").label)
 
-The path of a call: `client.py` (threads), which is `aio.py` (asyncio) on a thread of its own ->
-`calls.py` makes the request -> `exchange.py` sends it, waits, tries again -> `answers.py` reads what
-came. Where the protocol is Triton's, `triton.py` makes and reads both, see `dialects.py`. Nothing of
-`serving` is needed.
+Path of a call: `client.py` (for threads) runs `aio.py` (asyncio) on a thread of its own; `calls.py`
+builds the request, `exchange.py` sends it and retries, `answers.py` reads the answer. With
+`protocol="triton"`, `triton.py` builds and reads instead; `dialects.py` chooses. The package does not
+import `serving`.
 """
 
 from serving_client.aio import AsyncClient

@@ -1,4 +1,4 @@
-"""`python -m serving_client photo.jpg ...`: each photo's class, its probability, the time it took."""
+"""Command line: `python -m serving_client photo.jpg ...` prints class, probability and time."""
 
 from typing import Annotated
 
@@ -37,7 +37,7 @@ def main(
 
 
 def line(item: BatchItem) -> str:
-    """`photo.jpg: Soup 92.7 % (8.4 ms)`."""
+    """Formats one result: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
     name = str(item.photo)
     if item.prediction is None:
         return f"{name}: {item.error}"

@@ -1,4 +1,4 @@
-"""The asyncio client."""
+"""Asyncio client: `AsyncClient`."""
 
 import asyncio
 import contextlib
@@ -20,15 +20,14 @@ POLL_S = (0.05, 1.0)  # first and longest pause of `wait_ready`
 
 
 class AsyncClient(Options):
-    """One service and a pool of connections to it: `async with AsyncClient(url) as client`.
+    """Client of one service for asyncio: `async with AsyncClient(url) as client`.
 
-    For one event loop, where any number of tasks may share it. Cancelling a call closes its
-    connection, so that the service stops working on it. Which failures are tried again stands in
-    `exchange.py`.
+    Belongs to one event loop; any number of its tasks may share it. Cancelling a call closes its
+    connection, so that the service stops working on it. `exchange.py` says which failures are retried.
     """
 
     def __post_init__(self) -> None:
-        """Connects nowhere yet."""
+        """Checks the options. Connects nowhere yet."""
         super().__post_init__()
         self._exchange = Exchange(self)
         self._dialect = DIALECTS[self.protocol]
@@ -49,9 +48,9 @@ class AsyncClient(Options):
         await self._exchange.aclose()
 
     async def predict(self, photo: Photo, **options: Unpack[PredictOptions]) -> Prediction:
-        """The class of one photo: bytes, a path or a binary file. Raises ServingClientError.
+        """Classifies one photo, given as bytes, a path or a binary file.
 
-        ValueError where an option cannot be sent at all.
+        Raises ServingClientError, and ValueError for an option that no request can carry.
         """
         started = time.monotonic()
         budget = options.get("timeout_s", self.timeout_s)
@@ -72,19 +71,20 @@ class AsyncClient(Options):
         in_order: bool = True,
         **options: Unpack[PredictOptions],
     ) -> AsyncGenerator[BatchItem]:
-        """One item for each photo; an error takes its photo's place, and the others go on.
+        """Classifies photos, at most `concurrency` at the same time; yields one item per photo.
 
-        Never more than `concurrency` photos are taken from `photos` before the item of an earlier one
-        has been taken from here, so that files are read as they are needed. With `in_order`, items
-        come in the photos' order; without, as they finish, and one slow photo holds up no other.
-        Leaving the loop early cancels what is under way when the iterator is closed.
+        A photo that fails yields an item with its error, and the others go on. The next photo is taken
+        from `photos` only when an earlier item has been consumed, so that files are read as needed. With
+        `in_order`, items come in the photos' order; without, as they finish, so that a slow photo delays
+        no other. Closing the generator early cancels the calls in flight. Raises ValueError for a
+        `concurrency` below 1.
         """
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         window: dict[asyncio.Task[BatchItem], None] = {}
         index = 0
         try:
-            async for photo in each(photos):
+            async for photo in as_async(photos):
                 window[asyncio.create_task(self.item(index, photo, options))] = None
                 index += 1
                 if len(window) == concurrency:
@@ -96,7 +96,7 @@ class AsyncClient(Options):
                 task.cancel()
 
     async def model(self, *, timeout_s: float | None = None) -> Model:
-        """What is served. Raises ServingClientError."""
+        """Returns the served model. `timeout_s` replaces the client's own. Raises ServingClientError."""
         model, _ = await self._exchange.ask(
             calls.get(self._dialect.model_path),
             self._dialect.model,
@@ -105,9 +105,9 @@ class AsyncClient(Options):
         return model
 
     async def ready(self, *, timeout_s: float | None = None) -> Readiness:
-        """Whether photos can be classified now, and why not; asked once.
+        """Returns whether photos can be classified now, and the reason if not; never retries.
 
-        Raises ServingClientError when nothing answers, or not as documented.
+        Raises ServingClientError when nothing answers, or the answer is not as documented.
         """
         readiness, _ = await self._exchange.ask(
             calls.get(self._dialect.ready_path),
@@ -118,9 +118,9 @@ class AsyncClient(Options):
         return readiness
 
     async def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Returns as soon as the service is ready, also when it is only being started.
+        """Waits until the service is ready, at most `timeout_s` seconds; it may still be starting.
 
-        Raises DeadlineExceededError with the last reason, InvalidAnswerError when it is no such service.
+        Raises DeadlineExceededError with the last reason, and InvalidAnswerError from another service.
         """
         deadline, pause = time.monotonic() + timeout_s, POLL_S[0]
         reason = "it was not asked"
@@ -135,7 +135,10 @@ class AsyncClient(Options):
         raise DeadlineExceededError(f"the service was not ready within {timeout_s:g} s: {reason}")
 
     async def metrics(self, *, timeout_s: float | None = None) -> list[Sample]:
-        """All values of `GET /metrics`; needs prometheus-client. Raises ServingClientError."""
+        """Returns all values of `GET /metrics`.
+
+        Raises ServingClientError, and ImportError without prometheus-client.
+        """
         found, _ = await self._exchange.ask(
             calls.get("/metrics"), samples.read, deadline=self._deadline(timeout_s)
         )
@@ -145,15 +148,15 @@ class AsyncClient(Options):
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
     async def item(self, index: int, photo: Photo, options: PredictOptions) -> BatchItem:
-        """One photo of a batch; never raises ServingClientError."""
+        """Classifies one photo of a batch; returns its ServingClientError instead of raising it."""
         try:
             return BatchItem(index, photo, await self.predict(photo, **options), None)
         except ServingClientError as error:
             return BatchItem(index, photo, None, error)
 
 
-async def each(photos: Iterable[Photo] | AsyncIterable[Photo]) -> AsyncIterator[Photo]:
-    """Either kind of iterable as an asynchronous one."""
+async def as_async(photos: Iterable[Photo] | AsyncIterable[Photo]) -> AsyncIterator[Photo]:
+    """Iterates over either kind of iterable asynchronously."""
     if isinstance(photos, AsyncIterable):
         async for photo in photos:
             yield photo
@@ -163,7 +166,7 @@ async def each(photos: Iterable[Photo] | AsyncIterable[Photo]) -> AsyncIterator[
 
 
 async def next_item(window: dict[asyncio.Task[BatchItem], None], in_order: bool) -> BatchItem:
-    """Takes the oldest task, or the first that has finished, out of the window."""
+    """Removes the oldest task, or the first that finishes, from the window and returns its result."""
     if in_order:
         task = next(iter(window))
     else:

@@ -1,4 +1,4 @@
-"""Reads HTTP answers: results out of good ones, errors out of the others. No I/O."""
+"""Reads HTTP answers: results from answers 200, errors from all others. Does no I/O."""
 
 import json
 import time
@@ -7,29 +7,34 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from serving_client.errors import InvalidAnswerError, ServingClientError, UnreachableError, by_status
+from serving_client.errors import (
+    InvalidAnswerError,
+    ServingClientError,
+    UnreachableError,
+    class_for_status,
+)
 from serving_client.results import Model, Prediction, Readiness, Score, Timing
 
-GATEWAY = (502, 504)  # without the service's JSON: something in front of it speaks
+GATEWAY = (502, 504)  # without the service's JSON, a gateway sent them
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One HTTP answer, read to its end."""
+    """HTTP answer with its complete body."""
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Names are in lower case."""
 
     content: bytes
 
     @property
     def request_id(self) -> str | None:
-        """The service's, which is the client's where it was harmless."""
+        """Returns the request id that the service used, None if it sent none."""
         return self.headers.get("x-request-id")
 
     def json(self) -> Any:  # Any: JSON of any shape
-        """The content; None where it is no JSON."""
+        """Returns the parsed body; None when it is not JSON."""
         try:
             return json.loads(self.content)
         except (ValueError, RecursionError):
@@ -37,7 +42,7 @@ class Answer:
 
 
 def prediction(answer: Answer, top_k: int | None) -> Prediction:
-    """Of `POST /predict`. Raises ServingClientError."""
+    """Reads the answer of `POST /predict`. Raises ServingClientError."""
     if answer.status != 200:
         raise error(answer)
     body = answer.json()
@@ -50,11 +55,11 @@ def prediction(answer: Answer, top_k: int | None) -> Prediction:
                 raise ValueError("top does not begin with the prediction")
     except (KeyError, TypeError, ValueError) as problem:
         raise undocumented(answer) from problem
-    return answered(answer, top, body)
+    return build_prediction(answer, top, body)
 
 
-def answered(answer: Answer, top: tuple[Score, ...], body: Mapping[str, Any]) -> Prediction:
-    """What was read out of a good answer; `top` is never empty."""
+def build_prediction(answer: Answer, top: tuple[Score, ...], body: Mapping[str, Any]) -> Prediction:
+    """Builds the prediction for a good answer; `top` is not empty."""
     return Prediction(
         label=top[0].label,
         probability=top[0].probability,
@@ -67,7 +72,7 @@ def answered(answer: Answer, top: tuple[Score, ...], body: Mapping[str, Any]) ->
 
 
 def score(label: object, probability: object) -> Score:
-    """Raises ValueError."""
+    """Checks the types and that the probability is from 0 to 1. Raises ValueError."""
     if not isinstance(label, str):
         raise ValueError(f"{label!r} is not a label")
     if isinstance(probability, bool) or not isinstance(probability, int | float):
@@ -78,7 +83,7 @@ def score(label: object, probability: object) -> Score:
 
 
 def model(answer: Answer) -> Model:
-    """Of `GET /model`. Raises ServingClientError."""
+    """Reads the answer of `GET /model`. Raises ServingClientError."""
     if answer.status != 200:
         raise error(answer)
     body = answer.json()
@@ -94,7 +99,7 @@ def model(answer: Answer) -> Model:
 
 
 def readiness(answer: Answer) -> Readiness:
-    """Of `GET /health/ready`. Raises ServingClientError."""
+    """Reads the answer of `GET /health/ready`. Raises ServingClientError."""
     if answer.status == 200:
         return Readiness(True, "")
     if answer.status != 503:
@@ -105,7 +110,7 @@ def readiness(answer: Answer) -> Readiness:
 
 
 def error(answer: Answer) -> ServingClientError:
-    """The error for an answer that is no 200."""
+    """Returns the error for an answer with a status other than 200."""
     body = answer.json()
     if not 400 <= answer.status < 600:
         return undocumented(answer)
@@ -113,19 +118,21 @@ def error(answer: Answer) -> ServingClientError:
         detail = str(body.get("detail") or f"the service answered {answer.status}")
         return refusal(answer, detail, str(body.get("code") or f"http_{answer.status}"), body)
     if answer.status in GATEWAY:
-        return UnreachableError("a gateway answered for the service", **known(answer))
+        return UnreachableError("a gateway answered for the service", **common_fields(answer))
     if answer.status in (429, 503):
-        return by_status(answer.status)(f"a gateway answered {answer.status}", **known(answer))
+        return class_for_status(answer.status)(
+            f"a gateway answered {answer.status}", **common_fields(answer)
+        )
     return undocumented(answer)
 
 
 def refusal(answer: Answer, detail: str, code: str, body: Mapping[str, Any]) -> ServingClientError:
-    """The error that the service itself answered, 400 to 599."""
-    return by_status(answer.status)(detail, code=code, body=body, **known(answer))
+    """Returns the error for a status from 400 to 599 that the service itself sent."""
+    return class_for_status(answer.status)(detail, code=code, body=body, **common_fields(answer))
 
 
-def known(answer: Answer) -> dict[str, Any]:  # Any: of four types
-    """What every answer tells, as an error takes it."""
+def common_fields(answer: Answer) -> dict[str, Any]:  # Any: keyword arguments
+    """Returns the arguments of ServingClientError that every answer has."""
     return {
         "status": answer.status,
         "request_id": answer.request_id,
@@ -135,7 +142,7 @@ def known(answer: Answer) -> dict[str, Any]:  # Any: of four types
 
 
 def undocumented(answer: Answer) -> InvalidAnswerError:
-    """The error for an answer of another shape than documented."""
+    """Returns the error for an answer that is not as documented."""
     return InvalidAnswerError(
         f"the service answered {answer.status}, not as documented",
         status=answer.status,
@@ -145,7 +152,7 @@ def undocumented(answer: Answer) -> InvalidAnswerError:
 
 
 def retry_after(value: str) -> float | None:
-    """Seconds out of Retry-After, a number or a date; None where it is missing or neither."""
+    """Parses Retry-After, seconds or a date, to seconds; None when it is missing or neither."""
     if value.isascii() and value.isdigit() and len(value) <= 9:
         return float(value)
     try:

@@ -1,4 +1,4 @@
-"""Makes requests out of what the caller wants. No I/O."""
+"""Builds requests from the caller's options. Does no I/O."""
 
 import base64
 import json
@@ -8,38 +8,38 @@ from typing import Literal, TypedDict, Unpack
 
 
 class PredictOptions(TypedDict, total=False):
-    """What may be said about one prediction, or about all of a batch."""
+    """Options of one prediction, or of all in a batch."""
 
     top_k: int
-    """Also rank this many classes, 1 to as many as there are."""
+    """Number of classes to rank, from 1 to as many as the model has."""
 
     timeout_s: float
     """Budget in seconds, all tries together, instead of the client's own."""
 
     priority: Literal["interactive", "bulk"]
-    """`bulk` gives way to everything else."""
+    """Priority in the service's queue; `bulk` is served after everything else."""
 
     base64: bool
-    """Send base64 in JSON, a third more bytes, instead of the photo as it is."""
+    """Send base64 in JSON, which is a third larger, instead of the plain bytes."""
 
     request_id: str
-    """X-Request-ID, 1 to 128 printable ASCII characters; otherwise a new one."""
+    """X-Request-ID, 1 to 128 printable ASCII characters; unset: a new one."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request, without what differs from try to try."""
+    """Request without the parts that change from try to try."""
 
     method: str
     path: str
-    """With the query, relative to the base URL."""
+    """Path and query, relative to the base URL."""
 
     headers: Mapping[str, str]
     content: bytes = b""
 
 
 def predict(photo: bytes, **options: Unpack[PredictOptions]) -> Call:
-    """`POST /predict`."""
+    """Builds `POST /predict`."""
     top_k = options.get("top_k")
     path = "/predict" if top_k is None else f"/predict?top_k={top_k}"
     headers = {"Content-Type": "application/octet-stream"}
@@ -53,5 +53,5 @@ def predict(photo: bytes, **options: Unpack[PredictOptions]) -> Call:
 
 
 def get(path: str) -> Call:
-    """A GET."""
+    """Builds a GET."""
     return Call("GET", path, {})

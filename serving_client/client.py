@@ -1,6 +1,6 @@
-"""The client for threads: the asyncio client, on an event loop in a thread of its own.
+"""Client for threads: runs the asyncio client on an event loop in a thread of its own.
 
-Everything is written once, deadlines are exact, and any call can be cancelled from another thread.
+So the logic exists once, deadlines are exact, and another thread can cancel any call.
 """
 
 import weakref
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Client(Options):
-    """One service and a pool of connections to it: `with Client(url) as client`.
+    """Client of one service for threads: `with Client(url) as client`.
 
-    Safe to share among threads, also beside a running event loop (in a notebook); after a fork, the
-    child needs one of its own. Which failures are tried again stands in `exchange.py`.
+    Threads may share it; it also works beside a running event loop, as in a notebook. A forked child
+    needs a client of its own. `exchange.py` says which failures are retried.
     """
 
     def __post_init__(self) -> None:
-        """Connects nowhere, and starts no thread, yet."""
+        """Checks the options. Connects nowhere and starts no thread yet."""
         super().__post_init__()
         options: dict[str, Any] = {  # Any: of all their types
             option.name: getattr(self, option.name) for option in fields(Options)
@@ -49,18 +49,21 @@ class Client(Options):
         self.close()
 
     def close(self) -> None:
-        """Cancels what is under way and closes the connections."""
+        """Cancels the calls in flight and closes the connections."""
         self._finalizer()
 
     def predict(self, photo: Photo, **options: Unpack[PredictOptions]) -> Prediction:
-        """The class of one photo: bytes, a path or a binary file. Raises ServingClientError.
+        """Classifies one photo, given as bytes, a path or a binary file.
 
-        ValueError where an option cannot be sent at all.
+        Raises ServingClientError, and ValueError for an option that no request can carry.
         """
         return self._wait(self._client.predict(photo, **options))
 
     def submit(self, photo: Photo, **options: Unpack[PredictOptions]) -> Future[Prediction]:
-        """`predict` without waiting; cancelling the future closes the connection, and the work ends."""
+        """Starts `predict` and returns its future at once.
+
+        Cancelling the future closes the connection, and the service stops working on the photo.
+        """
         return self._thread.submit(self._client.predict(photo, **options))
 
     def predict_many(
@@ -71,12 +74,13 @@ class Client(Options):
         in_order: bool = True,
         **options: Unpack[PredictOptions],
     ) -> Generator[BatchItem]:
-        """One item for each photo; an error takes its photo's place, and the others go on.
+        """Classifies photos, at most `concurrency` at the same time; yields one item per photo.
 
-        Never more than `concurrency` photos are taken from `photos` before the item of an earlier one
-        has been taken from here, so that files are read as they are needed. With `in_order`, items
-        come in the photos' order; without, as they finish, and one slow photo holds up no other.
-        Leaving the loop early cancels what is under way.
+        A photo that fails yields an item with its error, and the others go on. The next photo is taken
+        from `photos` only when an earlier item has been consumed, so that files are read as needed. With
+        `in_order`, items come in the photos' order; without, as they finish, so that a slow photo delays
+        no other. Closing the generator early cancels the calls in flight. Raises ValueError for a
+        `concurrency` below 1.
         """
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
@@ -93,29 +97,32 @@ class Client(Options):
                 future.cancel()
 
     def model(self, *, timeout_s: float | None = None) -> Model:
-        """What is served. Raises ServingClientError."""
+        """Returns the served model. `timeout_s` replaces the client's own. Raises ServingClientError."""
         return self._wait(self._client.model(timeout_s=timeout_s))
 
     def ready(self, *, timeout_s: float | None = None) -> Readiness:
-        """Whether photos can be classified now, and why not; asked once.
+        """Returns whether photos can be classified now, and the reason if not; never retries.
 
-        Raises ServingClientError when nothing answers, or not as documented.
+        Raises ServingClientError when nothing answers, or the answer is not as documented.
         """
         return self._wait(self._client.ready(timeout_s=timeout_s))
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Returns as soon as the service is ready, also when it is only being started.
+        """Waits until the service is ready, at most `timeout_s` seconds; it may still be starting.
 
-        Raises DeadlineExceededError with the last reason, InvalidAnswerError when it is no such service.
+        Raises DeadlineExceededError with the last reason, and InvalidAnswerError from another service.
         """
         self._wait(self._client.wait_ready(timeout_s))
 
     def metrics(self, *, timeout_s: float | None = None) -> list[Sample]:
-        """All values of `GET /metrics`; needs prometheus-client. Raises ServingClientError."""
+        """Returns all values of `GET /metrics`.
+
+        Raises ServingClientError, and ImportError without prometheus-client.
+        """
         return self._wait(self._client.metrics(timeout_s=timeout_s))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Also Ctrl-C, which interrupts the waiting, cancels the work."""
+        """Runs a coroutine to its end; cancels it when Ctrl-C interrupts the wait."""
         future = self._thread.submit(work)
         try:
             return future.result()
@@ -124,12 +131,12 @@ class Client(Options):
 
 
 def close(thread: LoopThread, client: AsyncClient) -> None:
-    """Ends both; a client that nobody closes gets here when it is collected, or at exit."""
+    """Ends thread and client; a finalizer calls it for clients that were never closed."""
     thread.close(client.aclose())
 
 
 def next_item(window: dict[Future[BatchItem], None], in_order: bool) -> BatchItem:
-    """Takes the oldest future, or the first that has finished, out of the window."""
+    """Removes the oldest future, or the first that finishes, from the window and returns its result."""
     if in_order:
         future = next(iter(window))
     else:

@@ -1,4 +1,4 @@
-"""What differs between the protocols that the clients speak; the rest of the client is one."""
+"""Differences between the protocols that the clients speak; all other code is shared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ Protocol = Literal["native", "triton"]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How to ask one kind of server, and how to read it; the readers raise ServingClientError."""
+    """Builds one protocol's requests and reads its answers; the readers raise ServingClientError."""
 
     predict: Callable[[bytes, float, PredictOptions], Call]
-    """Of a photo, the seconds that the server has for it, and the caller's options."""
+    """Builds a request from the image, the server's time limit in seconds, and the caller's options."""
 
     prediction: Callable[[Answer, int | None], Prediction]
-    """Of the answer, and of the `top_k` that was asked."""
+    """Reads an answer; takes the `top_k` that was requested."""
 
     model_path: str
     model: Callable[[Answer], Model]

@@ -1,10 +1,10 @@
-"""Everything that can go wrong, in one tree.
+"""Errors of the client.
 
 ServingClientError
 ├── UnreadablePhotoError     unreadable_photo   the file cannot be read; nothing was sent
 ├── UnreachableError         unreachable        no connection, or it broke before the answer was complete
 ├── DeadlineExceededError    deadline_exceeded  no time is left: 504, or (status None) nothing came
-├── InvalidAnswerError       invalid_answer     an answer that is none of the documented ones
+├── InvalidAnswerError       invalid_answer     the answer is not as documented
 ├── RequestRefusedError      4xx, with the service's code: the request has to change
 │   └── UnauthorizedError        401 unauthorized
 ├── ServiceUnavailableError  503 overloaded, draining, unavailable; also a gateway's 429
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class ServingClientError(Exception):
-    """What they all have; `code` is for programs, `detail` for people."""
+    """Base of all errors: `code` is for programs, `detail` for people."""
 
     code = "error"
 
@@ -34,93 +34,93 @@ class ServingClientError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.status = status
-        """The HTTP status; None when no answer came."""
+        """HTTP status; None when no answer came."""
 
         self.code = code or type(self).code
         self.request_id = request_id
-        """As it stands in the service's log."""
+        """Request id, as it is in the service's log."""
 
         self.body = dict(body or {})
-        """The JSON of the answer; empty when there was none."""
+        """JSON of the answer; empty when there was none."""
 
         self.headers = dict(headers or {})
-        """The answer's headers, with names in lower case."""
+        """Headers of the answer, with names in lower case."""
 
         self.retry_after_s = retry_after_s
         """Seconds that the service asks to wait; None when it does not say."""
 
     def __str__(self) -> str:
-        """`detail (503 overloaded, request 5f0c...)`."""
+        """Returns `detail (503 overloaded, request 5f0c...)`."""
         status = f"{self.status} " if self.status else ""
         request = f", request {self.request_id}" if self.request_id else ""
         return f"{self.detail} ({status}{self.code}{request})"
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed later, and may safely be sent again."""
+        """True when the same request may succeed later and may safely be sent again."""
         return False
 
 
 class UnreadablePhotoError(ServingClientError):
-    """The photo cannot be read from its path or file; nothing was sent."""
+    """Raised when the photo cannot be read from its path or file; nothing was sent."""
 
     code = "unreadable_photo"
 
 
 class UnreachableError(ServingClientError):
-    """No connection, or it broke before the answer was complete; with a status: a gateway said so."""
+    """Raised when there was no connection, or it broke; with a status, a gateway reported it."""
 
     code = "unreachable"
 
     @property
     def retryable(self) -> bool:
-        """Yes: a prediction changes nothing, so that asking twice does no harm."""
+        """True unless a gateway answered: a prediction changes nothing, so asking twice is safe."""
         return self.status is None
 
 
 class DeadlineExceededError(ServingClientError):
-    """The budget is spent: the service answered 504, or, with status None, nothing in time."""
+    """Raised when the service answered 504 or, with status None, did not answer in time."""
 
     code = "deadline_exceeded"
 
 
 class InvalidAnswerError(ServingClientError):
-    """Something answered, but not as the service's documentation says."""
+    """Raised when something answered, but not as the service's documentation says."""
 
     code = "invalid_answer"
 
 
 class RequestRefusedError(ServingClientError):
-    """4xx: the request has to change."""
+    """Raised for 4xx: the request has to change."""
 
     code = "invalid_request"
 
 
 class UnauthorizedError(RequestRefusedError):
-    """The API key is missing or wrong."""
+    """Raised when the API key is missing or wrong."""
 
     code = "unauthorized"
 
 
 class ServiceUnavailableError(ServingClientError):
-    """Nothing is wrong with the request, but the service cannot take it now."""
+    """Raised when the request is fine, but the service cannot take it now."""
 
     code = "unavailable"
 
     @property
     def retryable(self) -> bool:
-        """Where the answer says when: without Retry-After nobody has promised a better time."""
+        """True when the answer has Retry-After; without it, a later try is no likelier to succeed."""
         return self.retry_after_s is not None
 
 
 class ServerError(ServingClientError):
-    """The service failed. Never sent again by itself: it has tried twice, and may fail a third time."""
+    """Raised when the service failed. Never retried: the service has already tried twice."""
 
     code = "internal_error"
 
 
-def by_status(status: int) -> type[ServingClientError]:
-    """The class for an error that the service answered, 400 to 599."""
+def class_for_status(status: int) -> type[ServingClientError]:
+    """Returns the error class for a status from 400 to 599."""
     known: dict[int, type[ServingClientError]] = {
         401: UnauthorizedError,
         429: ServiceUnavailableError,

@@ -1,12 +1,12 @@
-"""Sends a request, within its budget, and again where that is safe and likely to help.
+"""Sends a request within its time budget, and retries where that is safe and likely to help.
 
-Tried again, with pauses that grow and are random, so that many clients do not come back at once:
+Retried, with random pauses that grow, so that many clients do not come back at once:
 - no connection, or it broke before the answer was complete: a prediction changes nothing, so that
   at worst it is computed twice;
 - 503 (or a gateway's 429) with Retry-After: not before that time.
-Everything else is final. 4xx: the same request gets the same answer. 504 and a spent budget: there
-is no time left. 500: the service has already tried twice by itself, and a picture for which two
-workers crashed (`worker_crashed`) would only cost it more of them.
+All other failures are final. 4xx: the same request gets the same answer. 504 and a spent budget: no
+time is left. 500: the service has already tried twice, and an image for which two workers crashed
+(`worker_crashed`) would only crash more of them.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """A pool of connections to one service; lives in one event loop, and ends with `aclose`."""
+    """Pool of connections to one service; belongs to one event loop; `aclose` ends it."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -47,8 +47,8 @@ class Exchange:
             headers["Authorization"] = f"Bearer {options.api_key}"
         self._http = httpx.AsyncClient(
             base_url=options.url,
-            headers=httpx.Headers(headers, encoding="utf-8"),  # a key may have any letters
-            timeout=httpx.Timeout(None, connect=options.connect_timeout_s),  # the rest: the budget
+            headers=httpx.Headers(headers, encoding="utf-8"),  # a key may have non-ASCII letters
+            timeout=httpx.Timeout(None, connect=options.connect_timeout_s),  # the budget bounds the rest
             limits=httpx.Limits(
                 max_connections=options.connections,
                 max_keepalive_connections=options.connections,
@@ -71,10 +71,10 @@ class Exchange:
         tries: int | None = None,
         request_id: str | None = None,
     ) -> tuple[T, int]:
-        """What `read` makes of the answer, and the number of tries.
+        """Sends `call`, with retries; returns what `read` makes of the answer, and the number of tries.
 
         `deadline` is a time of `time.monotonic()`. `read` raises ServingClientError for an answer that
-        is an error. Raises what the last try raised.
+        is an error. Raises the error of the last try.
         """
         headers = {**call.headers, "X-Request-ID": request_id or uuid.uuid4().hex}
         call = replace(call, headers=headers)
@@ -89,12 +89,12 @@ class Exchange:
             stop=stop_after_attempt(tries or self._options.tries)
             | stop_before_delay(max(0.0, deadline - time.monotonic())),
             wait=self._pause,
-            retry=retry_if_exception(self._is_worth_it),
+            retry=retry_if_exception(self._should_retry),
             reraise=True,
         )
         return await retrying(once), count
 
-    def _is_worth_it(self, error: BaseException) -> bool:
+    def _should_retry(self, error: BaseException) -> bool:
         if not isinstance(error, ServingClientError) or not error.retryable:
             return False
         return (error.retry_after_s or 0.0) <= self._options.retry_after_cap_s
@@ -105,7 +105,7 @@ class Exchange:
         return (asked or 0.0) + self._backoff(state)
 
     async def _send(self, call: Call, deadline: float) -> Answer:
-        """One try; the exceptions of httpx end here."""
+        """Sends the request once and translates the exceptions of httpx."""
         remaining = deadline - time.monotonic()
         asked = max(remaining - self._options.grace_s, remaining / 2)
         asked_ms = max(1, math.ceil(min(asked, self._options.service_timeout_s) * 1000))
@@ -137,7 +137,7 @@ class Exchange:
 
 
 async def read_all(response: httpx.Response) -> Answer:
-    """The answer, up to MAX_ANSWER_BYTES. Raises InvalidAnswerError, httpx.TransportError."""
+    """Reads an answer of up to MAX_ANSWER_BYTES. Raises InvalidAnswerError, httpx.TransportError."""
     content = bytearray()
     async for chunk in response.aiter_raw():
         content += chunk

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, so that threads can use the asyncio client."""
+"""Event loop on a thread of its own, through which threads use the asyncio client."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Starts with the first `submit`, ends with `close`; a daemon, which keeps no program alive."""
+    """Daemon thread with an event loop; starts with the first `submit`, ends with `close`."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -21,7 +21,7 @@ class LoopThread:
         self._closed = False
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs `work` there; cancelling the future cancels it.
+        """Runs `work` on the loop; cancelling the future cancels it.
 
         Raises RuntimeError after `close`, and in a forked child, where the thread does not exist.
         """
@@ -41,7 +41,7 @@ class LoopThread:
         return self._loop
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Cancels what is under way, runs `last`, and ends the thread; once."""
+        """Cancels what is in flight, runs `last`, and ends the thread; does nothing the second time."""
         with self._guard:
             loop, thread = self._loop, self._thread
             started = loop is not None and self._pid == os.getpid() and not self._closed
@@ -49,37 +49,37 @@ class LoopThread:
         if not started or loop is None or thread is None:
             last.close()
             return
-        asyncio.run_coroutine_threadsafe(end(loop, last), loop)
-        if thread is not threading.current_thread():  # where garbage is collected, by chance
+        asyncio.run_coroutine_threadsafe(shut_down(loop, last), loop)
+        if thread is not threading.current_thread():  # the finalizer may run on it
             thread.join()
 
 
 def run(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread."""
+    """Runs the loop until it is stopped; body of the thread."""
     loop.run_forever()
     loop.close()
 
 
-async def end(loop: asyncio.AbstractEventLoop, last: Coroutine[Any, Any, None]) -> None:
-    """The last task of a loop."""
-    for task in others():
+async def shut_down(loop: asyncio.AbstractEventLoop, last: Coroutine[Any, Any, None]) -> None:
+    """Cancels all other tasks, waits for them, awaits `last`, and stops the loop."""
+    for task in other_tasks():
         task.cancel()
     try:
-        await over()
+        await wait_for_others()
         await last
-        await over()
+        await wait_for_others()
     finally:
         loop.call_soon(loop.stop)
 
 
-def others() -> set[asyncio.Task[Any]]:
-    """All tasks of the loop but the current one."""
+def other_tasks() -> set[asyncio.Task[Any]]:
+    """Returns all tasks of the loop except the current one."""
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def over() -> None:
-    """Returns when there is no other task: a generator left early becomes one, and then those in it."""
+async def wait_for_others() -> None:
+    """Waits until no other task is left; a generator that was left early starts further tasks."""
     await asyncio.sleep(0)
-    while tasks := others():
+    while tasks := other_tasks():
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What both clients are made with."""
+"""Options of both clients."""
 
 import ipaddress
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,10 +12,10 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(eq=False)
 class Options:
-    """`Client` and `AsyncClient` take these arguments; times are in seconds. Raises ValueError."""
+    """Arguments of `Client` and `AsyncClient`; times are in seconds. Raises ValueError."""
 
     url: str = DEFAULT_URL
-    """Base URL of the service, with a path where a gateway wants one."""
+    """Base URL of the service, with a path if a gateway needs one."""
 
     _: KW_ONLY
 
@@ -23,41 +23,42 @@ class Options:
     """Sent as `Authorization: Bearer KEY`."""
 
     protocol: Protocol = "native"
-    """`triton`: the Open Inference Protocol, which Triton speaks, and the service; see `triton.py`."""
+    """`native`, or `triton`: the Open Inference Protocol; see `triton.py`."""
 
     timeout_s: float = 30.0
-    """Budget of one call, all tries and pauses together; each call may have its own."""
+    """Budget of one call, all tries and pauses together; each call may set its own."""
 
     service_timeout_s: float = 30.0
-    """Most that one try asks the service for (X-Request-Timeout-Ms), which refuses more than its own
-    limit, `SERVING_REQUEST_TIMEOUT_MS`, with 422."""
+    """Largest time limit that one try sends to the service (X-Request-Timeout-Ms). The service answers
+    422 above its own limit, `SERVING_REQUEST_TIMEOUT_MS`.
+    """
 
     grace_s: float = 0.1
-    """Part of the budget, half of it at most, kept for the service's own 504 to arrive: it says more."""
+    """Part of the budget, at most half, reserved for the service's own 504, which says more."""
 
     connect_timeout_s: float = 2.0
-    """Time to reach the service, in each try."""
+    """Time limit for connecting, in each try."""
 
     tries: int = 8
-    """Most times that one request is sent; 1: never again. See `exchange.py` for what is tried again."""
+    """Largest number of times that one request is sent. `exchange.py` says what is retried."""
 
     backoff_s: float = 0.1
-    """Longest first pause; it doubles with every try, and the pause is a random part of it."""
+    """Longest first pause; it doubles with every try, and the actual pause is a random part of it."""
 
     backoff_cap_s: float = 5.0
-    """Longest pause, but for what Retry-After asks."""
+    """Longest pause, unless Retry-After asks for more."""
 
     retry_after_cap_s: float = 10.0
-    """An answer that asks for a longer pause than this is handed on, not waited for."""
+    """Longest Retry-After that is waited for; above it the error is raised at once."""
 
     connections: int = 32
-    """Most connections at the same time; further calls wait for one."""
+    """Largest number of connections; further calls wait for one."""
 
     trust_env: bool = True
-    """Whether the environment's proxies (HTTPS_PROXY, NO_PROXY ...) are used; never for loopback."""
+    """Whether to use the environment's proxies (HTTPS_PROXY, NO_PROXY ...); never for loopback."""
 
     def __post_init__(self) -> None:
-        """Checks; the clients extend it."""
+        """Checks the options; the clients extend it."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{self.url!r} is not like http://host:port")
@@ -73,12 +74,12 @@ class Options:
 
     @property
     def uses_proxies(self) -> bool:
-        """False for loopback, whatever the environment says."""
+        """True when the environment's proxies are used; false for loopback."""
         return self.trust_env and not is_loopback(urlsplit(self.url).hostname or "")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a URL's host is this machine by name or by address."""
+    """Returns whether a URL's host is this machine, by name or by address."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

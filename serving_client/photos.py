@@ -1,4 +1,4 @@
-"""A photo in any of the ways that a caller may have it -> its bytes."""
+"""Reads the bytes of a photo, in whatever form the caller has it."""
 
 import asyncio
 import os
@@ -9,18 +9,18 @@ from serving_client.errors import UnreadablePhotoError
 
 
 class Readable(Protocol):
-    """A binary file, an upload, a response: anything with `read`."""
+    """Binary file, upload or response: any object with `read`."""
 
     def read(self) -> bytes:
-        """All that is left of it."""
+        """Returns the remaining bytes."""
 
 
 Photo = bytes | bytearray | memoryview | str | os.PathLike[str] | Readable
-"""The file's bytes, its path (also as str), or a binary file object."""
+"""Bytes of the file, its path (also as str), or a binary file object."""
 
 
 async def content(photo: Photo) -> bytes:
-    """The bytes; a file is read on a thread. Raises UnreadablePhotoError."""
+    """Returns the bytes; reads files on a thread. Raises UnreadablePhotoError."""
     if isinstance(photo, bytes):
         return photo
     if isinstance(photo, bytearray | memoryview):

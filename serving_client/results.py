@@ -1,4 +1,4 @@
-"""What the clients return."""
+"""Results that the clients return."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ STAGE = re.compile(r"\s*([\w-]+)\s*;\s*dur=([0-9.]+)\s*")
 
 @dataclass(frozen=True)
 class Score:
-    """One class and its probability, 0 to 1."""
+    """Class and its probability, from 0 to 1."""
 
     label: str
     probability: float
@@ -21,7 +21,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time went in the service, in ms; None: it did not say."""
+    """Time spent in the service, in ms; None for a stage that it did not report."""
 
     decode_ms: float | None = None
     queue_ms: float | None = None
@@ -30,7 +30,7 @@ class Timing:
 
     @classmethod
     def parse(cls, header: str) -> "Timing":
-        """Reads Server-Timing, `decode;dur=1.2, queue;dur=0.4`; what it does not know is skipped."""
+        """Parses Server-Timing, `decode;dur=1.2, queue;dur=0.4`; skips unknown stages."""
         found = {m[1]: m[2] for part in header.split(",") if (m := STAGE.fullmatch(part))}
 
         def ms(name: str) -> float | None:
@@ -44,47 +44,47 @@ class Timing:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one photo."""
+    """Answer for one photo."""
 
     label: str
-    """The most probable class."""
+    """Most probable class."""
 
     probability: float
-    """Its probability, 0 to 1."""
+    """Probability of `label`, from 0 to 1."""
 
     top: tuple[Score, ...]
-    """The `top_k` most probable classes, best first; only the best one where no `top_k` was asked."""
+    """Most probable classes, best first: `top_k` of them, or one if `top_k` was not given."""
 
     timing: Timing
     request_id: str
-    """As it stands in the service's log."""
+    """Request id, as it is in the service's log."""
 
     latency_s: float = 0.0
     """Seconds from the call to the answer, all tries and pauses together."""
 
     tries: int = 1
-    """How many times the request was sent."""
+    """Number of times the request was sent."""
 
     body: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: JSON
-    """The answer's JSON; of any protocol, in the shape of the native one."""
+    """JSON of the answer; with any protocol in the shape of the native one."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The answer's headers, with names in lower case."""
+    """Headers of the answer, with names in lower case."""
 
     def after(self, latency_s: float, tries: int) -> "Prediction":
-        """The same, with what only the caller knows."""
+        """Returns a copy with the latency and the number of tries."""
         return replace(self, latency_s=latency_s, tries=tries)
 
 
 @dataclass(frozen=True)
 class BatchItem:
-    """One photo of `predict_many`: either its prediction or its error."""
+    """Result of `predict_many` for one photo: either its prediction or its error."""
 
     index: int
-    """Place in what was given, from 0."""
+    """Position among the given photos, from 0."""
 
     photo: Photo
-    """As it was given."""
+    """Photo as it was given."""
 
     prediction: Prediction | None
     error: ServingClientError | None
@@ -92,30 +92,30 @@ class BatchItem:
 
 @dataclass(frozen=True)
 class Model:
-    """What is served; the service may be older or newer than this client."""
+    """Served model; the service may be older or newer than this client."""
 
     name: str
     version: str
     labels: tuple[str, ...]
     body: Mapping[str, Any]  # Any: JSON
-    """All that `GET /model` says; of Triton, what `model.json` says, with backend and device."""
+    """Answer of `GET /model`; from Triton, the content of `model.json`, with backend and device."""
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether photos can be classified now; true or false by itself."""
+    """Readiness of the service; usable as a bool."""
 
     ready: bool
     detail: str
-    """The reason why not."""
+    """Reason when not ready, else empty."""
 
     def __bool__(self) -> bool:
-        """`if client.ready():`."""
+        """Allows `if client.ready():`."""
         return self.ready
 
 
 class Sample(NamedTuple):
-    """One value of `GET /metrics`."""
+    """Value of `GET /metrics`."""
 
     name: str
     labels: Mapping[str, str]

@@ -1,11 +1,14 @@
-"""Reads Prometheus' text format; prometheus-client is needed only here, and so imported only here."""
+"""Reads Prometheus' text format; the only module that needs prometheus-client."""
 
 from serving_client.answers import Answer, error, undocumented
 from serving_client.results import Sample
 
 
 def read(answer: Answer) -> list[Sample]:
-    """Of `GET /metrics`. Raises ServingClientError, ImportError without prometheus-client."""
+    """Reads the answer of `GET /metrics`.
+
+    Raises ServingClientError, and ImportError without prometheus-client.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     if answer.status != 200:

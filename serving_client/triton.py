@@ -1,8 +1,8 @@
-"""The Open Inference Protocol v2: makes its requests, reads its answers. No I/O.
+"""Open Inference Protocol v2: builds its requests, reads its answers. Does no I/O.
 
-It knows the model `food_classifier` as Triton serves it from what `python -m triton_repository` writes,
-and as the service itself has it: BYTES `INPUT_IMAGE` in; BYTES `FOOD_LABEL` and FP32 `PROBABILITY` out,
-the `top_k` best of each. A server that does not know the parameter `top_k` answers the best one.
+Knows one model, `food_classifier`, as Triton serves it from the output of `python -m triton_repository`
+and as the service itself serves it: BYTES `INPUT_IMAGE` in; BYTES `FOOD_LABEL` and FP32 `PROBABILITY`
+out, the `top_k` best of each. A server that ignores the parameter `top_k` answers the best one.
 """
 
 import base64
@@ -21,7 +21,7 @@ CONFIG, READY, INFER = f"{MODEL}/config", f"{MODEL}/ready", f"{MODEL}/infer"
 JSON_LENGTH = "Inference-Header-Content-Length"
 DESCRIPTION = "model.json"
 LABEL, PROBABILITY = "FOOD_LABEL", "PROBABILITY"
-NOT_READY = (400, 404, 503)  # Triton's for a model that it has not, or not yet
+NOT_READY = (400, 404, 503)  # Triton's statuses for a model that is missing or loading
 CODES = {
     400: "invalid_request",
     401: "unauthorized",
@@ -35,7 +35,7 @@ CODES = {
 
 
 def predict(photo: bytes, timeout_s: float, options: PredictOptions) -> Call:
-    """Asks for labels and probabilities; the server may drop what waits longer than `timeout_s`."""
+    """Builds an inference request; the server may drop it when it waits longer than `timeout_s`."""
     parameters = {"timeout": max(1, int(timeout_s * 1e6))}
     if "top_k" in options:
         parameters["top_k"] = options["top_k"]
@@ -58,7 +58,7 @@ def predict(photo: bytes, timeout_s: float, options: PredictOptions) -> Call:
 
 
 def prediction(answer: Answer, top_k: int | None) -> Prediction:
-    """Of `predict`; its `body` is what `POST /predict` would say. Raises ServingClientError."""
+    """Reads the answer to `predict`; `body` is as `POST /predict` has it. Raises ServingClientError."""
     if answer.status != 200:
         raise error(answer)
     try:
@@ -71,20 +71,20 @@ def prediction(answer: Answer, top_k: int | None) -> Prediction:
     body: dict[str, Any] = {"prediction": best.label, "probability": best.probability}  # Any: JSON
     if top_k is not None:
         body["top"] = [{"label": score.label, "probability": score.probability} for score in top]
-    return answers.answered(answer, top if top_k is not None else (best,), body)
+    return answers.build_prediction(answer, top if top_k is not None else (best,), body)
 
 
 def model(answer: Answer) -> Model:
-    """Of the model's configuration, which carries the description; without one, little is known.
+    """Reads the model's configuration, which usually carries `model.json`.
 
-    Raises ServingClientError.
+    Without `model.json`, labels and version are empty. Raises ServingClientError.
     """
     if answer.status != 200:
         raise error(answer)
     config = answer.json()
     if not isinstance(config, dict):
         raise answers.undocumented(answer)
-    description = described(config)
+    description = model_description(config)
     labels = description.get("labels")
     return Model(
         name=str(description.get("name", config.get("name", ""))),
@@ -94,8 +94,8 @@ def model(answer: Answer) -> Model:
     )
 
 
-def described(config: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
-    """What `model.json` says, out of a parameter; empty where there is none."""
+def model_description(config: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    """Returns the content of `model.json` from the configuration's parameters; empty without it."""
     try:
         found = json.loads(config["parameters"][DESCRIPTION]["string_value"])
     except (KeyError, TypeError, ValueError, RecursionError):
@@ -104,7 +104,7 @@ def described(config: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
 
 
 def device(config: Mapping[str, Any]) -> str:  # Any: JSON
-    """`cpu` or `cuda`, by the first group of instances; empty where it is Triton's choice."""
+    """Returns `cpu` or `cuda`, by the first instance group; empty when Triton chooses."""
     try:
         kind = config["instance_group"][0]["kind"]
     except (KeyError, IndexError, TypeError):
@@ -113,7 +113,7 @@ def device(config: Mapping[str, Any]) -> str:  # Any: JSON
 
 
 def readiness(answer: Answer) -> Readiness:
-    """Of the model's `ready`. Raises ServingClientError."""
+    """Reads the answer of the model's `ready`. Raises ServingClientError."""
     if answer.status == 200:
         return Readiness(True, "")
     if answer.status not in NOT_READY:
@@ -124,7 +124,7 @@ def readiness(answer: Answer) -> Readiness:
 
 
 def error(answer: Answer) -> ServingClientError:
-    """The error for an answer that is no 200; `{"error": "<in words>"}` has no code but the status."""
+    """Returns the error for a status other than 200; its code comes from the status."""
     body = answer.json()
     if isinstance(body, dict) and "error" in body and 400 <= answer.status < 600:
         code = CODES.get(answer.status, f"http_{answer.status}")

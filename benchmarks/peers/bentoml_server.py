@@ -1,7 +1,7 @@
 """BentoML: a worker for every two cores, eight threads each, without metrics and access log.
 
-The threads share one instance of one thread: ONNX Runtime lets go of Python's lock. Tried on two cores
-with 16 connections, requests a second, the range being the machine's: two workers of one thread 57 to
+The threads share one instance of one thread: ONNX Runtime releases Python's lock. Tried on two cores
+with 16 connections, in requests a second, as ranges over several runs: two workers of one thread 57 to
 71, of two threads 94 to 117, of eight 129; one worker of three to sixteen threads 73 to 144; an `async
 def` 75.
 """
@@ -29,12 +29,12 @@ from benchmarks.peers.common import CORES, Classify
     logging={"access": {"enabled": False}},
 )
 class Classifier:
-    """In each worker."""
+    """Service object of each worker."""
 
     def __init__(self) -> None:
         self.classify = Classify(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
 
     @bentoml.api(route="/predict")
     def predict(self, image: str) -> dict[str, Any]:
-        """One request."""
+        """Answers one request."""
         return self.classify.text(image)

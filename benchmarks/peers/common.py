@@ -1,4 +1,4 @@
-"""The same work for every peer: base64 JSON in, the predicted class out."""
+"""Shared work of the other servers: base64 JSON in, the predicted class out."""
 
 import io
 import json
@@ -24,15 +24,15 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class Classify:
-    """One model instance, of one thread unless `threads` says otherwise, in one of two pipelines.
+    """Model instance, of one thread unless `threads` says otherwise, with one of two pipelines.
 
-    `plain`: what the tutorials write, Pillow and NumPy in front of the float graph. `shared`: this
-    project's own decoder, JSON reader, and graph with the normalisation inside, lent to the peer, so
-    that only the servers differ.
+    `plain` is what tutorials write: Pillow and NumPy in front of the float graph. `shared` is this
+    project's own decoder, JSON reader, and graph with the normalisation inside, so that only the
+    servers differ.
     """
 
     def __init__(self, model_dir: str, pipeline: str, threads: int = 1) -> None:
-        """`threads`: of one inference in the plain pipeline; 0: ONNX Runtime's default, all cores."""
+        """`threads` are those of one inference in the plain pipeline; 0: ONNX Runtime's default."""
         settings = Settings(model_dir=Path(model_dir), device="cpu")
         model = Model.read(settings.model_dir)
         self.labels = model.labels
@@ -51,28 +51,28 @@ class Classify:
             self.backend.load(model, settings)
 
     def body(self, body: bytes) -> dict[str, Any]:
-        """`{"image": "<base64>"}` -> the answer."""
-        return (
-            self.text(json.loads(body)["image"]) if self.plain else self.picture(image_from_json(body))
-        )
+        """Answers the body `{"image": "<base64>"}`."""
+        if self.plain:
+            return self.text(json.loads(body)["image"])
+        return self.image_file(image_from_json(body))
 
     def text(self, base64: str) -> dict[str, Any]:
-        """Base64 -> the answer."""
-        return self.picture(b64decode(base64) if self.plain else from_base64(base64))
+        """Answers base64 text."""
+        return self.image_file(b64decode(base64) if self.plain else from_base64(base64))
 
-    def picture(self, data: bytes) -> dict[str, Any]:
-        """A picture file -> the answer."""
+    def image_file(self, data: bytes) -> dict[str, Any]:
+        """Answers an image file."""
         logits = self.infer_plain(data) if self.plain else self.infer_shared(data)
         score = best(self.labels, logits, 1)[0]
         return {"prediction": score.label, "probability": score.probability}
 
     def infer_shared(self, data: bytes) -> NDArray[np.float32]:
-        """Logits [classes]."""
+        """Returns logits [classes] from the shared pipeline."""
         logits: NDArray[np.float32] = self.backend.infer(self.decoder.decode(data)[np.newaxis])[0]
         return logits
 
     def infer_plain(self, data: bytes) -> NDArray[np.float32]:
-        """Logits [classes]."""
+        """Returns logits [classes] from the plain pipeline."""
         photo = resized(Image.open(io.BytesIO(data)).convert("RGB"), self.image)
         pixels = np.asarray(photo, np.float32) / 255
         mean, std = (np.asarray(values, np.float32) for values in (self.image.mean, self.image.std))
@@ -83,7 +83,7 @@ class Classify:
 
 
 def resized(photo: Image.Image, pipeline: ImagePipeline) -> Image.Image:
-    """Resize, centre crop, enlarge, one after the other: as one writes it with Pillow alone."""
+    """Resizes, crops the centre and enlarges in separate steps, as one does with Pillow alone."""
     if isinstance(pipeline.resize, int):
         scale = pipeline.resize / min(photo.size)
         size = (int(photo.width * scale + 1e-6), int(photo.height * scale + 1e-6))

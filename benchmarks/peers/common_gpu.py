@@ -1,6 +1,7 @@
-"""What the peers on a GPU are lent: this project's decoder, and its ONNX Runtime network on CUDA.
+"""Shared work of the other servers on a GPU: this project's decoder, and its network on CUDA.
 
-fp16, a CUDA graph for each batch size: only the servers differ.
+The network runs in ONNX Runtime, in fp16, with a CUDA graph for each batch size, so that only the
+servers differ.
 """
 
 from pathlib import Path
@@ -21,7 +22,7 @@ Pixels = NDArray[np.uint8]
 
 
 class Decode:
-    """Base64 -> pixels [height, width, 3]."""
+    """Decodes base64 to pixels [height, width, 3]."""
 
     def __init__(self, model_dir: str) -> None:
         settings = Settings(model_dir=Path(model_dir))
@@ -29,12 +30,12 @@ class Decode:
         self.decoder = ImageDecoder(image, settings.max_image_pixels)
 
     def __call__(self, base64: str) -> Pixels:
-        """One picture."""
+        """Decodes one image."""
         return self.decoder.decode(from_base64(base64))
 
 
 class Infer:
-    """Pixels of up to LARGEST pictures -> their answers; every batch size is warm."""
+    """Computes the answers for up to LARGEST images; every batch size is warm."""
 
     def __init__(self, model_dir: str) -> None:
         settings = Settings(model_dir=Path(model_dir), device="cuda", max_batch_size=LARGEST)
@@ -47,10 +48,10 @@ class Infer:
         for size in reversed(self.sizes):
             self.backend.infer(self.room[:size])
 
-    def __call__(self, pictures: list[Pixels]) -> list[dict[str, Any]]:
-        """One batch."""
-        count = len(pictures)
-        self.room[:count] = pictures
+    def __call__(self, images: list[Pixels]) -> list[dict[str, Any]]:
+        """Computes one batch."""
+        count = len(images)
+        self.room[:count] = images
         logits = self.backend.infer(self.room[: batch_sizes.padded(count, self.sizes)])[:count]
         scores = [best(self.labels, row, 1)[0] for row in logits]
         return [{"prediction": score.label, "probability": score.probability} for score in scores]

@@ -1,4 +1,4 @@
-"""The same work in plain PyTorch, as a tutorial writes it: eager, torchvision's transforms."""
+"""Work of `common.py` in eager PyTorch with torchvision's transforms, as a tutorial writes it."""
 
 import io
 from base64 import b64decode
@@ -15,7 +15,7 @@ from serving.model import ImagePipeline, Model
 
 
 class Eager:
-    """One network; inference takes as many threads as PyTorch is set to."""
+    """Network; inference uses the number of threads that PyTorch is set to."""
 
     def __init__(self, model_dir: str) -> None:
         model = Model.read(Path(model_dir))
@@ -24,11 +24,11 @@ class Eager:
         self.transform = v2.Compose(steps(model.description.image))
 
     def text(self, base64: str) -> dict[str, Any]:
-        """Base64 -> the answer."""
-        return self.picture(b64decode(base64))
+        """Answers base64 text."""
+        return self.image_file(b64decode(base64))
 
-    def picture(self, data: bytes) -> dict[str, Any]:
-        """A picture file -> the answer."""
+    def image_file(self, data: bytes) -> dict[str, Any]:
+        """Answers an image file."""
         photo = Image.open(io.BytesIO(data)).convert("RGB")
         batch: Tensor = self.transform(photo).unsqueeze(0)
         with torch.no_grad():
@@ -38,7 +38,7 @@ class Eager:
 
 
 def steps(image: ImagePipeline) -> list[v2.Transform]:
-    """The pipeline in torchvision's words; a PIL picture in, float32 [3, height, width] out."""
+    """Returns torchvision's transforms; they turn a PIL image into float32 [3, height, width]."""
     found: list[v2.Transform] = [v2.Resize(image.resize)]
     if image.center_crop:
         found.append(v2.CenterCrop(image.center_crop))

@@ -1,10 +1,10 @@
 """FastAPI with the handler of a tutorial, on PyTorch or ONNX Runtime with their default threads.
 
-Not tuned: it shows what one gets by following a tutorial. `def` is what FastAPI's documentation advises
-for work that blocks; FastAPI runs it in a pool of 40 threads. As an `async def`, which blocks the event
+Not tuned: it shows what one gets by following a tutorial. FastAPI's documentation advises `def` for
+work that blocks, and FastAPI runs it in a pool of 40 threads. As an `async def`, which blocks the event
 loop, it answered 134 requests a second instead of 136 with ONNX Runtime and 49 instead of 36 with
-PyTorch (two cores, 16 connections), at the price of a p99 of 0.7 s instead of 0.3 s, and 2.5 s instead
-of 0.5 s.
+PyTorch (two cores, 16 connections), but with a p99 of 0.7 s instead of 0.3 s, and 2.5 s instead of
+0.5 s.
 """
 
 import sys
@@ -29,13 +29,13 @@ else:
 
 
 class Request(BaseModel):
-    """A picture."""
+    """Image as base64."""
 
     image: str
 
 
 class Answer(BaseModel):
-    """The class of a picture."""
+    """Class of an image and its probability."""
 
     prediction: str
     probability: float
@@ -43,7 +43,7 @@ class Answer(BaseModel):
 
 @app.post("/predict")
 def predict(request: Request) -> Answer:
-    """One picture."""
+    """Classifies one image."""
     return Answer(**classify.text(request.image))
 
 

@@ -1,4 +1,4 @@
-"""LitServe on a GPU: batches, and a worker per core, because each decodes what it computes."""
+"""LitServe on a GPU: batches, and a worker per core, because each worker decodes its own images."""
 
 import sys
 from typing import Any
@@ -13,30 +13,30 @@ WAIT_S = 0.002
 
 
 class Classifier(litserve.LitAPI):
-    """The steps of a LitAPI with batches."""
+    """LitAPI with batches."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002 the interface's
-        """In each worker."""
+        """Loads decoder and network, in each worker."""
         self.decode, self.infer = Decode(MODEL_DIR), Infer(MODEL_DIR)
 
     def decode_request(self, request: dict[str, str], **_: Any) -> Pixels:
-        """One request's pixels."""
+        """Decodes one request to pixels."""
         return self.decode(request["image"])
 
     def batch(self, inputs: list[Pixels]) -> list[Pixels]:
-        """As they are."""
+        """Returns the list unchanged."""
         return inputs
 
-    def predict(self, pictures: list[Pixels], **_: Any) -> list[dict[str, Any]]:
-        """One batch."""
-        return self.infer(pictures)
+    def predict(self, images: list[Pixels], **_: Any) -> list[dict[str, Any]]:
+        """Computes one batch."""
+        return self.infer(images)
 
     def unbatch(self, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """As they are."""
+        """Returns the list unchanged."""
         return output
 
     def encode_response(self, output: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Sent as JSON."""
+        """Returns the answer, which LitServe sends as JSON."""
         return output
 
 

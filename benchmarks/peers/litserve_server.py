@@ -1,4 +1,4 @@
-"""LitServe: a worker per core, no batching (it gains nothing on a CPU), its own JSON."""
+"""LitServe: a worker per core, its own JSON, no batching, which does not pay on a CPU."""
 
 import sys
 from typing import Any
@@ -11,22 +11,22 @@ MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
 
 
 class Classifier(litserve.LitAPI):
-    """The four steps of a LitAPI."""
+    """LitAPI without batches."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002 the interface's
-        """In each worker."""
+        """Loads the model, in each worker."""
         self.classify = Classify(MODEL_DIR, PIPELINE)
 
     def decode_request(self, request: dict[str, str], **_: Any) -> str:
-        """The base64 text."""
+        """Returns the base64 text."""
         return request["image"]
 
     def predict(self, text: str, **_: Any) -> dict[str, Any]:
-        """One request."""
+        """Answers one request."""
         return self.classify.text(text)
 
     def encode_response(self, output: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Sent as JSON."""
+        """Returns the answer, which LitServe sends as JSON."""
         return output
 
 

@@ -1,4 +1,4 @@
-"""mosec on a GPU: a stage that decodes on all cores but one, and one that computes batches."""
+"""mosec on a GPU: a stage that decodes on all cores but one, and a stage that computes batches."""
 
 import os
 import sys
@@ -18,32 +18,32 @@ if "PEER_MODEL_DIR" not in os.environ:  # the workers run this file again
 
 
 class Decoder(Worker):
-    """JSON in, pixels to the next stage."""
+    """Stage from JSON to pixels."""
 
     def __init__(self) -> None:
         self.decode = Decode(os.environ["PEER_MODEL_DIR"])
 
     def deserialize(self, data: bytes) -> str:
-        """The base64 text."""
+        """Returns the base64 text."""
         return str(orjson.loads(data)["image"])
 
     def forward(self, data: str) -> Pixels:
-        """One picture."""
+        """Decodes one image."""
         return self.decode(data)
 
 
 class Classifier(Worker):
-    """Batches of pixels in, answers out."""
+    """Stage from batches of pixels to answers."""
 
     def __init__(self) -> None:
         self.infer = Infer(os.environ["PEER_MODEL_DIR"])
 
     def forward(self, data: list[Pixels]) -> list[dict[str, Any]]:
-        """One batch."""
+        """Computes one batch."""
         return self.infer(data)
 
     def serialize(self, data: dict[str, Any]) -> bytes:
-        """The answer as JSON."""
+        """Returns the answer as JSON."""
         return orjson.dumps(data)
 
 

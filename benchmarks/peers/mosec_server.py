@@ -15,21 +15,21 @@ if "PEER_MODEL_DIR" not in os.environ:  # the workers run this file again
 
 
 class Classifier(Worker):
-    """The body travels as it is."""
+    """Only stage; gets the body unparsed."""
 
     def __init__(self) -> None:
         self.classify = Classify(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
 
     def deserialize(self, data: bytes) -> bytes:
-        """Nothing to do."""
+        """Returns the body unchanged."""
         return data
 
     def forward(self, data: bytes) -> dict[str, Any]:
-        """One request."""
+        """Answers one request."""
         return self.classify.body(data)
 
     def serialize(self, data: dict[str, Any]) -> bytes:
-        """The answer as JSON."""
+        """Returns the answer as JSON."""
         return orjson.dumps(data)
 
 

@@ -22,13 +22,13 @@ MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
 
 
 class Classifier:
-    """In each replica."""
+    """Deployment; Ray makes one object per replica."""
 
     def __init__(self, model_dir: str, pipeline: str) -> None:
         self.classify = Classify(model_dir, pipeline)
 
     async def __call__(self, request: Request) -> dict[str, Any]:
-        """One request; the others wait in the loop, as the core is busy."""
+        """Answers one request; others wait in the event loop, as the core is busy."""
         return self.classify.body(await request.body())
 
 

@@ -1,7 +1,7 @@
-"""Runs the Triton that the wheel nvidia-pytriton carries, which has the Python backend only.
+"""Runs the Triton in the wheel nvidia-pytriton, which has the Python backend only.
 
-`python -m benchmarks.peers.triton_launch REPOSITORY PORT`, with the interpreter of an environment that
-has the wheel and what the models import; also called by `triton_server.py`.
+`python -m benchmarks.peers.triton_launch REPOSITORY PORT` needs the interpreter of an environment that
+has the wheel and the models' packages; `triton_server.py` calls `launch`.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def launch(repository: Path, port: str, *options: str) -> None:
-    """Becomes the server: HTTP on 127.0.0.1, nothing else. Ends only by an exception."""
+    """Replaces this process by the server, with HTTP on 127.0.0.1 only. Returns only by an exception."""
     package = find_spec("pytriton")
     if package is None or package.origin is None:
         raise FileNotFoundError("nvidia-pytriton is not installed here")

@@ -1,4 +1,4 @@
-"""The model.py of Triton's Python backend; copied into its model repository."""
+"""Model for Triton's Python backend; `triton_server.py` copies it into the model repository."""
 # ruff: noqa: E402
 
 import os
@@ -15,14 +15,14 @@ from benchmarks.peers.common import Classify
 
 
 class TritonPythonModel:
-    """One instance."""
+    """Model instance."""
 
     def initialize(self, _: dict[str, str]) -> None:
-        """In each instance's process."""
+        """Loads the model, in each instance's process."""
         self.classify = Classify(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Base64 text in, class and probability out."""
+        """Answers base64 text with class and probability."""
         responses = []
         for request in requests:
             text = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()[0].decode()

@@ -1,4 +1,4 @@
-"""Triton with its Python backend: an instance per core; nvidia-pytriton carries the server."""
+"""Triton with its Python backend, an instance per core; nvidia-pytriton contains the server."""
 
 import os
 import shutil

@@ -22,7 +22,7 @@ const config = $("page").dataset;
 const say = (text) => { $("say").textContent = text; };
 const alarm = (text) => { $("alarm").textContent = text; };
 
-/** What went wrong, and what to do; `waits`: it goes on by itself when the service is ready. */
+/** Error in words: cause and advice; with `waits`, the card retries when the service is ready. */
 class Problem extends Error {
   constructor(title, advice, { code = "", retryAfter = 0, waits = "" } = {}) {
     super(title);
@@ -36,7 +36,7 @@ const tooLarge = () => new Problem(
 
 // ---- Photos: made smaller in the browser, upright, without the place -------------------------
 
-/** {blob, note, reduced, thumb, preview}: what is sent for a file, and shown. Throws Problem. */
+/** Prepares a file to send and show: {blob, note, reduced, thumb, preview}. Throws Problem. */
 async function prepare(file, original) {
   if (!file.size) throw new Problem("This file is empty.", "Choose another one.");
   const head = await readable(file);
@@ -68,7 +68,7 @@ const sizeOf = (picture, { size }) =>
 const bytes = (count) =>
   count < 1e6 ? `${Math.max(1, Math.round(count / 1e3))} KB` : `${(count / 1e6).toFixed(1)} MB`;
 
-/** The beginning of a file as text. Throws Problem where it cannot be read (a folder, say). */
+/** Reads the beginning of a file as text. Throws Problem if it cannot be read (a folder). */
 async function readable(file) {
   try {
     const head = await file.slice(0, METADATA_BYTES).arrayBuffer();
@@ -81,7 +81,7 @@ async function readable(file) {
 const jpeg = (canvas, quality) =>
   new Promise((done) => { canvas.toBlob(done, "image/jpeg", quality); });
 
-/** A canvas with the picture over white, never enlarged. */
+/** Draws the image on a white canvas; never enlarges it. */
 function draw(bitmap, scale) {
   const factor = Math.min(1, scale);
   const canvas = document.createElement("canvas");
@@ -97,7 +97,7 @@ function draw(bitmap, scale) {
 
 // ---- Asking the server -----------------------------------------------------------------------
 
-/** {answer, page, times, requestId} for a blob. Throws Problem, or AbortError when cancelled. */
+/** Returns {answer, page, times, requestId} of a blob. Throws Problem, AbortError if cancelled. */
 async function classify(blob, signal) {
   const type = blob.type.startsWith("image/") ? blob.type : "application/octet-stream";
   const headers = { "Content-Type": type, Accept: "application/json" };
@@ -109,7 +109,7 @@ async function classify(blob, signal) {
   return { answer, page, times, requestId: response.headers.get("X-Request-ID") };
 }
 
-/** fetch, with a lost connection as a Problem. */
+/** Calls fetch; throws Problem when the connection is lost. */
 async function request(url, options) {
   try {
     return await fetch(url, { cache: "no-store", ...options });
@@ -140,7 +140,7 @@ function problemOf(response, answer, page) {
   return new Problem(page?.title ?? answer.detail, page?.advice ?? "", { code, retryAfter, waits });
 }
 
-/** [[part, ms], ...] from a Server-Timing header and the time the browser measured. */
+/** Returns [[part, ms], ...] from a Server-Timing header and the time the browser measured. */
 function timesOf(header, elapsed) {
   const measured = new Map(
     [...header.matchAll(/([\w-]+)[^,]*?;dur=([\d.]+)/g)].map(([, name, ms]) => [name, Number(ms)]),
@@ -174,7 +174,7 @@ const service = {
 
   closed() { return ["loading", "down", "offline"].includes(this.state); },
 
-  /** A card met a service that is not ready. */
+  /** Shows the state that a card found, and asks again soon. */
   lost(state) {
     this.show(state);
     clearTimeout(this.timer);
@@ -218,7 +218,7 @@ const service = {
   },
 };
 
-/** The choices of the feedback, where the server did not know the labels yet. */
+/** Adds the labels to a feedback form that the server rendered before it knew them. */
 function offerLabels(within, labels) {
   const select = within.querySelector("select");
   if (select?.length !== 2) return; // "choose ..." and "none of these"
@@ -228,7 +228,7 @@ function offerLabels(within, labels) {
 const modelText = ({ title, backend, device }) =>
   [title, [backend, device].filter(Boolean).join(" on ")].filter(Boolean).join(", ");
 
-/** Text in which "Rice 37 %" is not broken where a line has room for it. */
+/** Returns text nodes in which a line does not break within "Rice 37 %". */
 const unbroken = (text) => text.split(/(\S+ [<>]?\d+ %,?)/).map((part, odd) =>
   (odd % 2 ? element("span", part, "together") : part));
 
@@ -271,7 +271,7 @@ class Card {
     this.offer(actions);
   }
 
-  /** Shows these buttons only; focus stays in the card when its button goes. */
+  /** Shows these buttons only; keeps the focus in the card when its button disappears. */
   offer(actions) {
     for (const action of ["cancel", "retry"]) {
       const button = this.button(action);
@@ -281,7 +281,7 @@ class Card {
     }
   }
 
-  /** From the queue to an answer, a failure, or waiting for the service. */
+  /** Takes the card from the queue to an answer, a failure, or waiting for the service. */
   async work() {
     this.abort = new AbortController();
     this.show("working", "\u00a0", "", []);
@@ -305,7 +305,7 @@ class Card {
     this.element.classList.add("spinning");
   }
 
-  /** Asks until the service is not busy. */
+  /** Asks, and asks again while the service is busy. */
   async ask() {
     for (let tries = 1; ; tries += 1) {
       this.abort.signal.throwIfAborted();
@@ -471,7 +471,7 @@ const queue = {
     });
   },
 
-  /** The service is ready: what waited for it goes in. */
+  /** Adds the cards that waited for the service to the queue; called when it is ready. */
   resume() {
     for (const card of cards) {
       if (card.state === "waiting" && !this.working.has(card)) this.add(card);
@@ -509,7 +509,7 @@ function refresh() {
   document.body.classList.toggle("busy-page", cards.length > 0);
 }
 
-/** The pictures in a drop: files, or one that another page holds in its own text. */
+/** Returns the images of a drop: files, or a data: URL in another page's text. Throws Problem. */
 async function dropped(transfer) {
   if (transfer.files.length) return [...transfer.files];
   const markup = new DOMParser().parseFromString(transfer.getData("text/html"), "text/html");
@@ -536,7 +536,7 @@ async function fetched(address) {
   return new File([blob], new URL(address, location.href).pathname.split("/").pop(), blob);
 }
 
-/** A problem that belongs to no card. */
+/** Shows a problem that belongs to no card. */
 function complain(problem) {
   document.querySelector(".problem")?.remove();
   const box = element("div", "", "problem");
@@ -627,7 +627,7 @@ function resetFeedback(form, token) {
   feedbackStep(form, "ask");
 }
 
-/** ask: Right or Wrong; choice: which food; thanks: saved, with undo. */
+/** Shows one step: `ask` (right or wrong), `choice` (which label), `thanks` (saved, with undo). */
 function feedbackStep(form, step, text = "") {
   const [ask, choice, thanks] = form.querySelectorAll(".feedback-row");
   ask.hidden = step === "thanks";
@@ -709,7 +709,7 @@ function listenToCards() {
 
 // ---- CSV and history -------------------------------------------------------------------------
 
-/** One cell; a formula's first character is made harmless for spreadsheets. */
+/** Formats a cell; escapes a first character that makes spreadsheets see a formula. */
 const cell = (value) => {
   const text = String(value);
   return `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll("\"", "\"\"")}"`;
@@ -752,7 +752,7 @@ function remember(card) {
   showHistory();
 }
 
-/** What is no longer among the answers above it. */
+/** Shows the earlier answers that have no card on the page. */
 function showHistory() {
   const shown = new Set(cards.map((card) => card.entry));
   const entries = readHistory().filter(({ id }) => !shown.has(id));

@@ -1,4 +1,4 @@
-"""A real Chromium, the page as a real process, and a stub in place of the API."""
+"""Fixtures of the browser tests: a real Chromium, the page as a process, a stub in place of the API."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ Opener = Callable[..., Page]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs a browser."""
+    """Marks every test of this folder as one that needs a browser."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
@@ -35,9 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Chromium with a fresh profile.
+    """Starts Chromium with a fresh profile, for this folder only.
 
-    For this folder only: as long as Playwright is there, its event loop runs in the tests' thread.
+    While Playwright runs, its event loop occupies the tests' thread.
     """
     found = os.environ.get("SERVING_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), "")
     if not found:
@@ -54,20 +54,20 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def feedback_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the page keeps feedback."""
+    """Folder in which the page keeps feedback."""
     return tmp_path_factory.mktemp("feedback")
 
 
 @pytest.fixture(scope="session")
 def session_stub() -> Iterator[StubApi]:
-    """One stub for all tests."""
+    """Stub that all tests share."""
     with stub_api() as made:
         yield made
 
 
 @pytest.fixture
 def stub(session_stub: StubApi) -> Iterator[StubApi]:
-    """The stub as new, whatever the test before it commanded."""
+    """Shared stub, reset after the previous test."""
     session_stub.reset()
     yield session_stub
     session_stub.reset()
@@ -75,7 +75,7 @@ def stub(session_stub: StubApi) -> Iterator[StubApi]:
 
 @pytest.fixture(scope="session")
 def base_url(session_stub: StubApi, feedback_dir: Path) -> Iterator[str]:
-    """The page's address."""
+    """Address of the page."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     env = {
         "UI_PORT": str(port),
@@ -89,7 +89,7 @@ def base_url(session_stub: StubApi, feedback_dir: Path) -> Iterator[str]:
 
 @pytest.fixture
 def open_page(browser: Browser, base_url: str, stub: StubApi) -> Iterator[Opener]:
-    """Opens the page in a context of its own; no test may break the policy or the script."""
+    """Opens the page in its own context; fails the test when it breaks the policy or the script."""
     assert stub.port
     contexts: list[BrowserContext] = []
     complaints: list[str] = []

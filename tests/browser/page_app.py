@@ -1,4 +1,4 @@
-"""The page's application for tests: in this process, in front of a stub."""
+"""Application of the page for tests: in this process, in front of a stub."""
 
 import io
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ JPEG = {"Content-Type": "image/jpeg"}
 
 @contextmanager
 def page_app(stub: StubApi, **fields: Any) -> Iterator[Flask]:  # Any: fields of Settings
-    """The application, its connections closed at the end."""
+    """Yields the application; closes its connections at the end."""
     app = create_app(Settings(api_url=stub.url, **fields))
     try:
         yield app
@@ -27,5 +27,5 @@ def page_app(stub: StubApi, **fields: Any) -> Iterator[Flask]:  # Any: fields of
 
 
 def form(*files: tuple[bytes, str]) -> dict[str, list[tuple[io.BytesIO, str]]]:
-    """Photos and their names in a form as Flask's test client takes it."""
+    """Returns a form of photos and their names, as Flask's test client takes it."""
     return {"photo": [(io.BytesIO(content), name) for content, name in files]}

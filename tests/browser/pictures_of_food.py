@@ -1,4 +1,4 @@
-"""Files to choose in the browser tests."""
+"""Files that the browser tests upload."""
 
 import io
 from pathlib import Path
@@ -15,7 +15,7 @@ ORIENTATION = 0x0112
 
 
 class FilePayload(TypedDict):
-    """A file as Playwright takes it."""
+    """File in the shape that Playwright takes."""
 
     name: str
     mimeType: str
@@ -23,12 +23,12 @@ class FilePayload(TypedDict):
 
 
 def payload(name: str, content: bytes, kind: str = "image/jpeg") -> FilePayload:
-    """A file that is not on disk."""
+    """Returns a file that is not on disk."""
     return {"name": name, "mimeType": kind, "buffer": content}
 
 
 def from_a_phone(folder: Path) -> Path:
-    """A large photo, lying on its side by EXIF, with the place in it."""
+    """Returns a large photo that EXIF turns by 90 degrees, with the place in its metadata."""
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     exif.get_ifd(GPS_IFD).update({1: "N", 2: (48.0, 12.0, 30.0), 3: "E", 4: (16.0, 22.0, 0.0)})
@@ -38,7 +38,7 @@ def from_a_phone(folder: Path) -> Path:
 
 
 def opened(content: bytes) -> Image.Image:
-    """A picture, read to its end."""
+    """Decodes an image completely."""
     image = Image.open(io.BytesIO(content))
     image.load()
     return image

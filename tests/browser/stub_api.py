@@ -1,4 +1,4 @@
-"""A small real API for tests of the page: answers as commanded, and notes what it was asked."""
+"""Stub of the API for tests of the page: a real server with prepared answers, which records requests."""
 
 import base64
 import json
@@ -50,49 +50,49 @@ class Asked:
 
     @property
     def photo(self) -> bytes:
-        """The picture in it."""
+        """Image in the request."""
         if isinstance(self.body, bytes):
             return self.body
         return base64.b64decode(self.body["image"], validate=True)
 
 
 def ok(scores: Mapping[str, float] = SURE) -> Reply:
-    """The best classes, as the API answers with top_k."""
+    """Returns an answer with the best classes, in the shape of the API's with top_k."""
     top = [{"label": label, "probability": p} for label, p in scores.items()]
     body = {"prediction": top[0]["label"], "probability": top[0]["probability"], "top": top}
     return Reply(200, body, {"Server-Timing": TIMES})
 
 
 def error(status: int, code: str, retry_after: int | None = None) -> Reply:
-    """An error as the API words it."""
+    """Returns an error in the API's shape."""
     body = {"detail": f"stub says {code}", "code": code, "request_id": "stub-1"}
     return Reply(status, body, {} if retry_after is None else {"Retry-After": str(retry_after)})
 
 
 class StubApi:
-    """Listens on a port of its own; `down` and `up` keep the port."""
+    """Stub on a port of its own; `down` and `up` keep the port."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.held = threading.Event()
-        """Cleared: /predict waits, until it is set or the client has gone."""
+        """While cleared, /predict waits until it is set or the client disconnects."""
         self.port = 0
         self._server: _Server | None = None
         self.reset()
 
     def reset(self) -> None:
-        """As new: up, ready, nothing asked yet."""
+        """Resets everything: up, ready, no requests recorded."""
         self.held.set()
         if self.port and self._server is None:
             self.up()
         self.answers: deque[Reply] = deque()
-        """Used up one by one; then `usual` is the answer."""
+        """Answers of the next requests; `usual` is the answer after them."""
         self.usual = ok()
         self.ready = Reply(200, {"status": "ready"})
         self.model: Any = dict(MODEL)  # JSON
         self.asked: list[Asked] = []
         self.left = 0
-        """Clients that went while they were held."""
+        """Number of clients that disconnected while their request was held."""
         self.inside = 0
         self.most_inside = 0
         self.connections = 0
@@ -103,13 +103,13 @@ class StubApi:
         return f"http://127.0.0.1:{self.port}"
 
     def up(self) -> None:
-        """Listens."""
+        """Starts to listen."""
         self._server = _Server(self, self.port)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def down(self) -> None:
-        """Refuses connections; ends those that are open."""
+        """Refuses connections, and closes the open ones."""
         if self._server is not None:
             self._server.shutdown()
             self._server.end_connections()
@@ -119,7 +119,7 @@ class StubApi:
 
 @contextmanager
 def stub_api() -> Iterator[StubApi]:
-    """A running stub."""
+    """Yields a running stub."""
     stub = StubApi()
     stub.up()
     try:
@@ -151,7 +151,7 @@ class _Server(ThreadingHTTPServer):
             connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # Any: socketserver's own
-        """A client that goes away is no news."""
+        """Ignores errors: a client may disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(reply)
 
     def _hold(self) -> bool:
-        """Waits while commanded; True when the client left meanwhile."""
+        """Waits while `held` is cleared; returns whether the client disconnected meanwhile."""
         while not self.server.stub.held.wait(0.01):
             readable, _, _ = select.select([self.connection], [], [], 0)
             if readable and not self.connection.recv(1, socket.MSG_PEEK):
@@ -212,4 +212,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 Any: http.server's own
-        """Silent."""
+        """Logs nothing."""

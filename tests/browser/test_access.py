@@ -1,4 +1,4 @@
-"""For everyone: keyboard, screen reader, small screens, dark mode, no JavaScript."""
+"""Accessibility: keyboard, screen reader, small screens, dark mode, no JavaScript."""
 
 import re
 from typing import Any, Literal
@@ -20,7 +20,7 @@ PHONE: dict[str, Any] = {  # Any: Playwright's options
 
 
 def violations(page: Page) -> list[str]:
-    """What axe-core finds, in words."""
+    """Describes the violations that axe-core finds."""
     found = Axe().run(page, options=RULES).response["violations"]
     return [f"{item['id']}: {node['html']}" for item in found for node in item["nodes"]]
 
@@ -35,7 +35,7 @@ def tab_to(page: Page, selector: str) -> None:
 
 
 def several_states(page: Page, stub: StubApi) -> None:
-    """A sure and an unsure answer, an error, details and the feedback's choice open."""
+    """Shows a sure and an unsure answer, an error, the details and the feedback form."""
     stub.answers.extend([ok()])
     page.locator("#photos").set_input_files(payload("x" * 90 + ".jpg", EGG.read_bytes()))
     expect(page.locator('.card[data-state="done"]')).to_have_count(1)

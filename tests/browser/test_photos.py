@@ -1,4 +1,4 @@
-"""Photos come in, one or many, and answers come out."""
+"""Photos, one or many, that are chosen, dropped, pasted or taken; and their answers."""
 
 import base64
 import re
@@ -31,7 +31,7 @@ GIVE = """([event, target, name, type, text, file]) => {
 
 
 def give(page: Page, event: str, content: Path | tuple[str, str]) -> None:
-    """Drops or pastes a file, or (type, text) as another page would hand it over."""
+    """Drops or pastes a file, or a (type, text) pair as another page hands it over."""
     if isinstance(content, Path):
         text = base64.b64encode(content.read_bytes()).decode()
         page.evaluate(GIVE, [event, "footer", content.name, "image/jpeg", text, True])
@@ -261,7 +261,7 @@ def test_details(open_page: Opener, base_url: str, stub: StubApi) -> None:
 
 
 def test_the_code_is_about_the_file_itself(open_page: Opener, tmp_path: Path) -> None:
-    """A JPEG made in the browser was sent; whoever copies the command has the PNG."""
+    """The script sends a JPEG made in the browser, but the copied command is about the PNG file."""
     Image.new("RGB", (1500, 1200), "red").save(path := tmp_path / "soup.png")
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(path)

@@ -12,7 +12,7 @@ from tests.servers import api, free_port, running
 
 @pytest.fixture(scope="module")
 def real_page() -> Iterator[str]:
-    """The address of a page in front of the ONNX service."""
+    """Address of a page in front of the ONNX service."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     with api("fastapi_onnx") as api_url:
         env = {"UI_PORT": str(port), "UI_API_URL": api_url}

@@ -1,4 +1,4 @@
-"""Slow, busy, down, offline, too large: what is said, what is done, and how it ends well."""
+"""Trouble: a slow, busy or missing API, no network, files too large; what the page says and does."""
 
 import json
 from pathlib import Path

@@ -73,6 +73,32 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind() -> None:
         assert not alive
 
 
+def test_the_death_of_one_ends_the_other() -> None:
+    with launched() as (launcher, _, _):
+        children = psutil.Process(launcher.pid).children(recursive=True)
+        page_of(children).kill()
+        assert launcher.wait(30) == 1
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+
+
+def test_a_second_signal_kills_what_does_not_end() -> None:
+    with launched() as (launcher, _, _):
+        children = psutil.Process(launcher.pid).children(recursive=True)
+        page = page_of(children)
+        page.suspend()
+        launcher.terminate()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert alive == [page]
+        launcher.terminate()
+        assert launcher.wait(20) == 0
+        assert not page.is_running()
+
+
+def page_of(processes: list[psutil.Process]) -> psutil.Process:
+    return next(process for process in processes if "flask_app" in process.cmdline())
+
+
 def test_one_that_cannot_start_ends_both() -> None:
     environment = {
         **os.environ,

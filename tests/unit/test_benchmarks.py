@@ -96,7 +96,7 @@ def test_every_protocol_has_its_request(protocol: Protocol) -> None:
 
 
 def test_photos_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no pictures"):
+    with pytest.raises(ValueError, match="no images"):
         photos(tmp_path)
     (tmp_path / "b.jpg").write_bytes(jpeg())
     (tmp_path / "a.png").write_bytes(b"first")

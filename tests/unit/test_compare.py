@@ -126,9 +126,9 @@ def test_a_failed_set_up_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_peers_see_the_same_picture(size: tuple[int, int]) -> None:
     photo = pictures.jpeg(*size)
     shared = Classify(FOOD, "shared")
-    expected = shared.picture(photo)
+    expected = shared.image_file(photo)
     for peer in (Classify(FOOD, "plain"), Classify(FOOD, "plain", threads=0), Eager(FOOD)):
-        answer = peer.picture(photo)
+        answer = peer.image_file(photo)
         assert answer["prediction"] == expected["prediction"]
         assert answer["probability"] == pytest.approx(expected["probability"], abs=0.03)
     logits = Classify(FOOD, "plain").infer_plain(photo)

@@ -1,24 +1,24 @@
-"""Which connections the page's server closes, told from their states alone."""
+"""Connections that the page's server closes, tested on their states alone."""
 
 from dataclasses import dataclass, field
 
 import pytest
 
-from flask_app.connections import RECEIVE_WITHIN_S, SPARE_CONNECTIONS, Waiting
+from flask_app.connections import RECEIVE_WITHIN_S, SPARE_CONNECTIONS, ConnectionLimiter
 
 NOW = 1_000_000.0
 
 
 @dataclass(eq=False)
 class Request:
-    """As much of waitress's request as counts here."""
+    """Part of waitress' request that the limiter reads."""
 
     body_bytes_received: int = 0
 
 
 @dataclass(eq=False)
 class Channel:
-    """As much of waitress's connection as counts here."""
+    """Part of waitress' channel that the limiter reads and sets."""
 
     request: Request | None = None
     requests: list[Request] = field(default_factory=list)
@@ -27,56 +27,56 @@ class Channel:
 
 
 @pytest.fixture
-def waiting() -> Waiting:
-    """Three connections, a hundred bytes."""
-    return Waiting(3 + SPARE_CONNECTIONS, 100)
+def limiter() -> ConnectionLimiter:
+    """Limiter for three connections and a hundred bytes."""
+    return ConnectionLimiter(3 + SPARE_CONNECTIONS, 100)
 
 
 def closed(channels: list[Channel]) -> list[bool]:
     return [channel.will_close for channel in channels]
 
 
-def test_a_request_must_be_complete_in_time(waiting: Waiting) -> None:
-    """However often a byte of it comes; one that is answered may take its time."""
+def test_a_request_must_be_complete_in_time(limiter: ConnectionLimiter) -> None:
+    """Sending a byte now and then does not help; an answer may take its time."""
     channels = [Channel(Request()), Channel(requests=[Request()]), Channel()]
-    waiting.close_some(channels, [], NOW)
-    waiting.close_some(channels, [], NOW + RECEIVE_WITHIN_S)
+    limiter.close_excess(channels, [], NOW)
+    limiter.close_excess(channels, [], NOW + RECEIVE_WITHIN_S)
     assert closed(channels) == [False, False, False]
-    waiting.close_some(channels, [], NOW + RECEIVE_WITHIN_S + 1)
+    limiter.close_excess(channels, [], NOW + RECEIVE_WITHIN_S + 1)
     assert closed(channels) == [True, False, False]
 
 
-def test_the_next_request_has_its_own_time(waiting: Waiting) -> None:
+def test_the_next_request_has_its_own_time(limiter: ConnectionLimiter) -> None:
     channel = Channel(Request())
-    waiting.close_some([channel], [], NOW)
+    limiter.close_excess([channel], [], NOW)
     channel.request = Request()
-    waiting.close_some([channel], [], NOW + RECEIVE_WITHIN_S + 1)
+    limiter.close_excess([channel], [], NOW + RECEIVE_WITHIN_S + 1)
     assert not channel.will_close
 
 
-def test_of_too_many_the_one_that_waits_longest_goes(waiting: Waiting) -> None:
+def test_of_too_many_the_one_that_waits_longest_goes(limiter: ConnectionLimiter) -> None:
     served = Channel(requests=[Request()], last_activity=NOW - 99)
     channels = [served, Channel(), Channel(last_activity=NOW - 9), Channel()]
-    waiting.close_some(channels, [], NOW)
+    limiter.close_excess(channels, [], NOW)
     assert closed(channels) == [False, False, True, False]
-    waiting.close_some(channels, [], NOW)
+    limiter.close_excess(channels, [], NOW)
     assert sum(closed(channels)) == 1
 
 
-def test_of_too_many_bytes_the_oldest_half_goes(waiting: Waiting) -> None:
+def test_of_too_many_bytes_the_oldest_half_goes(limiter: ConnectionLimiter) -> None:
     oldest, idle = Channel(Request(40)), Channel(last_activity=NOW - 9)
-    waiting.close_some([oldest, idle], [], NOW)
+    limiter.close_excess([oldest, idle], [], NOW)
     channels = [idle, Channel(Request(61)), oldest]
-    waiting.close_some(channels, [], NOW + 1)
+    limiter.close_excess(channels, [], NOW + 1)
     assert closed(channels) == [False, False, True]
 
 
-def test_bodies_that_wait_for_a_thread_count(waiting: Waiting) -> None:
-    """Also where their client has gone, and once where it has not."""
+def test_bodies_that_wait_for_a_thread_count(limiter: ConnectionLimiter) -> None:
+    """Counts a body once, also when its client has disconnected."""
     gone, queued = Channel(requests=[Request(60)]), Channel(requests=[Request(30)])
     channels = [queued, Channel(Request(10))]
-    waiting.close_some(channels, [queued, gone], NOW)
+    limiter.close_excess(channels, [queued, gone], NOW)
     assert closed(channels) == [False, False]
     channels.append(Channel(Request(1)))
-    waiting.close_some(channels, [queued, gone], NOW + 1)
+    limiter.close_excess(channels, [queued, gone], NOW + 1)
     assert closed(channels) == [False, True, False]

@@ -83,7 +83,7 @@ def test_hostile_labels_are_escaped(stub: StubApi, client: FlaskClient) -> None:
 
 
 def encoded(content: bytes) -> dict[str, Any]:
-    """The same for a large file, which the test client would encode in a temporary file."""
+    """Encodes a large file by hand; the test client would use a temporary file."""
     head = b'--b\r\nContent-Disposition: form-data; name="photo"; filename="egg.jpg"\r\n\r\n'
     content_type = "multipart/form-data; boundary=b"
     return {"data": head + content + b"\r\n--b--\r\n", "content_type": content_type}

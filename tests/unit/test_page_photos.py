@@ -89,7 +89,7 @@ def test_heic_without_a_decoder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(importlib.util.find_spec("pillow_heif") is None, reason="no pillow-heif")
 def test_heic_becomes_jpeg() -> None:
-    photos._learn_heic()
+    photos._register_heic()
     assert photos.Decoder().for_the_api(picture("HEIF")).startswith(b"\xff\xd8")
     with pytest.raises(ConversionError):
         photos.Decoder().for_the_api(HEIC)
@@ -97,7 +97,7 @@ def test_heic_becomes_jpeg() -> None:
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
 def test_broken_avif_is_an_error() -> None:
-    """Its decoder raises what no other does."""
+    """The AVIF decoder raises an exception of its own kind."""
     content = picture("AVIF")
     for end in range(16, len(content), 7):
         with pytest.raises(ConversionError):
@@ -105,7 +105,7 @@ def test_broken_avif_is_an_error() -> None:
 
 
 def test_hostile_metadata_has_no_thumbnail() -> None:
-    """Turning the picture upright, Pillow writes its metadata anew: here, a width that is a text."""
+    """Pillow rewrites the metadata when it turns the image; here the width in it is a text."""
     exif = Image.Exif()
     exif[ORIENTATION], exif[MAKE] = 6, "abc"
     buffer = io.BytesIO()
@@ -124,7 +124,7 @@ def test_a_large_picture_is_converted_smaller() -> None:
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
 def test_all_decoding_is_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures that are decoded side by side take the memory of all of them."""
+    """Decoding several images at the same time would take the memory of all of them."""
     threads = []
 
     def note(*_: object) -> bytes:
@@ -141,5 +141,5 @@ def test_all_decoding_is_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_postscript_is_never_opened() -> None:
-    """Pillow would hand it to Ghostscript."""
+    """Pillow would run Ghostscript on it."""
     assert photos.Decoder().thumbnail(picture("EPS")) is None

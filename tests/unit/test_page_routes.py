@@ -1,4 +1,4 @@
-"""The page's routes, in front of a stub API: what people and the script get."""
+"""Routes of the page, in front of a stub API: answers for people and for the script."""
 
 import base64
 import io

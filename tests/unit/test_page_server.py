@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from flask_app.__main__ import HELD_BYTES
 from flask_app.samples import SAMPLES
+from flask_app.server import HELD_BYTES
 from tests.browser.stub_api import StubApi, stub_api, until
 from tests.servers import ROOT, free_port, running
 
@@ -62,7 +62,7 @@ def test_cancel_reaches_the_api(stub: StubApi, page: tuple[int, subprocess.Popen
 
 
 def test_large_bodies_leave_no_file(stub: StubApi, page: tuple[int, subprocess.Popen[str]]) -> None:
-    """Waitress keeps the body in memory: the process opens no temporary file for it."""
+    """Waitress keeps the body in memory: the process opens no temporary file."""
     stub.held.clear()
     answers: list[tuple[int, bytes]] = []
     body = PHOTO + b"\0" * 900_000
@@ -79,7 +79,7 @@ def test_large_bodies_leave_no_file(stub: StubApi, page: tuple[int, subprocess.P
 
 
 def test_idle_connections_give_way(page: tuple[int, subprocess.Popen[str]]) -> None:
-    """As many as the server takes, and none of them asks anything."""
+    """Opens more connections than the server accepts, and sends nothing on them."""
     with ExitStack() as stack:
         for _ in range(250):
             stack.enter_context(socket.create_connection(("127.0.0.1", page[0]), timeout=30))
@@ -87,7 +87,7 @@ def test_idle_connections_give_way(page: tuple[int, subprocess.Popen[str]]) -> N
 
 
 def test_halves_of_bodies_give_way(page: tuple[int, subprocess.Popen[str]]) -> None:
-    """More than is held in memory: those that wait longest are closed."""
+    """Sends more than the server holds in memory: it closes those that wait longest."""
     head = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
     with ExitStack() as stack:
         first = stack.enter_context(socket.create_connection(("127.0.0.1", page[0]), timeout=30))
@@ -102,8 +102,14 @@ def test_halves_of_bodies_give_way(page: tuple[int, subprocess.Popen[str]]) -> N
         assert ask(page[0])[0] == 200
 
 
+def test_a_target_that_cannot_be_read_is_answered(page: tuple[int, subprocess.Popen[str]]) -> None:
+    with socket.create_connection(("127.0.0.1", page[0]), timeout=30) as browser:
+        browser.sendall(b"GET http://[/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert browser.recv(12) == b"HTTP/1.1 400"
+
+
 def test_addresses_come_from_a_trusted_proxy(tmp_path: Path) -> None:
-    """Visitors behind one proxy are limited one by one."""
+    """Visitors behind one proxy are limited each on their own."""
     port = free_port()
     env = {
         "UI_PORT": str(port),
@@ -117,7 +123,7 @@ def test_addresses_come_from_a_trusted_proxy(tmp_path: Path) -> None:
 
 
 def say(port: int, visitor: str) -> int:
-    """Posts feedback without a signature; the answer's status."""
+    """Posts feedback without a signature; returns the status."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         kind = "application/x-www-form-urlencoded"
@@ -199,7 +205,7 @@ def test_secrets_that_cannot_be_read_end_it_at_once(tmp_path: Path) -> None:
 
 
 def check_refusal(env: dict[str, str], said: str) -> None:
-    """One line, and the exit code of a wrong setting."""
+    """Checks that a wrong setting gives one line and exit code 2."""
     ended = subprocess.run(
         [sys.executable, "-m", "flask_app"],
         cwd=ROOT,

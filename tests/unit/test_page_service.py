@@ -8,7 +8,7 @@ from flask_app.service import Service
 
 
 class HangingApi:
-    """Answers when it is let."""
+    """API that answers only when it is released."""
 
     def __init__(self) -> None:
         self.may_answer = threading.Event()
@@ -16,13 +16,13 @@ class HangingApi:
         self.may_answer.set()
 
     def not_ready(self) -> str | None:
-        """Ready, sooner or later."""
+        """Returns None, which means ready, after the release."""
         self.asked.set()
         assert self.may_answer.wait(60)
         return None
 
     def model(self) -> dict[str, str]:
-        """A model without labels."""
+        """Returns a model without labels."""
         return {"name": "soups"}
 
 

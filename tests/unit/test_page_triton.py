@@ -107,7 +107,7 @@ def test_a_server_that_answers_only_the_best(stub: StubApi, client: FlaskClient)
 
 
 def shown(page: str, kind: str) -> str:
-    """The code of one kind that visitors copy."""
+    """Returns one kind of the code that visitors copy."""
     return html.unescape(page.partition(f'<code class="{kind}">')[2].partition("</code>")[0])
 
 
