@@ -1,150 +1,263 @@
-"""Photos over plain TCP, for programs that want neither HTTP nor base64; on where `tcp_port` is set.
+"""Images over plain TCP, for clients that want neither HTTP nor base64; on where `tcp_port` is set.
 
-All numbers are big-endian and unsigned. A request frame:
+`tcp_frames.py` describes the frames. A connection carries any number of requests, and answers are sent
+as they are ready, in any order. While 32 requests of a connection are unanswered, the service reads
+nothing more from it. A client that closes its sending side has left: its requests are cancelled.
 
-    4 bytes   length of what follows
-    4 bytes   id, any number; the answer carries it
-    2 bytes   length of the options, 0 to 1024
-    ...       options: a JSON object, all of it optional:
-              {"top_k": 5, "timeout_ms": 1000, "priority": "bulk", "request_id": "r-1", "key": "KEY"}
-    ...       the photo: a picture file, to the end of the frame
-
-A response frame:
-
-    4 bytes   length of what follows
-    4 bytes   id of the request; 0 where its frame could not be read
-    2 bytes   status, as HTTP has it: 200, 400, 503 ...
-    ...       a JSON object. 200: {"prediction", "probability", "request_id", "ms": {"decode", "queue",
-              "infer", "total"}}, with "top" where `top_k` was asked; otherwise {"detail", "code",
-              "request_id"} with the codes of `/predict`, and "retry_after" in seconds for a 503
-
-A connection may carry any number of requests; answers come as they are ready, in any order. Where the
-service has an API key, the first frame brings it as `key`; later ones need not. Where 32 requests of
-a connection are unanswered, nothing more is read from it until one is. The service answers what it has
-accepted and closes the connection after a mistake that hides where the next frame begins (a length
-that makes no sense, or is too large), after a wrong key, after a frame that does not arrive in time,
-and where nothing happens for `tcp_idle_timeout_s`. A client that closes its sending side has left:
-what it still waits for is cancelled.
-
-With several web processes each listens on the same port (SO_REUSEPORT), and the system spreads the
-connections; `cluster.py` holds the port, so that another program on it is noticed at start.
+A wrong key, a frame that is too large or too slow, lengths that make no sense: after its answers to
+these, the service closes the connection. It also closes one that is idle for `tcp_idle_timeout_s`.
+Several web processes listen on the same port (SO_REUSEPORT).
 """
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
 
-from serving.errors import ConfigurationError, OverloadedError
-from serving.http.access_log import choose_id
+from serving.errors import (
+    ConfigurationError,
+    InvalidImageError,
+    InvalidRequestError,
+    OverloadedError,
+    PayloadTooLargeError,
+    ServingError,
+    SlowBodyError,
+    UnauthorizedError,
+)
+from serving.http.access_log import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
 from serving.http.body import BodyReader
+from serving.inference.active_model import EncodedImage
 from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.protocols import tcp_frames as frames
-from serving.protocols.tcp_connection import Connection
+from serving.protocols.admission import KeyCheck
+from serving.protocols.native import prediction_json
 from serving.settings import Settings
 
 BACKLOG = 512
-READ_AHEAD_BYTES = 64 * 1024  # per connection, twice that before the system is asked to wait
+CHUNK_BYTES = 64 * 1024
+LINGER_S = 2.0
+MAX_UNANSWERED = 32
 STOP_S = 5.0
+FATAL = (frames.BrokenFrameError, PayloadTooLargeError, SlowBodyError, UnauthorizedError)
+CLIENT_LEFT = (OSError, EOFError)
 
 
 class TcpServer:
-    """Serves one classifier over TCP while `running`; does nothing where no port is set.
+    """Serves images over TCP; `reader` bounds the bytes of TCP and HTTP requests together."""
 
-    `reader` is that of the HTTP front-end, so that the bound on buffered bytes is one for both.
-    """
-
-    def __init__(self, classifier: InferenceService, reader: BodyReader) -> None:
-        self.classifier = classifier
+    def __init__(self, service: InferenceService, reader: BodyReader) -> None:
+        self.service = service
         self.reader = reader
-        self._connections: set[Connection] = set()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Listens until the block ends, then answers what was accepted. Raises ConfigurationError."""
-        settings = self.classifier.settings
-        if settings.tcp_port is None:
+        """Listens until the block ends, then answers what was received. Raises ConfigurationError."""
+        if self.service.settings.tcp_port is None:
             yield
             return
-        listener = bind(settings)
+        listener = bind(self.service.settings)
         host, port = listener.getsockname()[:2]
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: ConnectionProtocol(self), sock=listener, backlog=BACKLOG
+        server = await asyncio.start_server(
+            self._on_connection, sock=listener, backlog=BACKLOG, limit=CHUNK_BYTES
         )
         logger().info("listening", host=host, port=port, protocol="tcp")
         try:
             yield
         finally:
             server.close()
-            await self._stop()
-
-    def welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection | None:
-        """Serves a new connection, or refuses it."""
-        if len(self._connections) >= self.classifier.settings.tcp_max_connections:
-            self._refuse(writer)
-            return None
-        connection = Connection(self.classifier, self.reader, reader, writer)
-        self._connections.add(connection)
-
-        def on_end(_: asyncio.Task[None]) -> None:
-            self._connections.discard(connection)
-            writer.close()
-
-        connection.start().add_done_callback(on_end)
-        return connection
-
-    def _refuse(self, writer: asyncio.StreamWriter) -> None:
-        error = OverloadedError("too many connections")
-        writer.write(frames.response(0, error.status, frames.complaint(error, choose_id(None))))
-        writer.close()
-        self.classifier.metrics.requests.labels("tcp", str(error.status), error.code).inc()
-
-    async def _stop(self) -> None:
-        tasks = [connection.finish() for connection in self._connections]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=STOP_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-
-
-class ConnectionProtocol(asyncio.StreamReaderProtocol):
-    """A connection's protocol; tells at once that the client has left, also while nobody reads."""
-
-    def __init__(self, server: TcpServer) -> None:
-        self._server = server
-        self._connection: Connection | None = None
-        super().__init__(asyncio.StreamReader(READ_AHEAD_BYTES), self._on_connection)
+            for connection in self._connections.values():
+                connection.finish()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):  # cancels the connections that are late
+                    await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connection = self._server.welcome(reader, writer)
+        if len(self._connections) >= self.service.settings.tcp_max_connections:
+            error = OverloadedError("too many connections")
+            writer.write(frames.response(0, error.status, frames.error_content(error, choose_id(None))))
+            writer.close()
+            self.service.metrics.requests.labels("tcp", str(error.status), error.code).inc()
+            return
+        connection = Connection(self, reader, writer)
+        task = asyncio.get_running_loop().create_task(connection.run())
+        self._connections[task] = connection
+        task.add_done_callback(self._connections.pop)
 
-    def eof_received(self) -> bool:
-        """The client sends nothing more."""
-        if self._connection:
-            self._connection.leave()
-        return bool(super().eof_received())
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        if self._connection:
-            self._connection.leave()
-        super().connection_lost(exc)
+class Connection:
+    """Serves one client: each frame's task reads it, starts the task of the next one, and answers."""
+
+    def __init__(
+        self, server: TcpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._service = server.service
+        self._settings = server.service.settings
+        self._body_reader = server.reader
+        self._reader = reader
+        self._writer = writer
+        client = (writer.get_extra_info("peername") or ("",))[0]
+        self._record = partial(
+            record, server.service.metrics, method="TCP", path="tcp", series="tcp", client=client
+        )
+        self._timeout_s = self._settings.body_timeout_ms / 1000
+        self._key = KeyCheck(self._settings.api_key)
+        self._authorized = False
+        self._tasks = asyncio.TaskGroup()
+        self._reading: asyncio.Task[None] | None = None  # None after a fatal mistake
+        self._unread = 0  # bytes of the image that is being read
+        self._unanswered = 0
+        self._free = asyncio.Semaphore(MAX_UNANSWERED)
+
+    async def run(self) -> None:
+        """Serves until the client leaves, is idle or makes a fatal mistake, or until `finish`."""
+        try:
+            async with self._tasks:
+                self._read_next()
+            if not self._writer.is_closing():
+                self._writer.write_eof()
+                async with asyncio.timeout(LINGER_S):  # unread bytes at the close would destroy answers
+                    while await self._reader.read(CHUNK_BYTES):
+                        pass
+        except* CLIENT_LEFT:
+            pass  # the group has cancelled what the client was waiting for
+        finally:
+            self._writer.close()
+
+    def finish(self) -> None:
+        """Reads nothing more; `run` ends when what was received is answered."""
+        if self._reading is not None:
+            self._reading.cancel()
+            if not self._unanswered:
+                self._writer.close()
+
+    def _read_next(self) -> None:
+        self._reading = self._tasks.create_task(self._request())
+
+    async def _request(self) -> None:
+        """Serves one frame. Raises CLIENT_LEFT, which cancels the other requests of the connection."""
+        async with self._free:
+            if not (first := await self._first_byte()):
+                return
+            self._unanswered += 1
+            context, number, status = RequestContext(choose_id(None)), 0, CLIENT_GONE
+            try:
+                try:
+                    head = frames.parse_head(first + await self._read(frames.REQUEST.size - 1, "frame"))
+                    number, self._unread = head.id, head.image_bytes
+                    answer = 200, await self._predict(head, context)
+                except CLIENT_LEFT:
+                    raise
+                except Exception as error:
+                    problem = to_client_error(error, context)
+                    if self._reading is asyncio.current_task():  # nobody has read the rest of the frame
+                        await self._skip(problem)
+                    answer = problem.status, frames.error_content(problem, context.request_id)
+                await self._send(frames.response(number, *answer))
+                status = answer[0]
+            finally:
+                self._unanswered -= 1
+                self._record(context, status, timed=True)
+
+    async def _first_byte(self) -> bytes:
+        """Waits for the next frame; returns nothing when the connection is idle."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.tcp_idle_timeout_s):
+                    return await self._reader.readexactly(1)
+            except TimeoutError:
+                if not self._unanswered or self._reader.exception():
+                    return b""
+
+    async def _predict(self, head: frames.Head, context: RequestContext) -> dict[str, Any]:
+        """Reads the rest of the frame and classifies its image. Raises ServingError."""
+        frames.check_sizes(head, self._settings.max_body_bytes)
+        options = frames.parse_options(await self._read(head.options_bytes, "options"))
+        context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
+        self._check(options)
+        bulk = options.priority == "bulk"
+        self._service.check_free_slot(bulk)
+        async with self._body_reader.collect(self._chunks()) as image:
+            self._read_next()
+            timeout_ms = options.timeout_ms or self._settings.request_timeout_ms
+            deadline = time.monotonic() + timeout_ms / 1000
+            images = [EncodedImage(len(image), lambda: image)]
+            found = await self._service.classify(images, options.top_k or 1, deadline, bulk)
+        context.set_timings(found.timings)
+        return {
+            **prediction_json(found.tops[0], options.top_k is not None),
+            "request_id": context.request_id,
+            "ms": context.milliseconds,
+        }
+
+    def _check(self, options: frames.Options) -> None:
+        """Raises UnauthorizedError, InvalidRequestError or InvalidImageError."""
+        self._authorized |= self._key.matches((options.key or "").encode())
+        if not self._authorized:
+            raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
+        for name, value, largest in (
+            ("top_k", options.top_k, len(self._service.active.labels)),
+            ("timeout_ms", options.timeout_ms, self._settings.request_timeout_ms),
+        ):
+            if value is not None and value > largest:
+                raise InvalidRequestError(f"{name} must be a whole number from 1 to {largest}")
+        if not self._unread:
+            raise InvalidImageError("the frame has no photo")
+
+    async def _read(self, size: int, part: str) -> bytes:
+        """Raises SlowBodyError."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._reader.readexactly(size)
+        except TimeoutError as error:
+            raise SlowBodyError(f"the {part} did not arrive in time") from error
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        """Reads the image."""
+        while self._unread:
+            chunk = await self._reader.read(min(self._unread, CHUNK_BYTES))
+            if not chunk:
+                raise EOFError
+            self._unread -= len(chunk)
+            yield chunk
+
+    async def _skip(self, problem: ServingError) -> None:
+        """Drops the rest of a refused frame and goes on to the next one, where that can be found."""
+        if not isinstance(problem, FATAL):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    async for _ in self._chunks():
+                        pass
+                self._read_next()
+                return
+        self._reading = None
+
+    async def _send(self, response: bytes) -> None:
+        """Raises CLIENT_LEFT, also for a client that does not read its answers."""
+        if self._writer.is_closing():
+            raise ConnectionResetError  # `write` would raise RuntimeError in uvloop
+        self._writer.write(response)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._writer.drain()
+        except TimeoutError:
+            self._writer.transport.abort()
+            raise
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket on `tcp_port` that does not listen yet. Raises ConfigurationError."""
+    """Returns a socket on `tcp_port` that does not listen yet. Raises ConfigurationError."""
     shared = settings.shares_ports
     if shared and settings.tcp_port == 0:
         raise ConfigurationError("SERVING_TCP_PORT=0 needs SERVING_WEB_PROCESSES=1: all share the port")
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
         listener.bind((settings.host, settings.tcp_port))
     except OSError as error:
         listener.close()

@@ -1,4 +1,4 @@
-"""A small client of `tcp.py`: `python -m serving.protocols.tcp_client photo.jpg` prints its class."""
+"""Client for `tcp.py`: `python -m serving.protocols.tcp_client photo.jpg` prints its class."""
 
 import argparse
 import os
@@ -16,12 +16,12 @@ from serving.protocols import tcp_frames as frames
 
 DEFAULT_PORT = 9000
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-STRANGER = "what answers there is no food classifier"
+NOT_THE_SERVICE = "what answers there is no food classifier"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One response frame; `tcp.py` describes the content."""
+    """One response frame; `tcp_frames.py` describes the content."""
 
     id: int
     status: int
@@ -31,7 +31,7 @@ class Answer:
 class TcpClient:
     """One connection, used by one thread at a time; a context manager.
 
-    `send` and `receive` may be called any number of times each: several requests are then under way.
+    `send` may be called any number of times before `receive`: answers come as they are ready.
     """
 
     def __init__(self, host: str, port: int, key: str | None = None, timeout_s: float = 30.0) -> None:
@@ -54,13 +54,13 @@ class TcpClient:
         self.close()
 
     def close(self) -> None:
-        """What is still under way is cancelled by the service."""
+        """Closes the connection; the service cancels the requests without an answer."""
         self._file.close()
         self._socket.close()
 
     def send(
         self,
-        photo: bytes,
+        image: bytes,
         *,
         top_k: int | None = None,
         timeout_ms: int | None = None,
@@ -69,27 +69,27 @@ class TcpClient:
         """Sends a request; returns its id. Raises OSError."""
         options = frames.Options(top_k, timeout_ms, "bulk" if bulk else "interactive", key=self._key)
         self._last_id = self._last_id % frames.MAX_ID + 1
-        self._socket.sendall(frames.request(self._last_id, photo, options))
+        self._socket.sendall(frames.request(self._last_id, image, options))
         self._key = None  # once is enough
         return self._last_id
 
     def receive(self) -> Answer:
-        """The next answer, of whichever request. Raises OSError, also where none will come."""
+        """Returns the next answer, of any request. Raises OSError, also when none will come."""
         length, number, status = frames.RESPONSE.unpack(self._exactly(frames.RESPONSE.size))
         size = length - frames.AFTER_LENGTH
         if not 0 <= size <= MAX_ANSWER_BYTES:
-            raise ConnectionError(STRANGER)
+            raise ConnectionError(NOT_THE_SERVICE)
         try:
             content = orjson.loads(self._exactly(size))
         except orjson.JSONDecodeError as error:
-            raise ConnectionError(STRANGER) from error
+            raise ConnectionError(NOT_THE_SERVICE) from error
         if not isinstance(content, dict):
-            raise ConnectionError(STRANGER)
+            raise ConnectionError(NOT_THE_SERVICE)
         return Answer(number, status, content)
 
-    def predict(self, photo: bytes, *, top_k: int | None = None) -> Answer:
-        """`send` and `receive`, where nothing else is under way. Raises OSError."""
-        self.send(photo, top_k=top_k)
+    def predict(self, image: bytes, *, top_k: int | None = None) -> Answer:
+        """Sends a request and returns its answer; no other request may be unanswered. Raises OSError."""
+        self.send(image, top_k=top_k)
         return self.receive()
 
     def _exactly(self, size: int) -> bytes:
@@ -100,7 +100,7 @@ class TcpClient:
 
 
 def main() -> int:
-    """Returns the exit status: 1 when a photo was not answered."""
+    """Classifies the files on the command line; returns the exit status, 1 if one has no answer."""
     parser = argparse.ArgumentParser(prog="python -m serving.protocols.tcp_client", description=__doc__)
     parser.add_argument("photos", nargs="+", type=Path, metavar="photo")
     parser.add_argument("--host", default="127.0.0.1")
@@ -120,14 +120,14 @@ def main() -> int:
 
 
 def show(client: TcpClient, path: Path) -> bool:
-    """Prints one line; returns whether the photo was classified. Raises OSError."""
+    """Prints one line for an image; returns whether it was classified. Raises OSError."""
     try:
-        photo = path.read_bytes()
+        image = path.read_bytes()
     except OSError as error:
         print(f"{path}: {error}", file=sys.stderr)  # noqa: T201
         return False
     started = time.perf_counter()
-    answer = client.predict(photo)
+    answer = client.predict(image)
     ms = 1000 * (time.perf_counter() - started)
     if answer.status != 200:
         print(f"{path}: {answer.content.get('detail')} ({answer.status})", file=sys.stderr)  # noqa: T201

@@ -1,6 +1,16 @@
-"""The frames of the TCP front-end: bytes to numbers and back, no I/O. `tcp.py` describes the format.
+"""The frames of the TCP protocol, to bytes and back; shared by `tcp.py` and `tcp_client.py`.
 
-Used by the server and by `serving.protocols.tcp_client`.
+Numbers are big-endian and unsigned. A length counts the bytes after itself.
+
+    request   uint32 length, uint32 id, uint16 length of the options (at most 1024), options, image file
+    response  uint32 length, uint32 id, uint16 HTTP status, JSON object
+
+The options are a JSON object with any of the fields of `Options`, or nothing at all. A response carries
+the id of its request, or 0 where the request's frame could not be read. Its JSON object is
+
+    200       {"prediction", "probability", "request_id", "ms": {"decode", "queue", "infer", "total"}},
+              and "top" where `top_k` was asked for
+    others    {"detail", "code", "request_id"} as in `/predict`; "retry_after" in seconds for a 503
 """
 
 import struct
@@ -12,30 +22,30 @@ import orjson
 
 from serving.errors import InvalidJsonError, InvalidRequestError, PayloadTooLargeError, ServingError
 
-LENGTH = struct.Struct(">I")
 REQUEST = struct.Struct(">IIH")  # length, id, length of the options
 RESPONSE = struct.Struct(">IIH")  # length, id, status
-AFTER_LENGTH = REQUEST.size - LENGTH.size
+AFTER_LENGTH = REQUEST.size - 4
 MAX_OPTIONS_BYTES = 1024
 MAX_ID = 2**32 - 1
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a request frame may say; the meanings are those of `/predict`."""
+    """The options of a request; their meanings are those of `/predict`."""
 
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     timeout_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: Literal["interactive", "bulk"] = "interactive"
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
     key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    """The API key; needed in the first frame of a connection only."""
 
 
 DECODER = msgspec.json.Decoder(Options)
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
 
 
-class BrokenFrameError(Exception):
-    """The lengths make no sense: where the next frame begins cannot be known."""
+class BrokenFrameError(InvalidRequestError):
+    """The lengths in a frame make no sense, so that the next frame cannot be found."""
 
 
 @dataclass(frozen=True)
@@ -44,56 +54,57 @@ class Head:
 
     id: int
     options_bytes: int
-    photo_bytes: int
+    image_bytes: int
 
 
 def parse_head(data: bytes) -> Head:
-    """Ten bytes -> what follows them. Raises BrokenFrameError."""
+    """Reads the first ten bytes of a request frame. Raises BrokenFrameError."""
     length, number, options_bytes = REQUEST.unpack(data)
-    photo_bytes = length - AFTER_LENGTH - options_bytes
-    if length < AFTER_LENGTH or photo_bytes < 0:
-        raise BrokenFrameError(f"a length of {length} with {options_bytes} bytes of options")
-    return Head(number, options_bytes, photo_bytes)
+    image_bytes = length - AFTER_LENGTH - options_bytes
+    if image_bytes < 0:
+        text = f"a length of {length} with {options_bytes} bytes of options"
+        raise BrokenFrameError(f"the frame cannot be read: {text}")
+    return Head(number, options_bytes, image_bytes)
 
 
-def check_sizes(head: Head, max_photo_bytes: int) -> None:
+def check_sizes(head: Head, max_image_bytes: int) -> None:
     """Raises PayloadTooLargeError."""
     if head.options_bytes > MAX_OPTIONS_BYTES:
         raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
-    if head.photo_bytes > max_photo_bytes:
-        raise PayloadTooLargeError(f"the photo has more than {max_photo_bytes} bytes")
+    if head.image_bytes > max_image_bytes:
+        raise PayloadTooLargeError(f"the photo has more than {max_image_bytes} bytes")
 
 
 def parse_options(data: bytes) -> Options:
-    """JSON, or nothing at all. Raises InvalidJsonError or InvalidRequestError."""
+    """Reads the options of a request. Raises InvalidJsonError or InvalidRequestError."""
     if not data:
         return Options()
     try:
         try:
             return DECODER.decode(data)
         except msgspec.ValidationError as error:
-            SYNTAX.decode(data)  # what breaks off further on is no JSON at all
+            SYNTAX.decode(data)  # broken JSON behind the wrong field is the greater mistake
             raise InvalidRequestError(f"the options are not as documented: {error}"[:200]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidJsonError(f"the options are not JSON: {error}"[:200]) from error
 
 
-def request(number: int, photo: bytes, options: Options) -> bytes:
-    """A request frame."""
-    said = msgspec.json.encode(options)
-    length = AFTER_LENGTH + len(said) + len(photo)
-    return b"".join((REQUEST.pack(length, number, len(said)), said, photo))
-
-
-def complaint(error: ServingError, request_id: str) -> dict[str, Any]:
-    """The content of an answer that is no 200."""
-    said: dict[str, Any] = {"detail": error.detail, "code": error.code, "request_id": request_id}
-    if "Retry-After" in error.headers:
-        said["retry_after"] = int(error.headers["Retry-After"])
-    return said
+def request(number: int, image: bytes, options: Options) -> bytes:
+    """Builds a request frame; `number` is its id."""
+    text = msgspec.json.encode(options)
+    length = AFTER_LENGTH + len(text) + len(image)
+    return b"".join((REQUEST.pack(length, number, len(text)), text, image))
 
 
 def response(number: int, status: int, content: dict[str, Any]) -> bytes:
-    """A response frame; `content` is anything that orjson takes."""
-    body = orjson.dumps(content)
-    return RESPONSE.pack(AFTER_LENGTH + len(body), number, status) + body
+    """Builds a response frame; `number` is the request's id, `content` any JSON object."""
+    text = orjson.dumps(content)
+    return RESPONSE.pack(AFTER_LENGTH + len(text), number, status) + text
+
+
+def error_content(error: ServingError, request_id: str) -> dict[str, Any]:
+    """Returns the JSON object of a response that reports an error."""
+    content: dict[str, Any] = {"detail": error.detail, "code": error.code, "request_id": request_id}
+    if "Retry-After" in error.headers:
+        content["retry_after"] = int(error.headers["Retry-After"])
+    return content

@@ -1,4 +1,4 @@
-"""Streams of requests: their order, their number, and what ends one that does nothing."""
+"""Streams of requests: the order of answers, the number of streams, and their time limits."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from serving.errors import OverloadedError, SlowBodyError
-from serving.protocols.v2.grpc_streams import IDLE_S, UNDER_WAY, Streams
+from serving.protocols.v2.grpc_streams import IDLE_S, MAX_UNANSWERED, Streams
 from serving.settings import Settings
 
 MB = 2**20
@@ -23,7 +23,7 @@ class Client:
         self._reads = reads
 
     async def read(self) -> Any:
-        """The next message, or gRPC's end of stream."""
+        """Returns the next message, or gRPC's end of stream."""
         message = await self.sent.get()
         return grpc.aio.EOF if message is None else message
 
@@ -35,25 +35,25 @@ class Client:
 
 
 def streams(timeout_ms: int = 60_000) -> Streams:
-    """With four places."""
+    """Returns the streams of a service that allows four."""
     return Streams(
         Settings(body_timeout_ms=timeout_ms, max_body_bytes=4 * MB, max_buffered_bytes=16 * MB)
     )
 
 
 async def same(message: bytes) -> bytes:
-    """Its own answer."""
+    """Answers a message with itself."""
     return message
 
 
 async def settled(condition: Any) -> None:
-    """Lets the others run until it holds."""
+    """Lets other tasks run until the condition holds."""
     while not condition():  # noqa: ASYNC110 nobody sets an event
         await asyncio.sleep(0)
 
 
 def run(work: Coroutine[object, object, None]) -> None:
-    """Within a time that only a mistake takes."""
+    """Runs a test; one that hangs fails after 20 s."""
     asyncio.run(asyncio.wait_for(work, 20))
 
 
@@ -71,13 +71,13 @@ def test_answers_keep_their_order_and_few_are_under_way() -> None:
         for number in range(40):
             client.sent.put_nowait(str(number).encode())
         client.sent.put_nowait(None)
-        await settled(lambda: len(began) == UNDER_WAY)
+        await settled(lambda: len(began) == MAX_UNANSWERED)
         for gate in reversed(gates[1:]):
             gate.set()
         for _ in range(100):
             await asyncio.sleep(0)
         assert client.received == []
-        assert len(began) == UNDER_WAY
+        assert len(began) == MAX_UNANSWERED
         gates[0].set()
         await serving
         assert [int(answer) for answer in client.received] == list(range(40))

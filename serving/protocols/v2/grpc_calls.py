@@ -1,4 +1,4 @@
-"""What every call of the gRPC port shares: who asks, how errors are told, what is counted and logged."""
+"""Metadata, errors, metrics and log lines of the calls on the gRPC port."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,28 +33,28 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-SMALL_BYTES = 64 * 1024  # of a message; whatever is in it, it becomes a few megabytes at most
+SMALL_BYTES = 64 * 1024  # a message of this size becomes a few megabytes at most when it is parsed
 Message = Any  # protobuf's classes are made at run time
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
 
 @dataclass
 class Outcome:
-    """Of one request."""
+    """The result of one request: its context, and its error if it failed."""
 
     own: RequestContext
     error: ServingError | None = None
 
 
 class Calls:
-    """Counts and logs, as `middleware.AccessLogMiddleware` does for HTTP."""
+    """Counts and logs requests, as AccessLogMiddleware does for HTTP."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     @contextmanager
     def recording(self, name: str, context: Context) -> Iterator[Outcome]:
-        """One request from its beginning to its end; an error of the block is the outcome's."""
+        """Records the block as one request; an exception in it becomes the outcome's error."""
         outcome = Outcome(own_context(context))
         status = CLIENT_GONE
         try:
@@ -62,14 +62,15 @@ class Calls:
             status = 200
         except Exception as caught:
             outcome.error = error = to_client_error(caught, outcome.own)
-            # gRPC keeps how a call was aborted until a collection: not what it had sent, too
+            # gRPC keeps the error of an aborted call until the next garbage collection: its frames would
+            # keep what the client has sent
             error.__traceback__ = error.__cause__ = error.__context__ = None
             status = outcome.error.status
         finally:
             self._record(name, status, context, outcome.own)
 
     async def fail(self, name: str, context: Context, caught: Exception) -> None:
-        """Ends a call that failed outside of any request."""
+        """Records and ends a call that failed outside of any request."""
         own = own_context(context)
         error = to_client_error(caught, own)
         self._record(name, error.status, context, own)
@@ -90,19 +91,19 @@ class Calls:
 
 
 def own_context(context: Context) -> RequestContext:
-    """With the client's request id, where it sent one."""
+    """Returns a new request context, with the client's request id if it sent one."""
     metadata = dict(context.invocation_metadata() or ())
     return RequestContext(choose_id(str(metadata.get("x-request-id", "")).encode()))
 
 
 def authorization(context: Context) -> str:
-    """As HTTP's header; bytes, which gRPC has for other names, are none."""
+    """Returns the `authorization` metadata in the form of HTTP's header; '' without one."""
     value = dict(context.invocation_metadata() or ()).get("authorization", "")
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, str) else ""  # keys that end with -bin have bytes
 
 
 def parsed(kind: Message, data: bytes) -> Message:
-    """A message of this kind. Raises InvalidRequestError."""
+    """Parses a message of the class `kind`. Raises InvalidRequestError."""
     if len(data) > SMALL_BYTES:
         check_fields(data, kind.DESCRIPTOR)
     try:
@@ -112,7 +113,7 @@ def parsed(kind: Message, data: bytes) -> Message:
 
 
 async def abort(context: Context, error: ServingError) -> None:
-    """Ends the call."""
+    """Ends the call with the status and the detail of the error."""
     code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
     retry_after = error.headers.get("Retry-After")
     trailing = (("retry-after", retry_after),) if retry_after else ()

@@ -1,8 +1,8 @@
-"""What bounds the clients of the gRPC port: connections, streams, messages that are slow or never end.
+"""Bounds for the clients of the gRPC port: connections, streams, and how messages arrive.
 
-gRPC itself bounds how long a connection may be idle, but neither the time that one message takes nor
-what all unfinished ones hold in memory. So `grpc.py` reads messages by `MessageReadLimiter`. An unread
-message buffers at most one flow-control window.
+gRPC limits neither the time that one message takes to arrive nor the memory that all unfinished messages
+hold together. So `grpc.py` reads each message through `MessageReadLimiter`; a message that nobody reads
+buffers at most one flow-control window. `check_fields` bounds what a message becomes when it is parsed.
 """
 
 import asyncio
@@ -15,18 +15,17 @@ from google.protobuf.descriptor import FieldDescriptor
 from serving.errors import InvalidRequestError, SlowBodyError
 from serving.settings import Settings
 
-STREAMS = 256  # at the same time, on one connection
-CALLS = 1024  # at the same time, on all connections
+STREAMS = 256  # HTTP/2 streams of one connection at the same time
+CALLS = 1024  # calls of all connections at the same time
 MAX_METADATA = 16 * 1024
-FEWEST_ARRIVING = 4
-PATIENCE_S = 1.0  # or a quarter of the time that a message has, where that is less
+MIN_MESSAGES_AT_ONCE = 4
+PATIENCE_S = 1.0
 
-
-MAX_FIELDS = 16 * 1024  # a request has one for each photo, and a few more
+MAX_FIELDS = 16 * 1024  # a request has one for each image, and a few more
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)  # protobuf's wire types
-FIXED = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
+FIXED_BYTES = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
 MAX_VARINT_BYTES = 10
-WHOLE_NUMBERS = {  # packed, one by one in a byte or more; of a shape, for one
+VARINT_TYPES = {  # repeated numbers of these types may take a single byte each
     FieldDescriptor.CPPTYPE_BOOL,
     FieldDescriptor.CPPTYPE_INT32,
     FieldDescriptor.CPPTYPE_INT64,
@@ -37,7 +36,7 @@ Descriptor = Any  # protobuf's, which has no types
 
 
 def options(settings: Settings) -> list[tuple[str, int]]:
-    """Of a grpc.aio.Server."""
+    """Returns the options of the grpc.aio.Server."""
     return [
         ("grpc.so_reuseport", int(settings.shares_ports)),
         ("grpc.max_receive_message_length", settings.max_body_bytes),
@@ -58,39 +57,44 @@ def options(settings: Settings) -> list[tuple[str, int]]:
 
 
 def messages_at_once(settings: Settings) -> int:
-    """How many may be arriving, so that together they fit into what all bodies may hold."""
-    return max(FEWEST_ARRIVING, settings.max_buffered_bytes // settings.max_body_bytes)
+    """Returns how many messages may be arriving, so that together they fit into `max_buffered_bytes`."""
+    return max(MIN_MESSAGES_AT_ONCE, settings.max_buffered_bytes // settings.max_body_bytes)
+
+
+def reschedule(limit: asyncio.Timeout, when: float | None) -> None:
+    """Moves the end of a time limit, unless it has expired; `when` is a time of the event loop."""
+    if not limit.expired():
+        limit.reschedule(when)
 
 
 class MessageReadLimiter:
-    """Reads the one message of each call, few at a time, so that they hold a bounded number of bytes.
+    """Reads the single message of each call, few at a time: a semaphore whose places are taken back.
 
-    Where all places are taken, nobody keeps one for longer than `patience_s`, and the newest call gets
-    the next: a flood of messages that never end does not keep others out.
+    While calls wait for a place, each of the others has `patience_s` from the start of its reading, and
+    the newest call gets the next place: a flood of messages that never end does not keep others out.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.timeout_s = settings.body_timeout_ms / 1000
         self.patience_s = min(PATIENCE_S, self.timeout_s / 4)
         self._free = messages_at_once(settings)
-        self._waiting: list[asyncio.Future[None]] = []
-        self._arriving: dict[asyncio.Timeout, float] = {}
-        """When each began; without those that must hurry already."""
+        self._waiting: list[asyncio.Event] = []
+        self._patient: dict[asyncio.Timeout, float] = {}
+        """The limits of the calls that read and have not been hurried yet; when their patience ends."""
 
     async def read(self, read: Callable[[], Awaitable[object]]) -> bytes:
-        """The message that `read` brings. Raises SlowBodyError, InvalidRequestError where none comes."""
-        loop = asyncio.get_running_loop()
+        """Returns the call's message. Raises SlowBodyError, or InvalidRequestError if there is none."""
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
-                await self._enter()
+                await self._acquire()
                 try:
-                    self._arriving[limit] = loop.time()
+                    self._patient[limit] = asyncio.get_running_loop().time() + self.patience_s
                     if self._waiting:
                         self._hurry()
                     message = await read()
                 finally:
-                    self._arriving.pop(limit, None)
-                    self._leave()
+                    self._patient.pop(limit, None)
+                    self._release()
         except TimeoutError as error:
             raise SlowBodyError("the message did not arrive in time") from error
         if not isinstance(message, bytes):
@@ -98,81 +102,75 @@ class MessageReadLimiter:
             raise InvalidRequestError("the call has no message")
         return message
 
-    async def _enter(self) -> None:
+    async def _acquire(self) -> None:
         if self._free:
             self._free -= 1
             return
-        place = asyncio.get_running_loop().create_future()
+        place = asyncio.Event()
         self._waiting.append(place)
         self._hurry()
         try:
-            await place
+            await place.wait()
         except asyncio.CancelledError:
-            if not place.cancelled():  # the place was handed over in the same moment
-                self._leave()
-            elif place in self._waiting:
+            if place.is_set():  # the place came in the same moment
+                self._release()
+            else:
                 self._waiting.remove(place)
             raise
 
-    def _leave(self) -> None:
-        """Hands the place to the newest that waits."""
-        while self._waiting:
-            place = self._waiting.pop()
-            if not place.done():
-                place.set_result(None)
-                return
-        self._free += 1
+    def _release(self) -> None:
+        if self._waiting:
+            self._waiting.pop().set()
+        else:
+            self._free += 1
 
     def _hurry(self) -> None:
-        """Somebody waits: nobody has more than `patience_s` any more."""
-        now = asyncio.get_running_loop().time()
-        for limit, since in self._arriving.items():
-            if not limit.expired():
-                limit.reschedule(max(now, min(limit.when() or now, since + self.patience_s)))
-        self._arriving.clear()
+        for limit, end in self._patient.items():
+            reschedule(limit, min(end, limit.when() or end))
+        self._patient.clear()
 
 
-def check_fields(data: bytes, kind: Descriptor) -> None:
-    """Those of a message of this kind and of all messages in it. Raises InvalidRequestError."""
-    left = [(memoryview(data), kind)]
+def check_fields(data: bytes, descriptor: Descriptor) -> None:
+    """Counts the fields of a message and of all messages in it. Raises InvalidRequestError."""
+    left = [(memoryview(data), descriptor)]
     count = 0
     while left:
-        part, kind = left.pop()
+        part, descriptor = left.pop()
         for number, content in fields(part):
-            known = kind.fields_by_number.get(number)
-            whole = known is not None and known.cpp_type in WHOLE_NUMBERS
-            count += len(content) if whole and content is not None else 1
+            field = descriptor.fields_by_number.get(number)
+            packed = content is not None and field is not None and field.cpp_type in VARINT_TYPES
+            count += len(content) if packed and content is not None else 1
             if count > MAX_FIELDS:
                 raise InvalidRequestError(f"the message has more than {MAX_FIELDS} fields")
-            if content is not None and known is not None and known.message_type is not None:
-                left.append((content, known.message_type))
+            if content is not None and field is not None and field.message_type is not None:
+                left.append((content, field.message_type))
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, memoryview | None]]:
-    """The number of each field, and its bytes where it has a length. Raises InvalidRequestError."""
-    place = 0
-    while place < len(data):
-        tag, place = varint(data, place)
-        number, wire = tag >> 3, tag & 7
-        if wire == VARINT:
-            _, place = varint(data, place)
+    """Yields each field's number, and its content if it has a length. Raises InvalidRequestError."""
+    position = 0
+    while position < len(data):
+        tag, position = varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == VARINT:
+            _, position = varint(data, position)
             yield number, None
-        elif wire == BYTES:
-            size, place = varint(data, place)
-            yield number, data[place : place + size]
-            place += size
-        elif wire in FIXED:
-            place += FIXED[wire]
+        elif wire_type == BYTES:
+            size, position = varint(data, position)
+            yield number, data[position : position + size]
+            position += size
+        elif wire_type in FIXED_BYTES:
+            position += FIXED_BYTES[wire_type]
             yield number, None
         else:
             raise InvalidRequestError("the message cannot be read")
 
 
-def varint(data: memoryview, place: int) -> tuple[int, int]:
-    """A number of up to 64 bits, and where it ends. Raises InvalidRequestError."""
+def varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Returns a number of up to 64 bits, and the position after it. Raises InvalidRequestError."""
     value = 0
-    for shift, byte in enumerate(data[place : place + MAX_VARINT_BYTES]):
-        value |= (byte & 0x7F) << 7 * shift
+    for index, byte in enumerate(data[position : position + MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            return value, place + shift + 1
+            return value, position + index + 1
     raise InvalidRequestError("the message cannot be read")

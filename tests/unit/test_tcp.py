@@ -1,4 +1,4 @@
-"""A TCP connection whose client has just gone."""
+"""A TCP connection that the client has just reset."""
 
 import asyncio
 from typing import Any, cast
@@ -7,26 +7,29 @@ from unittest.mock import MagicMock
 import pytest
 
 from serving.protocols import tcp_frames as frames
-from serving.protocols.tcp_connection import Connection
+from serving.protocols.tcp import Connection, TcpServer
 from serving.settings import Settings
 from tests import pictures
 
 
 class Gone:
-    """A writer of a transport that was reset; uvloop's raises RuntimeError."""
+    """A writer whose transport was reset; uvloop's raises RuntimeError then."""
 
     def is_closing(self) -> bool:
-        """It is."""
+        """Returns True."""
         return True
 
     def get_extra_info(self, _: str) -> None:
-        """There is none any more."""
+        """Returns None: the address is unknown after the reset."""
 
     def write(self, _: bytes) -> None:
         """Fails."""
         raise RuntimeError("the handler is closed")
 
     write_eof = write
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,8 @@ def test_an_answer_that_is_late_is_no_error(data: bytes) -> None:
     async def serve() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
-        await Connection(classifier, MagicMock(), reader, cast(asyncio.StreamWriter, Gone())).start()
+        server = TcpServer(classifier, MagicMock())
+        await Connection(server, reader, cast(asyncio.StreamWriter, Gone())).run()
 
     asyncio.run(serve())
     assert classifier.metrics.requests.labels.call_count == 1
