@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import compare, limit, load, model, payloads, service
+from benchmarks import compare, limit, load, payloads, service
 from benchmarks.loops import Arrivals
 from benchmarks.target import Plan, Target
 
@@ -41,12 +41,8 @@ def main(
     if shutil.which("wrk") is None:
         typer.echo("wrk is not installed: no comparison with other servers")
         return
-    folder = Path("runs/benchmark-model")
-    if not (folder / "model.json").exists():
-        model.main(folder)
     compare.main(
         photo=photo,
-        model_dir=folder,
         rounds=2,
         seconds=3,
         connections="1,16",
