@@ -1,7 +1,7 @@
 """`make bench`: what the machine can do, what the service makes of it, and a short comparison.
 
-Under ten minutes on two cores, the peers' installation included. The files that README.md is made from
-come from the same commands, given more time.
+Under ten minutes on two cores, the peers' installation included. The files in `benchmarks/results/` come
+from the same commands, given more time.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""The tables of `gpu.py`'s figures, for the terminal and for README.md."""
+"""The tables of `gpu.py`'s figures, for the terminal and for docs/performance.md."""
 
 from typing import Any
 

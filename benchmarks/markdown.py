@@ -1,4 +1,4 @@
-"""A table in Markdown; for `readme.py` and the reports that it includes."""
+"""A table in Markdown; for `chapters.py`, `gpu_report.py` and `docs/tables.py`."""
 
 from collections.abc import Sequence
 
