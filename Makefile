@@ -15,7 +15,7 @@ unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 
 .DELETE_ON_ERROR:
 .PHONY: run test test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint format accuracy
-.PHONY: train proto lock clean
+.PHONY: train proto lock docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
@@ -68,12 +68,24 @@ proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
 	./training/lock
 
+docs: .venv-docs/installed  ## README.md and docs/ as a site in runs/site; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+docs-tables: .venv/dev.installed  ## the generated parts of README.md and docs/, from code and results
+	$(BIN)/python -m benchmarks plots
+	$(BIN)/python -m docs.tables
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-docs
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv .venv
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 .venv/fastapi_%.installed: fastapi_%/requirements.txt flask_app/requirements.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach file,$^,-r $(file))

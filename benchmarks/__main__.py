@@ -13,7 +13,7 @@ from benchmarks import (
     model,
     overload,
     parts,
-    readme,
+    plots,
     stress,
 )
 
@@ -29,7 +29,7 @@ app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
 app.command("gpu")(gpu.main)
-app.command("readme")(readme.main)
+app.command("plots")(plots.main)
 
 if __name__ == "__main__":
     app()

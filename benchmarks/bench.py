@@ -1,7 +1,7 @@
 """Short measurement of limit, load and a comparison with other servers: `make bench`.
 
-Takes under ten minutes on two cores, including the installation of the other servers. The figures in
-README.md come from the same commands with longer measurements.
+Takes under ten minutes on two cores, including the installation of the other servers. The files in
+`benchmarks/results/` come from the same commands, given more time.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import compare, limit, load, model, payloads, service
+from benchmarks import compare, limit, load, payloads, service
 from benchmarks.loops import Arrivals
 from benchmarks.target import Plan, Target
 
@@ -41,12 +41,8 @@ def main(
     if shutil.which("wrk") is None:
         typer.echo("wrk is not installed: no comparison with other servers")
         return
-    folder = Path("runs/benchmark-model")
-    if not (folder / "model.json").exists():
-        model.main(folder)
     compare.main(
         photo=photo,
-        model_dir=folder,
         rounds=2,
         seconds=3,
         connections="1,16",

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from benchmarks import environments, report, table, wrk
+from benchmarks import environments, model, report, table, wrk
 from benchmarks.machine import cores, write_results
 from benchmarks.options import numbers
 from benchmarks.peers.common import Classify
@@ -111,8 +111,8 @@ def chosen(names: Sequence[str], pipeline: Pipeline) -> list[Server]:
 def main(
     photo: Annotated[Path, typer.Option(help="A JPEG, sent as base64 JSON.")] = PHOTO,
     model_dir: Annotated[
-        Path, typer.Option("--model", help="A model's folder; `python -m benchmarks model` makes this.")
-    ] = Path("runs/benchmark-model"),
+        Path, typer.Option("--model", help="A model's folder; this one is made where it is missing.")
+    ] = model.FOLDER,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[int, typer.Option(min=1, help="Per load, server and round.")] = 5,
     connections: Annotated[str, typer.Option(help="Loads: numbers of connections.")] = "1,16,64",
@@ -131,16 +131,16 @@ def main(
     if shutil.which("wrk") is None:
         raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
     servers, loads = chosen(only or [], pipeline), numbers(connections)
-    model, folder = model_dir.resolve(), environments_dir.resolve()
+    served, folder = model.ensure(model_dir).resolve(), environments_dir.resolve()
     versions: dict[str, str] = {}
     for server in servers:
         if server.environment:
             versions |= environments.versions(server.environment, folder)
 
     def start(server: Server, body: bytes) -> AbstractContextManager[str]:
-        return running(server, model, folder, pipeline, body)
+        return running(server, served, folder, pipeline, body)
 
-    results = measure(model, photo.read_bytes(), servers, rounds, seconds, start, loads)
+    results = measure(served, photo.read_bytes(), servers, rounds, seconds, start, loads)
     typer.echo(table.text(results))
     command = (
         f"python -m benchmarks compare --photo {photo.name} --model {model_dir.name} --rounds {rounds} "

@@ -1,4 +1,4 @@
-"""Tables of the figures that `gpu.py` measures, for the terminal and for README.md."""
+"""Tables of the figures that `gpu.py` measures, for the terminal and for docs/performance.md."""
 
 from typing import Any
 

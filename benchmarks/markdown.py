@@ -1,4 +1,4 @@
-"""Markdown table for `readme.py` and the reports that it includes."""
+"""Markdown table for `chapters.py`, `gpu_report.py` and `docs/tables.py`."""
 
 from collections.abc import Sequence
 

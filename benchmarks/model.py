@@ -10,6 +10,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 EXAMPLES = 8
+FOLDER = Path("runs/benchmark-model")
+
+
+def ensure(folder: Path) -> Path:
+    """Returns `folder`, and makes the model first where `folder` is `FOLDER` and holds none.
+
+    Raises typer.BadParameter for any other folder without a `model.json`: it may be misspelt.
+    """
+    if (folder / "model.json").exists():
+        return folder
+    if folder != FOLDER:
+        raise typer.BadParameter(f"there is no model.json in {folder}")
+    main(folder)
+    return folder
 
 
 def fit_normalisation(network: "nn.Module") -> None:
@@ -30,7 +44,7 @@ def fit_normalisation(network: "nn.Module") -> None:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("runs/benchmark-model"),
+    out: Annotated[Path, typer.Option(help="The model's folder.")] = FOLDER,
     architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "mobilenet_v2",
     classes: int = 11,
 ) -> None:

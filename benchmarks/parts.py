@@ -21,7 +21,7 @@ import orjson
 import typer
 from PIL import Image
 
-from benchmarks import running, servers
+from benchmarks import model, running, servers
 from fastapi_onnx.backend import OnnxBackend
 from serving.http.body import IMAGE_JSON
 from serving.model import Model
@@ -45,15 +45,15 @@ def median_ms(call: Callable[[], object]) -> float:
 def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
     """Returns the median ms of each part in this process."""
     settings = Settings(model_dir=model_dir, device="cpu")
-    model = Model.read(model_dir)
-    image = model.description.image
+    described = Model.read(model_dir)
+    image = described.description.image
     decoder = ImageDecoder(image, settings.max_image_pixels)
     body = json.dumps({"image": b64encode(photo).decode()}).encode()
     text = IMAGE_JSON.decode(body).image
     pixels = decoder.decode(photo)
     slot = np.empty_like(pixels)
     backend = OnnxBackend()
-    backend.load(model, settings)
+    backend.load(described, settings)
     logits = backend.infer(pixels[np.newaxis])[0]
 
     def decode_only() -> None:
@@ -62,7 +62,7 @@ def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
             opened.load()
 
     def answer() -> bytes:
-        score = best(model.labels, logits, 1)[0]
+        score = best(described.labels, logits, 1)[0]
         return orjson.dumps({"prediction": score.label, "probability": score.probability})
 
     whole = median_ms(lambda: decoder.decode(photo))
@@ -102,12 +102,13 @@ def one_client(url: str, body: bytes) -> dict[str, float]:
 
 def main(
     photo: Annotated[Path, typer.Option(help="A JPEG.")],
-    model_dir: Annotated[Path, typer.Option("--model", help="A model's folder.")] = Path(
-        "runs/benchmark-model"
-    ),
+    model_dir: Annotated[
+        Path, typer.Option("--model", help="A model's folder; this one is made where it is missing.")
+    ] = model.FOLDER,
 ) -> None:
     """Prints the milliseconds of each part."""
     data = photo.read_bytes()
+    model.ensure(model_dir)
     for name, ms in alone(model_dir, data).items():
         typer.echo(f"{name:24}{ms:8.3f} ms")
     body = json.dumps({"image": b64encode(data).decode()}).encode()

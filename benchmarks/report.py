@@ -13,6 +13,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, object]
 WIDTH = 120  # of a table in a file or a notebook
@@ -74,18 +75,19 @@ def print_table(title: str, rows: Sequence[Row], notes: Iterable[str] = ()) -> N
         console.print(f"! {note}", style="yellow", markup=False)
 
 
+def drawn(*plots: "Callable[[Axes], None]") -> "Figure":
+    """Draws the plots beside each other in one figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * len(plots), 4.4), layout="constrained")
+    for plot, axes in zip(plots, figure.subplots(1, len(plots), squeeze=False)[0], strict=True):
+        plot(axes)
+    return figure
+
+
 def save_picture(path: Path, *plots: "Callable[[Axes], None]") -> None:
     """Saves the plots beside each other, as `PATH.png` and `PATH.svg`."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    size = (6.4 * len(plots), 4.4)
-    figure, grid = plt.subplots(1, len(plots), figsize=size, layout="constrained", squeeze=False)
-    for plot, axes in zip(plots, grid[0], strict=True):
-        plot(axes)
+    figure = drawn(*plots)
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix), dpi=110)
-    plt.close(figure)

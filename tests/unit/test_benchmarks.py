@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmarks: what is recorded, when it is steady, what the README says of it."""
+"""The arithmetic of the benchmarks: what is recorded, when it is steady, how it is written down."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks import h2load, machine, readme, report
+from benchmarks import chapters, h2load, machine, report
 from benchmarks.http_client import Answer, post
 from benchmarks.payloads import NOT_HTTP, Protocol, payload, photos
 from benchmarks.recorder import Recorder, merged, ms, stable
@@ -134,24 +134,17 @@ def rows(*per_second: float, p99: float = 10) -> list[dict[str, float]]:
 
 def test_the_comparison_says_what_was_slower() -> None:
     results: dict[str, Any] = {
-        readme.IN_PROCESS: {"2 threads": rows(120, 120, 120)},
-        readme.OURS: {"16 connections": rows(100, 200, 90, p99=20)},
+        chapters.IN_PROCESS: {"2 threads": rows(120, 120, 120)},
+        chapters.OURS: {"16 connections": rows(100, 200, 90, p99=20)},
         "quick": {"16 connections": rows(110, 210, 100, p99=30)},
         "slow": {"16 connections": rows(50, 100, 45, p99=15)},
     }
-    text = readme.compare({"results": results})
+    text = chapters.compare({"results": results})
     assert "| slow | 50/s, p99 15 ms, x 2.00 |" in text
     assert "quick answers 1.10 times as many at 16 connections" in text
     assert "slow has the lower p99 at 16 connections (15 against 20 ms)" in text
     assert "slow answers" not in text
     assert "0.83 at 16 connections" in text
-
-
-def test_the_readme_says_what_the_results_say(tmp_path: Path) -> None:
-    copy = tmp_path / "README.md"
-    copy.write_text(readme.README.read_text())
-    readme.main(readme.RESULTS, copy)
-    assert copy.read_text() == readme.README.read_text()
 
 
 def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

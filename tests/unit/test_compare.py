@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from benchmarks import compare, environments, machine, options, servers, table
+from benchmarks import compare, environments, machine, model, options, servers, table
+from benchmarks.__main__ import app
 from benchmarks.peers.common import Classify
 from benchmarks.peers.eager import Eager
 from serving.settings import ROOT
@@ -71,6 +73,42 @@ def test_servers_are_chosen_by_name() -> None:
     assert {s.name for s in everyone} - {s.name for s in shared} == {"fastapi, onnx", "fastapi, torch"}
     with pytest.raises(typer.BadParameter, match="no server named nginx"):
         compare.chosen(["nginx"], servers.Pipeline.PLAIN)
+
+
+def test_the_model_is_made_before_the_servers_are_set_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        folder.mkdir(parents=True)
+        (folder / "model.json").write_text("{}")
+
+    def set_up(*_: object) -> dict[str, str]:
+        raise subprocess.CalledProcessError(len(made), "pip")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda _: "wrk")
+    monkeypatch.setattr(model, "main", make)
+    monkeypatch.setattr(environments, "versions", set_up)
+    for _ in range(2):  # the second time, the model is there
+        result = CliRunner().invoke(app, ["compare", "--only", "mosec"])
+        assert isinstance(result.exception, subprocess.CalledProcessError)
+        assert result.exception.returncode == 1
+    assert made == [model.FOLDER]
+
+
+@pytest.mark.parametrize("command", ["compare", "parts"])
+def test_a_folder_without_a_model_is_refused(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "wrk")
+    photo = tmp_path / "photo.jpg"
+    photo.write_bytes(pictures.jpeg())
+    result = CliRunner().invoke(app, [command, "--photo", str(photo), "--model", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "there is no model.json in" in result.output
 
 
 @pytest.mark.parametrize("text", ["", "1,", "x", "0", "-1", "1.5"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks import environments, gpu, gpu_report, readme
+from benchmarks import chapters, environments, gpu, gpu_report
 from benchmarks.servers import GPU_SERVERS
 
 
@@ -70,8 +70,8 @@ def test_the_report_has_the_best_batches_and_the_ratios(tmp_path: Path) -> None:
     machine = {"cpu": "a CPU", "cores": "16", "python": "3.11.1", "commit": "abc"}
     content = {"command": "python -m benchmarks gpu", "machine": machine, "results": FIGURES}
     (tmp_path / "gpu.json").write_text(json.dumps(content))
-    chapter = readme.chapter(tmp_path)
-    assert chapter.startswith("### On a GPU\n`python -m benchmarks gpu`, 16 cores of a CPU")
+    chapter = chapters.chapters(tmp_path)
+    assert chapter.startswith("## On a GPU\n`python -m benchmarks gpu`, 16 cores of a CPU")
     assert text in chapter
 
 

@@ -1,29 +1,44 @@
-"""Writes README.md's performance chapter from the files in `benchmarks/results/`.
+"""Renders the files in `benchmarks/results/` as Markdown for README.md and docs/performance.md.
 
-`python -m benchmarks readme` replaces what stands between the two marks; a test compares. So no figure
-stands there that no file has, each table names the command that makes it again, and what was slower
-is said as plainly as what was faster.
+`docs.tables` calls this. Every table names its command, and says what was slower than
+another server as plainly as what was faster.
 """
 
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from benchmarks import gpu_report, report
+from benchmarks import gpu_report
 from benchmarks.markdown import markdown
 from serving.settings import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-README = ROOT / "README.md"
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 OURS = "this service"
 VARIANT = f"{OURS}, "
 STAGES = ("decode", "queue", "infer", "rest")
 IN_PROCESS = "in process, no HTTP"
-LEVEL = 0.995  # what would be printed as 1.00 times as many is neither
+LEVEL = 0.995  # a ratio printed as 1.00 is neither faster nor slower
+HEADLINE_LOAD = "16 connections"
+PEERS = {
+    "bentoml": "BentoML",
+    "fastapi, onnx": "FastAPI with ONNX Runtime in its handler",
+    "fastapi, torch": "FastAPI with PyTorch in its handler",
+    "litserve": "LitServe",
+    "ray": "Ray Serve",
+    "torchserve": "TorchServe",
+    "triton": "Triton's Python backend",
+}
+"""Names for running text; the others are written as in `servers.py`."""
+
+PLOTS = {
+    "compare": "Answers a second and p99 latency of every server with 16 connections",
+    "load": "Latency by percentile, and the median time of each stage, under five loads",
+    "stress": "Mean latency by number of clients, for 1, 2, 4 and 8 instances",
+    "jobs": "Images a second of own models and of one service",
+}
+"""Results that `plots.py` draws as docs/images/NAME.svg, and what the plot shows."""
 
 Content = dict[str, Any]
 """A results file: command, machine, results."""
@@ -156,7 +171,7 @@ def limit(content: Content) -> str:
             )
             layout = f"{best['instances']} x {best['threads']} threads, batch {best['batch']}"
             rows.append([f"{text}, {backend}", f"{best['per_second']:.0f}", layout])
-    return markdown(["in one process, without HTTP", "pictures/s", "at its best with"], rows)
+    return markdown(["in one process, without HTTP", "images/s", "at its best with"], rows)
 
 
 def overload(content: Content) -> str:
@@ -227,34 +242,51 @@ def gpu(content: Content) -> str:
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
-    "compare": ("### Beside other servers", compare),
-    "load": ("### The shipped model under load", load),
-    "limit": ("### What the machine could do", limit),
-    "overload": ("### More than can be answered", overload),
-    "stress": ("### Instances and clients", stress),
-    "jobs": ("### A model in every process, or one service", jobs),
-    "gpu": ("### On a GPU", gpu),
+    "compare": ("## Beside other servers", compare),
+    "load": ("## The shipped model under load", load),
+    "limit": ("## What the machine could do", limit),
+    "overload": ("## More than can be answered", overload),
+    "stress": ("## Instances and clients", stress),
+    "jobs": ("## A model in every process, or one service", jobs),
+    "gpu": ("## On a GPU", gpu),
 }
 
 
-def chapter(folder: Path = RESULTS) -> str:
-    """All sections whose file is there."""
+def read(folder: Path, name: str) -> Content:
+    """The results file NAME.json of a folder."""
+    content: Content = json.loads((folder / f"{name}.json").read_text())
+    return content
+
+
+def chapters(folder: Path = RESULTS) -> str:
+    """One chapter for each results file that the folder has: title, command, plot, table."""
     parts = []
     for name, (title, render) in SECTIONS.items():
-        path = folder / f"{name}.json"
-        if path.exists():
-            content = report.read_json(path)
-            parts.append(f"{title}\n{made_by(content)}\n\n{render(content)}")
+        if (folder / f"{name}.json").exists():
+            content = read(folder, name)
+            parts += [f"{title}\n{made_by(content)}"]
+            parts += [f"![{PLOTS[name]}](images/{name}.svg)"] if name in PLOTS else []
+            parts += [render(content)]
     return "\n\n".join(parts)
 
 
-def main(
-    results: Path = RESULTS,
-    readme: Path = README,
-) -> None:
-    """Puts the figures of the results into README.md."""
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise typer.BadParameter(f"{readme} has no {BEGIN} ... {END}")
-    readme.write_text(f"{before}{BEGIN}\n{chapter(results)}\n{END}{after}")
+def headline(folder: Path = RESULTS) -> str:
+    """The rate at 16 connections, and its ratio to every other server's, in two sentences."""
+    content = read(folder, "compare")
+    results, machine = content["results"], content["machine"]
+    ours = results[OURS][HEADLINE_LOAD]
+    ratios = {
+        name: ratio(ours, loads[HEADLINE_LOAD])
+        for name, loads in results.items()
+        if name not in (OURS, IN_PROCESS) and not name.startswith(VARIANT)
+    }
+    listed = [
+        f"{value:.2f} times {PEERS.get(name, name)}"
+        for name, value in sorted(ratios.items(), key=lambda item: item[1])
+    ]
+    return (
+        f"With {HEADLINE_LOAD} on {machine['cores']} cores of {machine['cpu']}, this service answers "
+        f"{median(ours, 'per_second'):.0f} requests a second with a p99 of "
+        f"{median(ours, 'p99_ms'):.0f} ms. "
+        f"That is {', '.join(listed[:-1])} and {listed[-1]}."
+    )

@@ -1,0 +1,121 @@
+"""Draws the plots of README.md and docs/performance.md: `python -m benchmarks plots`.
+
+Each plot is an SVG made from one file in `benchmarks/results/`. The SVG carries that file's command and
+commit, so that a test finds a plot that is older than its figures.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks import chapters, report
+from benchmarks.chapters import Content
+from serving.settings import ROOT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+IMAGES = ROOT / "docs" / "images"
+
+Plot = Callable[["Axes", Content], None]
+
+
+def bars(axes: "Axes", values: dict[str, float], label: str, digits: int = 0) -> None:
+    """One horizontal bar a name, with its value beside it; this service's bars are blue."""
+    colours = ["tab:blue" if "service" in name else "tab:grey" for name in values]
+    drawn = axes.barh(list(values), list(values.values()), color=colours)
+    axes.bar_label(drawn, fmt=f"%.{digits}f", padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(label)
+    axes.grid(alpha=0.3, axis="x")
+
+
+def at_headline_load(content: Content, key: str) -> dict[str, float]:
+    """The median of `key` of every server at 16 connections, without this service's variants."""
+    return {
+        name: chapters.median(loads[chapters.HEADLINE_LOAD], key)
+        for name, loads in content["results"].items()
+        if name != chapters.IN_PROCESS and not name.startswith(chapters.VARIANT)
+    }
+
+
+def rates(axes: "Axes", content: Content) -> None:
+    """Answers a second of every server; more is better."""
+    found = at_headline_load(content, "per_second")
+    ordered = dict(sorted(found.items(), key=lambda item: -item[1]))
+    bars(axes, ordered, f"answers a second, {chapters.HEADLINE_LOAD} (more is better)")
+
+
+def tails(axes: "Axes", content: Content) -> None:
+    """The p99 latency of every server; less is better."""
+    found = at_headline_load(content, "p99_ms")
+    ordered = dict(sorted(found.items(), key=lambda item: item[1]))
+    bars(axes, ordered, f"p99 latency in ms, {chapters.HEADLINE_LOAD} (less is better)")
+
+
+def percentiles(axes: "Axes", content: Content) -> None:
+    """Latency by percentile, one line a load."""
+    from benchmarks.measured import Measured, plot_latencies
+
+    plot_latencies(axes, [Measured(**row) for row in content["results"]])
+
+
+def stages(axes: "Axes", content: Content) -> None:
+    """The service's own medians of each stage, stacked, one bar a load."""
+    rows = [row for row in content["results"] if row["server_ms"]]
+    left = [0.0] * len(rows)
+    for stage in chapters.STAGES:
+        values = [row["server_ms"][stage] for row in rows]
+        axes.barh([row["load"] for row in rows], values, left=left, label=stage)
+        left = [before + value for before, value in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("median ms of each stage")
+    axes.legend()
+    axes.grid(alpha=0.3, axis="x")
+
+
+def latencies_by_clients(axes: "Axes", content: Content) -> None:
+    """Mean latency by clients, one line for each number of instances."""
+    from benchmarks.stress import Cell, Stressed, plot_table
+
+    cells = [Cell(**{**row, "seen": Stressed(**row["seen"])}) for row in content["results"]]
+    plot_table(axes, cells)
+
+
+def images_per_second(axes: "Axes", content: Content) -> None:
+    """Throughput of own models and of one service."""
+    found = {row["arrangement"]: row["images_per_second"] for row in content["results"]}
+    bars(axes, found, "images a second (more is better)", digits=1)
+
+
+PLOTS: dict[str, tuple[Plot, ...]] = {
+    "compare": (rates, tails),
+    "load": (percentiles, stages),
+    "stress": (latencies_by_clients,),
+    "jobs": (images_per_second,),
+}
+
+
+def draw(name: str, content: Content, path: Path) -> None:
+    """Writes one SVG."""
+    import matplotlib as mpl
+
+    def bound(plot: Plot) -> Callable[["Axes"], None]:
+        return lambda axes: plot(axes, content)
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "axes.axisbelow": True}):
+        figure = report.drawn(*map(bound, PLOTS[name]))
+        figure.savefig(path, metadata={"Date": None, "Description": chapters.made_by(content)})
+
+
+def main(
+    results: Annotated[Path, typer.Option(help="Folder with the results.")] = chapters.RESULTS,
+    out: Annotated[Path, typer.Option(help="Folder for the SVG files.")] = IMAGES,
+) -> None:
+    """Draws the documentation's plots from the results."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in PLOTS:
+        draw(name, chapters.read(results, name), out / f"{name}.svg")

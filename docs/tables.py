@@ -1,0 +1,108 @@
+"""Writes the generated parts of README.md and docs/: `python -m docs.tables`, or `make docs-tables`.
+
+A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings and errors
+come from the code, figures from `benchmarks/results/`. A part that is out of date fails
+tests/unit/test_docs.py.
+"""
+
+import re
+from collections.abc import Iterator
+
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings
+
+from benchmarks import chapters
+from benchmarks.markdown import markdown
+from flask_app.settings import Settings as PageSettings
+from serving.errors import RequestError, RetryableError, ServingError
+from serving.settings import ROOT, Settings
+
+BASES = (ServingError, RequestError, RetryableError)
+"""Classes that group errors; the service answers with their subclasses."""
+
+
+def settings_table(settings: type[BaseSettings]) -> str:
+    """One row a field: the environment variable, its default, its meaning."""
+    prefix = settings.model_config["env_prefix"]
+    rows = []
+    for name, field in settings.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        meaning = " ".join((field.description or "").split())
+        rows.append([f"`{prefix}{name.upper()}`", shown(default), meaning])
+    return table(["variable", "default", "meaning"], rows)
+
+
+def shown(default: object) -> str:
+    """A field's default as the table has it; no key and no path of this machine."""
+    if isinstance(default, SecretStr):
+        return "random"
+    if default is None or default == []:
+        return ""
+    if isinstance(default, list):
+        return f"`{','.join(default)}`"
+    return f"`{str(default).removeprefix(f'{ROOT}/')}`"
+
+
+def errors_table() -> str:
+    """One row for each error that the service answers with, by status."""
+    found = sorted(error_classes(), key=lambda kind: kind.status)
+    rows = [[str(kind.status), f"`{kind.code}`", headers(kind), meaning(kind)] for kind in found]
+    return table(["status", "code", "headers", "when"], rows)
+
+
+def error_classes(base: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
+    """The classes below `base`, without those that group others, in the order of `serving/errors.py`."""
+    for kind in base.__subclasses__():
+        if kind not in BASES:
+            yield kind
+        yield from error_classes(kind)
+
+
+def headers(kind: type[ServingError]) -> str:
+    """The response headers that come with an error."""
+    return ", ".join(f"`{name}: {value}`" for name, value in kind("").headers.items())
+
+
+def meaning(kind: type[ServingError]) -> str:
+    """The first sentence of a class's docstring."""
+    return " ".join((kind.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns are all aligned to the left."""
+    return markdown(head, rows).replace("---:", "---")
+
+
+def parts() -> dict[str, dict[str, str]]:
+    """File -> name of the part -> its text."""
+    return {
+        "README.md": {"headline": chapters.headline()},
+        "docs/api.md": {"errors": errors_table()},
+        "docs/configuration.md": {
+            "service settings": settings_table(Settings),
+            "page settings": settings_table(PageSettings),
+        },
+        "docs/performance.md": {"figures": chapters.chapters()},
+    }
+
+
+def filled(document: str, texts: dict[str, str]) -> str:
+    """A document with these parts in it. Raises ValueError where a part has no place."""
+    for name, text in texts.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        place = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
+        document, count = place.subn(lambda _: f"{begin}\n{text}\n{end}", document)  # noqa: B023 called here
+        if count != 1:
+            raise ValueError(f"there must be one {begin} ... {end}, not {count}")
+    return document
+
+
+def main() -> None:
+    """Writes every part."""
+    for path, texts in parts().items():
+        file = ROOT / path
+        file.write_text(filled(file.read_text(), texts))
+
+
+if __name__ == "__main__":
+    main()

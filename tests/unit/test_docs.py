@@ -1,0 +1,130 @@
+"""README.md and docs/ agree with the code: generated parts, links, and the names in them."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chapters, plots
+from docs import hooks, tables
+from flask_app.settings import Settings as PageSettings
+from serving.settings import ROOT, Settings
+
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "models").glob("*/*.md"),
+]
+NOT_SETTINGS = {"SERVING_URL", "SERVING_TEST_CHROMIUM", "SERVING_CPUS", "SERVING_MEMORY"}
+"""Variables of the client, the tests and the compose files."""
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+every_document_of_today = pytest.mark.parametrize(
+    "path", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=lambda path: path.name
+)
+
+
+def prose(path: Path) -> str:
+    """A document without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives to a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(path: Path) -> Iterator[tuple[Path, str]]:
+    """The relative links of a document: file and anchor."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if not re.match(r"[a-z]+:", target):
+            file, _, anchor = target.partition("#")
+            yield (path.parent / file if file else path), anchor
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(path, name) for path, texts in tables.parts().items() for name in texts]
+)
+def test_a_generated_part_is_up_to_date(path: str, name: str) -> None:
+    document = (ROOT / path).read_text()
+    assert tables.filled(document, {name: tables.parts()[path][name]}) == document, "make docs-tables"
+
+
+def test_a_part_without_its_place_is_an_error() -> None:
+    assert tables.filled("<!-- begin a -->\nold\n<!-- end a -->", {"a": r"\1"}).splitlines()[1] == r"\1"
+    with pytest.raises(ValueError, match="there must be one <!-- begin a -->"):
+        tables.filled("", {"a": "text"})
+
+
+def test_every_error_of_the_service_is_listed() -> None:
+    codes = set(re.findall(r'^    code = "(\w+)"', (ROOT / "serving" / "errors.py").read_text(), re.M))
+    assert codes == set(re.findall(r"^\| \d+ \| `(\w+)`", tables.errors_table(), re.M))
+
+
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_a_plot_is_made_from_the_results_that_are_there(name: str) -> None:
+    made_by = chapters.made_by(chapters.read(chapters.RESULTS, name))
+    assert made_by in unescape((plots.IMAGES / f"{name}.svg").read_text()), "python -m benchmarks plots"
+
+
+def test_a_plot_can_be_drawn_again(tmp_path: Path) -> None:
+    for name in chapters.PLOTS:
+        plots.draw(name, chapters.read(chapters.RESULTS, name), tmp_path / f"{name}.svg")
+        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@every_document
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for file, anchor in links(path):
+        assert file.exists(), f"{path.name} links to {file}"
+        if anchor:
+            assert anchor in anchors(file), f"{path.name} links to {file.name}#{anchor}"
+
+
+@every_document
+def test_every_setting_that_is_named_exists(path: Path) -> None:
+    known = {f"SERVING_{name.upper()}" for name in Settings.model_fields}
+    known |= {f"UI_{name.upper()}" for name in PageSettings.model_fields}
+    assert set(re.findall(r"\b(?:SERVING|UI)_[A-Z_]+[A-Z]\b", path.read_text())) <= known | NOT_SETTINGS
+
+
+@every_document_of_today
+def test_every_file_that_is_named_exists(path: Path) -> None:
+    rooms = (
+        "serving|fastapi_onnx|fastapi_pt|flask_app|serving_client|benchmarks|training|docker|tests|docs"
+    )
+    for name in re.findall(rf"(?<![\w/])(?:{rooms})/[\w./-]*\w", path.read_text()):
+        if name not in ("docker/.env", "docker/secrets"):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+@every_document_of_today
+def test_every_command_that_is_named_exists(path: Path) -> None:
+    text = path.read_text()
+    for module in re.findall(r"python -m ([a-z_]+(?:\.[a-z_]+)*)", text):
+        assert importlib.util.find_spec(module), f"{path.name} names python -m {module}"
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets.add("test-all")  # until the Makefile has it
+    assert set(re.findall(r"(?:`|^|\s)make ([a-z][a-z-]+)(?=[`\s])", text, re.MULTILINE)) <= targets
+
+
+def test_every_metric_is_described() -> None:
+    names = re.findall(r'"(serving_[a-z_]+)"', (ROOT / "serving" / "metrics.py").read_text())
+    described = (ROOT / "docs" / "operations.md").read_text()
+    assert [name for name in names if f"`{name}`" not in described.replace("_total`", "`")] == []
+
+
+def test_the_site_has_every_document() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    outside = {path for path in DOCUMENTS if path.parent != ROOT / "docs"}
+    assert outside == {ROOT / path for path in hooks.SITE_PATHS if path.endswith(".md")}
+    for path in (*(ROOT / "docs").glob("*.md"), *map(Path, hooks.SITE_PATHS.values())):
+        assert path.suffix != ".md" or f": {path.name}\n" in navigation
