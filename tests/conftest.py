@@ -1,4 +1,7 @@
-"""The two sets of tests, and fixtures that several folders share."""
+"""Selects the slow tests, and has the fixtures that several folders share.
+
+`make test` runs what is not marked `slow` and needs no PyTorch; `make test-all` runs the rest, too.
+"""
 
 import os
 from collections.abc import Iterator
@@ -53,7 +56,7 @@ collect_ignore = [] if HAS_TORCH else NEED_TORCH
 
 
 def has_gpu() -> bool:
-    """Whether CUDA's driver finds one."""
+    """Returns whether CUDA's driver finds a GPU."""
     try:
         cuda_driver.total_memory(0)
     except ConfigurationError:
@@ -70,19 +73,19 @@ BACKENDS = ("fastapi_onnx", pytest.param("fastapi_pt", marks=NEEDS_TORCH))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In CI the slow tests run on both backends or fail."""
-    if os.environ.get("CI") and not HAS_TORCH and "not slow" not in config.option.markexpr:
+    """Ends a run of the slow tests in CI where PyTorch is missing: nothing is skipped there."""
+    if os.environ.get("CI") and not HAS_TORCH and config.option.markexpr == "slow":
         pytest.exit("the slow tests need PyTorch: `make .venv/dev-all.installed`", returncode=1)
 
 
 def pytest_report_header() -> list[str]:
-    """Says what is left out."""
+    """Tells that the tests of PyTorch are left out, where they are."""
     return [] if HAS_TORCH else ["PyTorch is not installed: what needs it is left out"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the files of SLOW."""
+    """Marks the tests in the files of SLOW."""
     slow = {FOLDER / name for name in SLOW}
     for item in items:
         if item.path in slow:
@@ -99,7 +102,7 @@ def started(package: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def onnx_service() -> Iterator[tuple[str, str]]:
-    """The base URL of the ONNX service that all tests share, and where it speaks gRPC."""
+    """The ONNX service that all tests share: base URL, and host and port of its gRPC."""
     with started("fastapi_onnx") as service:
         yield service
 
@@ -112,7 +115,7 @@ def onnx_url(onnx_service: tuple[str, str]) -> str:
 
 @pytest.fixture(scope="session", params=BACKENDS)
 def backend_service(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """A service of each backend: its base URL, and where it speaks gRPC."""
+    """A service of each backend: base URL, and host and port of its gRPC."""
     if request.param == "fastapi_onnx":
         yield request.getfixturevalue("onnx_service")
     else:

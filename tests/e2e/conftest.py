@@ -96,6 +96,6 @@ def module_service(
 
 @pytest.fixture
 def shared(module_service: SharedService) -> Iterator[SharedService]:
-    """The module's service, idle, its gate closed."""
+    """The module's service, idle and with a closed gate."""
     with module_service.used():
         yield module_service
