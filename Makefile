@@ -14,14 +14,17 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 
 .DELETE_ON_ERROR:
-.PHONY: run test test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint format accuracy
-.PHONY: train proto lock docs docs-tables clean
+.PHONY: run test test-all test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint
+.PHONY: format accuracy train proto lock docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
 
-test: .venv/dev.installed  ## everything that needs no GPU; browser tests where a Chromium is found
+test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser test where a Chromium is found
 	$(BIN)/python -m pytest
+
+test-all: test .venv/dev-all.installed  ## everything that needs no GPU: what `test` runs, then the tests marked slow
+	$(BIN)/python -m pytest -m slow
 
 test-gpu: .venv/gpu.installed  ## what needs a GPU; fails where there is none
 	$(BIN)/python -m pytest -m gpu tests/gpu -k fastapi_onnx  # apart: each brings a cuDNN of its own
@@ -36,13 +39,13 @@ triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from
 test-docker: .venv/dev.installed  ## images and compose files for real; needs a Docker engine; IMAGES= builds fewer
 	IMAGES="$(IMAGES)" $(BIN)/python -m pytest -m docker $(TESTS)
 
-bench: .venv/dev.installed  ## limit, load, a short comparison; under ten minutes on two cores
+bench: .venv/dev-all.installed  ## limit, load, a short comparison; under ten minutes on two cores
 	$(BIN)/python -m benchmarks bench
 
 bench-gpu: .venv/gpu.installed  ## both backends on a GPU, alone and served; benchmarks/results/gpu.json
 	$(BIN)/python -m benchmarks gpu --json benchmarks/results/gpu.json
 
-notebooks: .venv/dev.installed  ## runs them from top to bottom, outputs kept
+notebooks: .venv/dev-all.installed  ## runs them from top to bottom, outputs kept
 	TQDM_DISABLE=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 lint: .venv/dev.installed  ## style and types
@@ -55,10 +58,10 @@ format: .venv/dev.installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-accuracy: .venv/dev.installed  ## DATA=folder with data/food11-64/ and photos/
+accuracy: .venv/dev-all.installed  ## DATA=folder with data/food11-64/ and photos/
 	$(BIN)/python -m training.evaluate $(DATA)
 
-train: .venv/dev.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
+train: .venv/dev-all.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
 	$(BIN)/python -m training.food11 --data $(DATA) --run $(RUN)
 
 proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc_generated/open_inference.proto
@@ -91,12 +94,12 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach file,$^,-r $(file))
 	@touch $@
 
-.venv/dev.installed: requirements-dev.txt | .venv/bin/python
+.venv/dev.installed .venv/dev-all.installed: .venv/%.installed: requirements-%.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 # onnxruntime-gpu takes the place of onnxruntime: both are the same module
-.venv/gpu.installed: .venv/dev.installed pyproject.toml
+.venv/gpu.installed: .venv/dev-all.installed pyproject.toml
 	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --extra onnx-gpu --extra pt
 	@touch $@

@@ -121,7 +121,11 @@ class TorchBackend:
         if self._cuda is not None:
             return self._cuda.infer_tensor(batch)
         with torch.inference_mode():
-            return self._logits(torch.from_numpy(batch).contiguous(**CHANNELS_LAST))
+            photos = torch.from_numpy(batch).contiguous(**CHANNELS_LAST)
+            logits = self._logits(photos)
+            is_finite = photos.abs().sum((1, 2, 3)).isfinite().numpy()
+        logits[~is_finite] = np.nan  # oneDNN's ReLU makes 0 of NaN, and so a class of it
+        return logits
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Makes the slots readable by the GPU; see `SlotReader`. Returns False on a CPU."""
@@ -205,7 +209,8 @@ def read_network(model: Model, path: Path) -> Network:
         fill(network, load_file(path))
     except (SafetensorError, ConfigurationError) as error:
         raise ConfigurationError(f"{path} does not fit {description.architecture}: {error}") from error
-    return network.eval()
+    network.eval()
+    return network
 
 
 def optimised_for_cpu(network: nn.Module, size: tuple[int, int], scratch: Path | None) -> nn.Module:

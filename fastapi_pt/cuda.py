@@ -173,7 +173,8 @@ class CudaNetwork:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
-        return graph.replay
+        replay: Callable[[], object] = graph.replay
+        return replay
 
 
 def runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -1,16 +1,18 @@
 """Starts the project's programs as real processes on free ports, and ends them again."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+import requests
 
 from benchmarks.running import free_port as free_port  # the tests find it here
 from serving import launch
@@ -27,6 +29,26 @@ def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float 
         if time.monotonic() > end:
             raise TimeoutError(f"{url} did not answer within {seconds} s")
         time.sleep(0.05)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "the condition was never met"
+        time.sleep(0.01)
+
+
+def metric(url: str, name: str) -> float:
+    """Returns the current value of a series without labels."""
+    return value(requests.get(f"{url}/metrics", timeout=10).text, name)
+
+
+def value(text: str, name: str) -> float:
+    """Returns the value of a series without labels in the text of `/metrics`."""
+    found = re.search(rf"^{name} ([\d.e+]+)$", text, re.MULTILINE)
+    assert found, name
+    return float(found[1])
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return loss
 
     optimizer.step(closure)
-    return log_temperature.exp().item()
+    return float(log_temperature.exp().item())
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

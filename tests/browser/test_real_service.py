@@ -7,17 +7,16 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Opener
-from tests.servers import api, free_port, running
+from tests.servers import free_port, running
 
 
 @pytest.fixture(scope="module")
-def real_page() -> Iterator[str]:
+def real_page(onnx_url: str) -> Iterator[str]:
     """Address of a page in front of the ONNX service."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    with api("fastapi_onnx") as api_url:
-        env = {"UI_PORT": str(port), "UI_API_URL": api_url}
-        with running(["flask_app"], f"{url}/healthz", env):
-            yield url
+    env = {"UI_PORT": str(port), "UI_API_URL": onnx_url}
+    with running(["flask_app"], f"{url}/healthz", env):
+        yield url
 
 
 def test_a_sample_is_classified(open_page: Opener, real_page: str) -> None:

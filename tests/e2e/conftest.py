@@ -2,9 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import requests
+
+from tests import servers
+from tests.servers import metric, wait_for
 
 CLASSES = 4096
 
@@ -50,3 +55,47 @@ def fake_settings(fake_model: Path, tmp_path: Path) -> dict[str, str]:
         "FAKE_BROKEN": str(tmp_path / "broken"),
         "FAKE_LOADING": str(tmp_path / "loading"),
     }
+
+
+class SharedService:
+    """A fake service that the tests of a module use in turn."""
+
+    def __init__(self, url: str, gate: Path) -> None:
+        self.url = url
+        self.gate = gate
+        self._slots = metric(url, "serving_free_slots")
+        self._before = ""
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Closes the gate for one test; opens it after, and waits until the service is idle."""
+        self.gate.unlink(missing_ok=True)
+        self.gate.with_suffix(".held").unlink(missing_ok=True)
+        self._before = requests.get(f"{self.url}/metrics", timeout=10).text
+        yield
+        self.gate.touch()
+        wait_for(lambda: metric(self.url, "serving_free_slots") == self._slots)
+        wait_for(lambda: requests.get(f"{self.url}/health/ready", timeout=10).status_code == 200)
+
+    def growth(self, name: str) -> float:
+        """Returns how much a counter without labels has grown since the test began."""
+        return metric(self.url, name) - servers.value(self._before, name)
+
+
+@pytest.fixture(scope="module")
+def module_service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedService]:
+    """One service with the module's SETTINGS."""
+    gate = tmp_path_factory.mktemp("shared") / "gate"
+    settings = {**request.module.SETTINGS, "FAKE_GATE": str(gate)}
+    with servers.api("tests.fake", settings) as url:
+        yield SharedService(url, gate)
+        gate.touch()
+
+
+@pytest.fixture
+def shared(module_service: SharedService) -> Iterator[SharedService]:
+    """The module's service, idle and with a closed gate."""
+    with module_service.used():
+        yield module_service

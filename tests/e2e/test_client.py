@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,9 @@ import pytest
 import serving_client
 from serving_client import Client
 from tests import servers
-from tests.e2e.test_service import wait_for
+from tests.e2e.conftest import SharedService
 from tests.fake.backend import Failure, command
+from tests.servers import wait_for
 
 SETTINGS = {
     "SERVING_INSTANCES": "1",
@@ -25,11 +25,15 @@ SETTINGS = {
 
 
 @pytest.fixture
-def url(gate: Path) -> Iterator[str]:
-    """A service with one instance and two slots."""
-    with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as base:
-        yield base
-        gate.touch()
+def url(shared: SharedService) -> str:
+    """The address of the module's service: one instance and two slots."""
+    return shared.url
+
+
+@pytest.fixture
+def gate(shared: SharedService) -> Path:
+    """Held computations end when this file exists."""
+    return shared.gate
 
 
 def value(client: Client, name: str) -> float:
@@ -39,6 +43,7 @@ def value(client: Client, name: str) -> float:
 
 def test_overload_is_waited_for(url: str, gate: Path) -> None:
     with Client(url) as client:
+        before = refused_so_far(client)
         held = [client.submit(command(held=True)) for _ in range(2)]
         wait_for(lambda: value(client, "serving_free_slots") == 0)
         with pytest.raises(serving_client.ServiceUnavailableError) as refused:
@@ -46,7 +51,7 @@ def test_overload_is_waited_for(url: str, gate: Path) -> None:
         assert refused.value.code == "overloaded"
         assert refused.value.retry_after_s is not None
         patient = client.submit(command(class_index=3))
-        wait_for(lambda: refused_so_far(client) >= 2)
+        wait_for(lambda: refused_so_far(client) >= before + 2)
         gate.touch()
         assert patient.result().tries > 1
         assert [future.result().tries for future in held] == [1, 1]
@@ -73,14 +78,14 @@ def test_a_restart_is_waited_for() -> None:
             assert patient.result().tries > 1
 
 
-def test_deadlines_reach_the_service(url: str, gate: Path) -> None:
+def test_deadlines_reach_the_service(url: str, gate: Path, shared: SharedService) -> None:
     with Client(url) as client:
         held = client.submit(command(held=True))
         wait_for(gate.with_suffix(".held").exists)
         with pytest.raises(serving_client.DeadlineExceededError) as late:
             client.predict(command(), timeout_s=2, request_id="late-1")
         assert late.value.request_id == "late-1"
-        wait_for(lambda: value(client, "serving_expired_total") == 1)
+        wait_for(lambda: shared.growth("serving_expired_total") == 1)
         gate.touch()
         assert held.result().label
 
@@ -97,14 +102,14 @@ def test_a_longer_deadline_than_the_service_allows() -> None:
             assert informed.predict(command()).tries == 1
 
 
-def test_cancelling_frees_the_slot(url: str, gate: Path) -> None:
+def test_cancelling_frees_the_slot(url: str, gate: Path, shared: SharedService) -> None:
     with Client(url) as client:
         held = client.submit(command(held=True))
         wait_for(gate.with_suffix(".held").exists)
         queued = client.submit(command())
         wait_for(lambda: value(client, "serving_free_slots") == 0)
         queued.cancel()
-        wait_for(lambda: value(client, "serving_cancelled_total") == 1)
+        wait_for(lambda: shared.growth("serving_cancelled_total") == 1)
         gate.touch()
         assert held.result().label
         wait_for(lambda: value(client, "serving_free_slots") == 2)
@@ -125,12 +130,12 @@ def test_failures_are_told_apart(url: str) -> None:
         assert len(client.model().labels) == 11
 
 
-def test_a_picture_that_crashes_workers_is_not_sent_again(url: str) -> None:
+def test_a_picture_that_crashes_workers_is_not_sent_again(url: str, shared: SharedService) -> None:
     with Client(url) as client:
         with pytest.raises(serving_client.ServerError) as crashed:
             client.predict(command(failure=Failure.EXIT))
         assert crashed.value.code == "worker_crashed"
-        assert value(client, "serving_worker_restarts_total") == 2
+        assert shared.growth("serving_worker_restarts_total") == 2
 
 
 def test_a_batch_against_a_small_service(url: str) -> None:

@@ -104,6 +104,7 @@ def busy(core: int) -> Iterator[None]:
             program.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the wait for a core is not known")
 def test_a_worker_that_gets_little_of_a_core_is_kept(fake_settings: dict[str, str]) -> None:
     settings = {**fake_settings, "FAKE_CPU_MS": "20"}
@@ -118,7 +119,9 @@ def test_a_worker_that_gets_little_of_a_core_is_kept(fake_settings: dict[str, st
         assert metric(url, "serving_worker_restarts_total") == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
     fake_settings: dict[str, str], number: signal.Signals
 ) -> None:
@@ -186,8 +189,8 @@ def test_a_service_whose_workers_cannot_start_says_why(
     ("failure", "code"),
     [
         (Failure.RAISE, "internal_error"),
-        (Failure.NOT_FINITE, "internal_error"),
-        (Failure.TOO_FEW_OUTPUTS, "internal_error"),
+        pytest.param(Failure.NOT_FINITE, "internal_error", marks=pytest.mark.slow),
+        pytest.param(Failure.TOO_FEW_OUTPUTS, "internal_error", marks=pytest.mark.slow),
         (Failure.EXIT, "worker_crashed"),
     ],
 )
@@ -277,6 +280,7 @@ def test_what_waits_is_computed_together_and_a_queue_delay_waits_for_more(
         assert metric(url, "serving_batch_size_count") == 2
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_at_once(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
@@ -292,7 +296,7 @@ def test_a_second_sigterm_ends_at_once(
         assert isinstance(held.exception(), requests.ConnectionError)
 
 
-@pytest.mark.parametrize("web_processes", ["1", "2"])
+@pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_sigterm_under_load_answers_all_and_exits_with_0(
     fake_settings: dict[str, str], web_processes: str
 ) -> None:
@@ -324,6 +328,7 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
         assert len(statuses) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
     fake_settings: dict[str, str], web_processes: str
@@ -357,6 +362,7 @@ def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_after_the_delay_the_service_ends(fake_settings: dict[str, str], web_processes: str) -> None:
     with fake_service(fake_settings, shutdown_delay_s="0.2", web_processes=web_processes) as (_, server):
@@ -364,6 +370,7 @@ def test_after_the_delay_the_service_ends(fake_settings: dict[str, str], web_pro
         assert server.wait(30) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_the_processors_share_of_the_web_is_measured(
     fake_settings: dict[str, str], web_processes: str
@@ -378,7 +385,7 @@ def test_the_processors_share_of_the_web_is_measured(
         assert before - 0.1 <= measured <= after + 0.1  # the kernel counts in hundredths
 
 
-@pytest.mark.parametrize("web_processes", ["1", "2"])
+@pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_sigkill_leaves_no_process_behind(fake_settings: dict[str, str], web_processes: str) -> None:
     with fake_service(fake_settings, web_processes=web_processes) as (_, server):
         children = server.children(recursive=True)
@@ -388,6 +395,7 @@ def test_sigkill_leaves_no_process_behind(fake_settings: dict[str, str], web_pro
         assert not alive
 
 
+@pytest.mark.slow
 def test_answers_belong_to_their_questions(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings, max_batch_size="16", instances="3") as (url, server):
         done = threading.Event()
@@ -421,6 +429,7 @@ def test_overload_is_refused_at_the_door_and_leaves_nothing(fake_settings: dict[
         assert predict(url, command(class_index=5)).json()["prediction"] == "5"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_hundred_thousand_requests_leave_nothing_behind(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings) as (url, server):
@@ -473,6 +482,7 @@ def connect_to_each(
     return made
 
 
+@pytest.mark.slow
 def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings, web_processes="2", queue_size="10") as (url, server):
         assert len(programs(server, WEB)) == 2
@@ -487,6 +497,7 @@ def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -
             assert metric(url, "serving_free_slots") == 10
 
 
+@pytest.mark.slow
 def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
@@ -515,6 +526,7 @@ def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
         check_right(send_all(url, numbered(50), senders=2), 50)
 
 
+@pytest.mark.slow
 def test_a_web_process_that_no_longer_runs_is_replaced(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings, WATCHFUL, web_processes="2") as (url, server), ExitStack() as held:
         stopped = programs(server, WEB)[0]
@@ -531,6 +543,7 @@ def test_a_web_process_that_no_longer_runs_is_replaced(fake_settings: dict[str, 
         check_right(send_all(url, numbered(50), senders=4), 50)
 
 
+@pytest.mark.slow
 def test_a_web_process_that_no_longer_runs_does_not_hold_up_the_end(
     fake_settings: dict[str, str],
 ) -> None:
@@ -540,6 +553,7 @@ def test_a_web_process_that_no_longer_runs_does_not_hold_up_the_end(
         assert server.wait(30) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_versions_are_switched_without_a_failed_request(
     fake_settings: dict[str, str], tmp_path: Path, web_processes: str
@@ -587,6 +601,7 @@ def test_versions_are_switched_without_a_failed_request(
         wait_for(lambda: len(programs(server, WORKER)) == 2)
 
 
+@pytest.mark.slow
 def test_a_version_may_have_more_labels(fake_settings: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "fake"
     write_model(folder, "1", classes=3)
@@ -605,6 +620,7 @@ def test_a_version_may_have_more_labels(fake_settings: dict[str, str], tmp_path:
         assert len(client.predict(photo, top_k=5).content["top"]) == 5
 
 
+@pytest.mark.slow
 def test_a_version_that_cannot_be_loaded_changes_nothing(
     fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
@@ -620,6 +636,7 @@ def test_a_version_that_cannot_be_loaded_changes_nothing(
         assert len(programs(server, WORKER)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str
@@ -646,6 +663,7 @@ def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
         assert predict(url, command(class_index=4)).json()["prediction"] == "two-4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_an_idle_service_does_nothing(fake_settings: dict[str, str], web_processes: str) -> None:
     with fake_service(fake_settings, WATCHFUL, web_processes=web_processes) as (url, server):
@@ -667,6 +685,7 @@ def test_an_idle_service_does_nothing(fake_settings: dict[str, str], web_process
         assert os.getpgid(workers[0].pid)
 
 
+@pytest.mark.slow
 def test_workers_give_way_to_the_web_process(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings) as (_, server):
         threads = [thread for worker in programs(server, WORKER) for thread in worker.threads()]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import requests
-import torch
 
 from tests import servers
+from tests.conftest import NEEDS_TORCH, NO_GPU
 from tests.e2e.test_engine import WORKER, check_right, fake_service, numbered, programs, repeatedly
 from tests.e2e.test_service import metric, predict, wait_for
 from tests.fake.backend import Failure, command
@@ -110,13 +110,13 @@ def test_readiness_is_false_while_a_lost_device_does_not_come_back(
         assert predict(url, command(class_index=3)).json()["prediction"] == "3"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@NO_GPU
 @pytest.mark.parametrize(
     ("package", "web_processes", "reason"),
     [
         ("fastapi_onnx", "1", "this onnxruntime is built without CUDA"),
         ("fastapi_onnx", "2", "this onnxruntime is built without CUDA"),
-        ("fastapi_pt", "2", "CUDA cannot be used"),
+        pytest.param("fastapi_pt", "2", "CUDA cannot be used", marks=NEEDS_TORCH),
     ],
 )
 def test_cuda_without_a_gpu_refuses_to_serve_and_says_why(

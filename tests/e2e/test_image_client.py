@@ -1,7 +1,6 @@
 """The steps of the usual image client for Triton: what it reads of a model, and how it asks."""
 
 import queue
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,14 @@ from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 from tritonclient.grpc import model_config_pb2
 
-from tests import servers
-
 MODEL = "food_classifier_onnx"
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[tuple[str, str]]:
+@pytest.fixture
+def service(onnx_service: tuple[str, str]) -> tuple[str, str]:
     """Where HTTP and where gRPC is spoken."""
-    port = str(servers.free_port())
-    with servers.api("fastapi_onnx", {"SERVING_LOG_LEVEL": "warning", "SERVING_GRPC_PORT": port}) as url:
-        yield url.removeprefix("http://"), f"127.0.0.1:{port}"
+    url, grpc_target = onnx_service
+    return url.removeprefix("http://"), grpc_target
 
 
 def described(client: Any) -> tuple[dict[str, Any], dict[str, Any]]:

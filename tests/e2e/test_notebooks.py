@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Jupyter's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]  # nbformat's own
+    notebook = nbformat.read(path, as_version=4)
     quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1"}
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
@@ -32,7 +32,7 @@ def test_it_runs(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_real_outputs_are_kept_and_tell_nothing_of_the_machine(path: Path) -> None:
     text = path.read_text()
-    notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]  # nbformat's own
+    notebook = nbformat.reads(text, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     assert "image/png" in text

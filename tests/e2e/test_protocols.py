@@ -103,26 +103,27 @@ def test_deadlines_hold_for_every_protocol(
         assert held.result().status_code == 200
 
 
-@pytest.mark.parametrize("name", ASKS)
-def test_keys_and_slow_senders(fake_settings: dict[str, str], name: str) -> None:
+PATHS = {
+    "v2": "/v2/models/food_classifier/infer",
+    "tfserving": "/v1/models/food_classifier:predict",
+    "torchserve": "/predictions/food_classifier",
+}
+
+
+def test_keys_and_slow_senders(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings, api_key="guest", body_timeout_ms="300") as (url, _):
-        ask = ASKS[name]
-        missing = ask(url, command())
-        check_error(missing, name, 401)
-        assert missing.headers["WWW-Authenticate"] == "Bearer"
-        assert ask(url, command(), Authorization="Bearer guest").status_code == 200
-        path = {
-            "v2": "/v2/models/food_classifier/infer",
-            "tfserving": "/v1/models/food_classifier:predict",
-            "torchserve": "/predictions/food_classifier",
-        }[name]
         parts = urlsplit(url)
-        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as slow:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer guest\r\n"
-            slow.sendall(f"{head}Content-Length: 1000\r\n\r\nx".encode())
-            answer = slow.makefile("rb").read().decode()  # to the end: the connection is closed
-        assert answer.startswith("HTTP/1.1 408")
-        assert list(json.loads(answer.partition("\r\n\r\n")[2])) == KEYS[name]
+        for name, ask in ASKS.items():
+            missing = ask(url, command())
+            check_error(missing, name, 401)
+            assert missing.headers["WWW-Authenticate"] == "Bearer"
+            assert ask(url, command(), Authorization="Bearer guest").status_code == 200
+            with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as slow:
+                head = f"POST {PATHS[name]} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer guest\r\n"
+                slow.sendall(f"{head}Content-Length: 1000\r\n\r\nx".encode())
+                answer = slow.makefile("rb").read().decode()  # to the end: the connection is closed
+            assert answer.startswith("HTTP/1.1 408")
+            assert list(json.loads(answer.partition("\r\n\r\n")[2])) == KEYS[name]
 
 
 def test_grpc_keeps_keys_limits_and_statistics_of_several_web_processes(

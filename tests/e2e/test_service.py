@@ -1,10 +1,9 @@
 """Overload, deadlines, cancellation, failures and access, on real connections to a fake backend."""
 
 import contextlib
-import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +13,10 @@ import pytest
 import requests
 
 from tests import servers
+from tests.e2e.conftest import SharedService
 from tests.fake.backend import Failure, command
+from tests.servers import metric as metric  # other tests find both here
+from tests.servers import wait_for as wait_for
 
 SETTINGS = {
     "SERVING_INSTANCES": "1",
@@ -24,14 +26,34 @@ SETTINGS = {
     "SERVING_MAX_BATCH_SIZE": "1",
     "SERVING_WORKER_TIMEOUT_MS": "60000",
 }
+GUARDS = {
+    "SERVING_API_KEY": "sesame",
+    "SERVING_ADMIN_KEY": "chief",
+    "SERVING_CORS_ORIGINS": "http://page.example, http://b.example",
+    "SERVING_MAX_BODY_BYTES": "100000",
+    "SERVING_MAX_BUFFERED_BYTES": "100000",
+    "SERVING_BODY_TIMEOUT_MS": "20000",
+}
+GUEST = {"Authorization": "Bearer sesame"}
 
 
 @pytest.fixture
-def url(gate: Path) -> Iterator[str]:
-    """A service with one instance and four slots."""
-    with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as base:
+def url(shared: SharedService) -> str:
+    """The address of the module's service: one instance and four slots."""
+    return shared.url
+
+
+@pytest.fixture
+def gate(shared: SharedService) -> Path:
+    """Held computations end when this file exists."""
+    return shared.gate
+
+
+@pytest.fixture(scope="module")
+def guarded_url() -> Iterator[str]:
+    """A service with keys, an origin that may call it, and little room."""
+    with servers.api("tests.fake", {**SETTINGS, **GUARDS}) as base:
         yield base
-        gate.touch()
 
 
 @pytest.fixture
@@ -45,22 +67,6 @@ def predict(url: str, picture: bytes, **headers: str) -> requests.Response:
     """POST /predict with the picture as the body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return requests.post(f"{url}/predict", data=picture, headers=named, timeout=30)
-
-
-def metric(url: str, name: str) -> float:
-    """The current value of a series without labels."""
-    text = requests.get(f"{url}/metrics", timeout=10).text
-    found = re.search(rf"^{name} ([\d.e+]+)$", text, re.MULTILINE)
-    assert found, name
-    return float(found[1])
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Returns as soon as the condition holds."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "the condition was never met"
-        time.sleep(0.01)
 
 
 def listens(url: str) -> bool:
@@ -111,7 +117,7 @@ def test_each_request_gets_its_own_answer(url: str, senders: ThreadPoolExecutor)
 
 
 def test_a_deadline_holds_while_waiting_and_expired_work_is_not_computed(
-    url: str, gate: Path, senders: ThreadPoolExecutor
+    url: str, gate: Path, senders: ThreadPoolExecutor, shared: SharedService
 ) -> None:
     first = senders.submit(predict, url, command(held=True))
     wait_for(gate.with_suffix(".held").exists)
@@ -122,12 +128,12 @@ def test_a_deadline_holds_while_waiting_and_expired_work_is_not_computed(
     gate.touch()
     assert first.result().status_code == 200
     assert predict(url, command()).status_code == 200
-    assert metric(url, "serving_infer_seconds_count") == 2
-    assert metric(url, "serving_expired_total") == 1
+    assert shared.growth("serving_infer_seconds_count") == 2
+    assert shared.growth("serving_expired_total") == 1
 
 
 def test_a_client_that_leaves_costs_no_computation(
-    url: str, gate: Path, senders: ThreadPoolExecutor
+    url: str, gate: Path, senders: ThreadPoolExecutor, shared: SharedService
 ) -> None:
     first = senders.submit(predict, url, command(held=True))
     wait_for(gate.with_suffix(".held").exists)
@@ -136,16 +142,16 @@ def test_a_client_that_leaves_costs_no_computation(
     others = [senders.submit(predict, url, command(class_index=i)) for i in (3, 4)]
     wait_for(lambda: metric(url, "serving_free_slots") == 0)
     gone.close()
-    wait_for(lambda: metric(url, "serving_cancelled_total") == 1)
+    wait_for(lambda: shared.growth("serving_cancelled_total") == 1)
     gate.touch()
     assert [future.result().status_code for future in (first, *others)] == [200] * 3
-    assert metric(url, "serving_infer_seconds_count") == 3
+    assert shared.growth("serving_infer_seconds_count") == 3
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_a_client_that_only_sends_no_more_is_answered(
-    url: str, gate: Path, version: bytes, count: int
+    url: str, gate: Path, version: bytes, count: int, shared: SharedService
 ) -> None:
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
@@ -160,7 +166,7 @@ def test_a_client_that_only_sends_no_more_is_answered(
         answers = connection.makefile("rb").read()
     assert first in (b"", b"HTTP/1.1 100")
     assert answers.count(b"HTTP/1.1 200 OK") == (count if version == b"1.1" else 1)
-    assert metric(url, "serving_cancelled_total") == 0
+    assert shared.growth("serving_cancelled_total") == 0
 
 
 @pytest.mark.parametrize("failure", [Failure.RAISE, Failure.TOO_FEW_OUTPUTS, Failure.NOT_FINITE])
@@ -182,19 +188,17 @@ def test_a_body_that_never_ends_is_given_up(url: str) -> None:
     assert b"request_timeout" in answer
 
 
-def test_bytes_that_wait_are_bounded_for_all_requests_together() -> None:
-    limited = {**SETTINGS, "SERVING_MAX_BUFFERED_BYTES": "100000", "SERVING_BODY_TIMEOUT_MS": "20000"}
-    with servers.api("tests.fake", limited) as url:
-        parts = urlsplit(url)
-        with socket.create_connection((parts.hostname or "", parts.port or 0)) as slow:
-            slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 95001\r\n\r\n")
-            slow.sendall(bytes(95_000))
-            picture = command() + bytes(10_000)
-            wait_for(lambda: predict(url, picture).status_code == 503)
-            refused = predict(url, picture)
-            assert refused.json()["code"] == "overloaded"
-            assert refused.headers["Retry-After"]
-        wait_for(lambda: predict(url, picture).status_code == 200)
+def test_bytes_that_wait_are_bounded_for_all_requests_together(guarded_url: str) -> None:
+    parts = urlsplit(guarded_url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0)) as slow:
+        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nAuthorization: {GUEST['Authorization']}\r\n"
+        slow.sendall(f"{head}Content-Length: 95001\r\n\r\n".encode() + bytes(95_000))
+        picture = command() + bytes(10_000)
+        wait_for(lambda: predict(guarded_url, picture, **GUEST).status_code == 503)
+        refused = predict(guarded_url, picture, **GUEST)
+        assert refused.json()["code"] == "overloaded"
+        assert refused.headers["Retry-After"]
+    wait_for(lambda: predict(guarded_url, picture, **GUEST).status_code == 200)
 
 
 def test_a_head_without_end_is_cut_off(url: str) -> None:
@@ -230,58 +234,53 @@ def test_many_requests_leave_nothing_open(url: str) -> None:
         wait_for(lambda: metric(url, "serving_free_slots") == 4)
 
 
-def test_an_api_key_is_asked_for() -> None:
-    with servers.api("tests.fake", {**SETTINGS, "SERVING_API_KEY": "sesame"}) as url:
-        assert requests.post(f"{url}/predict?top_k=0", timeout=10).status_code == 401
-        for wrong in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic sesame"}):
-            refused = predict(url, command(), **wrong)
-            assert refused.status_code == 401
-            assert refused.json()["code"] == "unauthorized"
-            assert refused.headers["WWW-Authenticate"] == "Bearer"
-        assert predict(url, command(), Authorization="Bearer sesame").status_code == 200
-        assert requests.get(f"{url}/health/ready", timeout=10).status_code == 200
-        schema = requests.get(f"{url}/openapi.json", timeout=10).json()
-        assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+def test_an_api_key_is_asked_for(guarded_url: str) -> None:
+    assert requests.post(f"{guarded_url}/predict?top_k=0", timeout=10).status_code == 401
+    for wrong in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic sesame"}):
+        refused = predict(guarded_url, command(), **wrong)
+        assert refused.status_code == 401
+        assert refused.json()["code"] == "unauthorized"
+        assert refused.headers["WWW-Authenticate"] == "Bearer"
+    assert predict(guarded_url, command(), **GUEST).status_code == 200
+    assert requests.get(f"{guarded_url}/health/ready", timeout=10).status_code == 200
+    schema = requests.get(f"{guarded_url}/openapi.json", timeout=10).json()
+    assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
 
 
-def test_an_admin_body_is_bounded_and_not_read_without_the_key() -> None:
-    settings = {**SETTINGS, "SERVING_ADMIN_KEY": "chief", "SERVING_MAX_BODY_BYTES": "100"}
-    with servers.api("tests.fake", settings) as url:
-        parts = urlsplit(url)
-        with socket.create_connection((parts.hostname, parts.port), timeout=20) as stranger:
-            head = "POST /admin/version HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n"
-            stranger.sendall(head.encode())  # and nothing of the body
-            assert stranger.recv(4096).startswith(b"HTTP/1.1 401 ")
-        headers = {"Authorization": "Bearer chief"}
-        for body, status in ((b" " * 101, 413), (b"{", 400), (b'{"version": "../1"}', 422)):
-            answer = requests.post(f"{url}/admin/version", data=body, headers=headers, timeout=10)
-            assert answer.status_code == status, answer.text
-        answer = requests.post(
-            f"{url}/admin/version", json={"version": "1"}, headers=headers, timeout=10
-        )
-        assert answer.json() == {"version": "1"}
-        schema = requests.get(f"{url}/openapi.json", timeout=10).json()
-        assert schema["paths"]["/admin/version"]["post"]["security"] == [{"bearer": []}]
+def test_an_admin_body_is_bounded_and_not_read_without_the_key(guarded_url: str) -> None:
+    url, parts = f"{guarded_url}/admin/version", urlsplit(guarded_url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as stranger:
+        head = "POST /admin/version HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n"
+        stranger.sendall(head.encode())  # and nothing of the body
+        assert stranger.recv(4096).startswith(b"HTTP/1.1 401 ")
+    headers = {"Authorization": "Bearer chief"}
+    for body, status in ((b" " * 100_001, 413), (b"{", 400), (b'{"version": "../1"}', 422)):
+        answer = requests.post(url, data=body, headers=headers, timeout=10)
+        assert answer.status_code == status, answer.text
+    answer = requests.post(url, json={"version": "1"}, headers=headers, timeout=10)
+    assert answer.json() == {"version": "1"}
+    schema = requests.get(f"{guarded_url}/openapi.json", timeout=10).json()
+    assert schema["paths"]["/admin/version"]["post"]["security"] == [{"bearer": []}]
 
 
-def test_cross_origin_requests_only_where_allowed() -> None:
+def test_cross_origin_requests_only_where_allowed(url: str, guarded_url: str) -> None:
     origin = {"Origin": "http://page.example"}
-    with servers.api("tests.fake", SETTINGS) as url:
-        answer = requests.get(f"{url}/health/live", headers=origin, timeout=10)
-        assert "Access-Control-Allow-Origin" not in answer.headers
-    allowed = {**SETTINGS, "SERVING_CORS_ORIGINS": "http://page.example, http://b.example"}
-    with servers.api("tests.fake", allowed) as url:
-        answer = requests.get(f"{url}/health/live", headers=origin, timeout=10)
-        assert answer.headers["Access-Control-Allow-Origin"] == "http://page.example"
-        assert "Server-Timing" in answer.headers["Access-Control-Expose-Headers"]
-        other = requests.get(f"{url}/health/live", headers={"Origin": "http://c.example"}, timeout=10)
-        assert "Access-Control-Allow-Origin" not in other.headers
+    answer = requests.get(f"{url}/health/live", headers=origin, timeout=10)
+    assert "Access-Control-Allow-Origin" not in answer.headers
+    allowed = f"{guarded_url}/health/live"
+    answer = requests.get(allowed, headers=origin, timeout=10)
+    assert answer.headers["Access-Control-Allow-Origin"] == "http://page.example"
+    assert "Server-Timing" in answer.headers["Access-Control-Expose-Headers"]
+    other = requests.get(allowed, headers={"Origin": "http://c.example"}, timeout=10)
+    assert "Access-Control-Allow-Origin" not in other.headers
 
 
 def test_sigterm_refuses_what_is_new_and_answers_what_was_accepted(
-    url: str, gate: Path, senders: ThreadPoolExecutor
+    tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
-    with servers.process_of(url) as process:
+    gate = tmp_path / "gate"
+    settings = {**SETTINGS, "FAKE_GATE": str(gate)}
+    with servers.api("tests.fake", settings) as url, servers.process_of(url) as process:
         accepted = senders.submit(predict, url, command(held=True))
         wait_for(lambda: metric(url, "serving_free_slots") == 3)
         process.terminate()

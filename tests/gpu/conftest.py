@@ -7,7 +7,6 @@ import pytest
 from serving.backends import cuda_driver
 from serving.errors import ConfigurationError
 from tests import servers
-from tests.conftest import BACKENDS
 
 GIB = 1 << 30
 
@@ -22,7 +21,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pytest.exit(f"the tests marked gpu need a GPU: {error}", returncode=1)
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["fastapi_onnx", "fastapi_pt"])
 def package(request: pytest.FixtureRequest) -> str:
     """Every test that takes it runs on both backends."""
     return str(request.param)

@@ -1,56 +1,65 @@
 """What each backend refuses at start, and in which words."""
 
-import dataclasses
 import hashlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import psutil
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import nn
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.optimised import FOLDER, GRAPH, WEIGHTS, optimised
-from fastapi_pt.backend import CHOICE, LAYOUTS, PLAIN, TorchBackend, optimised_for_cpu, settle_choice
 from serving.backends.base import Backend
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
+from tests.conftest import BACKENDS, NO_GPU
 
-EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 PIPELINE = ImagePipeline(resize=(8, 8), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize("backend", [OnnxBackend(), TorchBackend()], ids=["onnx", "pt"])
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each package's backend, not loaded."""
+    made: Backend = resolve_name(resolve_name(f"{request.param}:BACKEND"))()
+    return made
+
+
+@NO_GPU
 def test_cuda_without_a_gpu_refuses_to_start(backend: Backend) -> None:
     settings = Settings(device="cuda")
     with pytest.raises(ConfigurationError, match="CUDA"):
         backend.load(Model.read(settings.model_dir), settings)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize("backend", [OnnxBackend(), TorchBackend()], ids=["onnx", "pt"])
+@NO_GPU
 def test_auto_says_why_it_took_the_cpu(backend: Backend) -> None:
     settings = Settings(device="auto")
     info = backend.load(Model.read(settings.model_dir), settings)
     assert info.device == "cpu"
     assert info.fallback
-    assert (
-        dataclasses.asdict(backend.load(Model.read(settings.model_dir), Settings(device="cpu")))[
-            "fallback"
-        ]
-        is None
-    )
+    asked_for = backend.load(Model.read(settings.model_dir), Settings(device="cpu"))
+    assert asked_for.fallback is None
     backend.close()
+
+
+def test_a_file_that_is_no_model(backend: Backend, tmp_path: Path) -> None:
+    names = ("1/model.onnx", "1/model.safetensors")
+    files = {"files": dict.fromkeys(names, hashlib.sha256(b"").hexdigest())}
+    description = Model.read(Settings().model_dir).description.model_copy(update=files)
+    (tmp_path / "1").mkdir()
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError):
+        backend.load(Model(tmp_path, description), Settings())
 
 
 def graph(inputs: int = 1, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -85,33 +94,6 @@ def test_weights_among_the_inputs_and_a_fixed_batch_size_are_no_obstacle() -> No
     given = {PIXELS: np.empty((0, 8, 8, 3), np.uint8), TENSOR: photos}
     assert np.array_equal(session.run(None, given)[0], photos + 1)
     assert session.get_outputs()[0].shape[0] != 1  # ONNX Runtime would warn of every other size
-
-
-def test_a_network_that_onednn_lacks_a_layer_for_is_served_in_the_plain_form(tmp_path: Path) -> None:
-    network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(6), nn.Flatten()).eval()
-    served = optimised_for_cpu(network, (7, 7), tmp_path)
-    photos = torch.rand(2, 3, 7, 7)
-    with torch.inference_mode():
-        torch.testing.assert_close(served(photos), network(photos))
-    assert (tmp_path / CHOICE).read_text() == PLAIN
-
-
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    model = Model.read(Settings().model_dir)
-    description = model.description.model_copy(
-        update={
-            "files": {
-                "1/model.onnx": EMPTY_SHA256,
-                "1/model.safetensors": EMPTY_SHA256,
-            }
-        }
-    )
-    (tmp_path / "1").mkdir()
-    for name in ("model.onnx", "model.safetensors"):
-        (tmp_path / "1" / name).write_bytes(b"")
-    for backend in (OnnxBackend(), TorchBackend()):
-        with pytest.raises(ConfigurationError):
-            backend.load(Model(tmp_path, description), Settings())
 
 
 def test_sessions_share_the_weights_on_disk_and_answer_as_before(tmp_path: Path) -> None:
@@ -173,13 +155,3 @@ def test_a_damaged_shared_copy_is_not_used(tmp_path: Path, damage: str) -> None:
     backend.load(model, settings, tmp_path)
     height, width = model.description.image.output_size
     assert backend.infer(np.zeros((1, height, width, 3), np.uint8)).shape == (1, len(model.labels))
-
-
-def test_the_first_pytorch_instance_chooses_the_traced_form_for_all(tmp_path: Path) -> None:
-    assert settle_choice(None, PLAIN) == PLAIN
-    assert settle_choice(tmp_path, LAYOUTS) == LAYOUTS
-    assert settle_choice(tmp_path, PLAIN) == LAYOUTS
-    settings = Settings(device="cpu")
-    TorchBackend().load(Model.read(settings.model_dir), settings, tmp_path)
-    assert (tmp_path / CHOICE).read_text() == LAYOUTS
-    assert [file.name for file in tmp_path.iterdir()] == [CHOICE]

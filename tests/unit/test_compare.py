@@ -5,15 +5,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from benchmarks import compare, environments, machine, model, options, servers, table
 from benchmarks.__main__ import app
-from benchmarks.peers.common import Classify
-from benchmarks.peers.eager import Eager
 from serving.settings import ROOT
 from tests import pictures
 
@@ -158,19 +155,6 @@ def test_a_failed_set_up_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(2):
         with pytest.raises(subprocess.CalledProcessError):
             environments.python_for(environments.Environment("peer", ("server",)), tmp_path)
-
-
-@pytest.mark.parametrize("size", [(320, 240), (240, 320), (200, 200)])
-def test_the_peers_see_the_same_picture(size: tuple[int, int]) -> None:
-    photo = pictures.jpeg(*size)
-    shared = Classify(FOOD, "shared")
-    expected = shared.image_file(photo)
-    for peer in (Classify(FOOD, "plain"), Classify(FOOD, "plain", threads=0), Eager(FOOD)):
-        answer = peer.image_file(photo)
-        assert answer["prediction"] == expected["prediction"]
-        assert answer["probability"] == pytest.approx(expected["probability"], abs=0.03)
-    logits = Classify(FOOD, "plain").infer_plain(photo)
-    assert np.abs(logits - shared.infer_shared(photo)).max() < 0.2
 
 
 def test_a_machine_is_named_with_its_versions() -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,13 +276,14 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
             batch_size=8,
             device="cpu",
         )
-        return load_file(tmp_path / name / "ema.safetensors")
+        weights: dict[str, torch.Tensor] = load_file(tmp_path / name / "ema.safetensors")
+        return weights
 
     whole = run("whole")
     save = train.save_checkpoint
 
-    def save_and_stop(path: Path, epoch: int, *rest: object) -> None:
-        save(path, epoch, *rest)  # type: ignore[arg-type]
+    def save_and_stop(path: Path, epoch: int, *rest: Any) -> None:  # Any: as `save` has them
+        save(path, epoch, *rest)
         raise PowerCutError
 
     with monkeypatch.context() as patch:
