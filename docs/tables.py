@@ -51,9 +51,9 @@ def errors_table() -> str:
 
 
 def error_classes(base: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
-    """The classes below `base`, without those that group others, in the order of `serving/errors.py`."""
+    """Yields the classes of `serving/errors.py` below `base`, without those that group others."""
     for kind in base.__subclasses__():
-        if kind not in BASES:
+        if kind not in BASES and kind.__module__ == base.__module__:
             yield kind
         yield from error_classes(kind)
 
