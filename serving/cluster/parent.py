@@ -163,6 +163,7 @@ class Cluster:
                 while data := await loop.sock_recv(frontend.sock, messages.MAX_MESSAGE):
                     self._on_message(frontend, json.loads(data))
             code = frontend.popen.wait()
+            await asyncio.sleep(0)  # a signal that has ended it may have come to this process, too
             self._on_death(frontend, code)
             await asyncio.sleep(RESTART_S if code > 0 else 0)
 
