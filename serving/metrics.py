@@ -107,7 +107,7 @@ class EngineCollector(Collector):
         if self._memory is None:
             return
         memory = self._memory
-        free = memory.layout.slots - sum(memory.in_flight)
+        free = memory.free_slots
         depth = memory.state.tolist().count(State.QUEUED)
         restarts = self._restarts_before + memory.restarts[0]
         full = self._out_of_memory_before + sum(memory.out_of_memory)

@@ -1,8 +1,8 @@
 """The core call of every protocol: images or tensors in, classes or logits out.
 
-`InferenceService` is all that protocols know of models and engines. A request holds its slots from here to
-its answer, so that overload is decided before any work: acquire the slots, decode the images
-(on the event loop or a thread), hand the inputs to the workers, await the logits, pick the best classes.
+`InferenceService` is all that protocols know of models and engines. A request holds its slots from here
+to its answer, so that overload is decided before any work: acquire the slots, decode the images (on the
+event loop or a thread), hand the inputs to the workers, await the logits, pick the best classes.
 """
 
 import asyncio
