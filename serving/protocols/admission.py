@@ -7,16 +7,17 @@ whose client disconnects.
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fastapi import Request, Response, Security, params
+from fastapi import Request, Security, params
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError, UnauthorizedError
@@ -34,15 +35,13 @@ class DirectRoute(APIRoute):
     Parsing bodies, headers and queries is the handler's, so that a key is checked before a body is read.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns what the router awaits with each request."""
-        endpoint = self.endpoint
-
-        async def handle(request: Request) -> Response:
-            response: Response = await endpoint(request=request, **request.path_params)
-            return response
-
-        return handle
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request whose path has matched, or raises 405 for another method."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+        else:
+            response = await self.endpoint(request=Request(scope, receive), **scope["path_params"])
+            await response(scope, receive, send)
 
 
 class KeyCheck:

@@ -119,7 +119,7 @@ def prediction_json(top: list[Score], with_top: bool) -> dict[str, Any]:
 def create_router(service: InferenceService, admission: Admission) -> APIRouter:
     """Returns all native paths."""
     router = APIRouter()
-    router.include_router(predict_router(service, admission))
+    router.routes.extend(predict_router(service, admission).routes)
 
     @router.get("/health/live", summary="The process answers", response_model=HealthResponse)
     async def live() -> Response:

@@ -196,7 +196,7 @@ def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
 def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths under `/v1`; their colon is not for OpenAPI's tools."""
     router = APIRouter(include_in_schema=False)
-    router.include_router(predict_router(service, admission, catalog))
+    router.routes.extend(predict_router(service, admission, catalog).routes)
 
     @router.get("/v1/models/{model}")
     @router.get("/v1/models/{model}/versions/{version}")
@@ -213,7 +213,7 @@ def create_router(service: InferenceService, admission: Admission, catalog: Mode
 
 def predict_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
     """Returns the two paths of `:predict`."""
-    router = APIRouter(route_class=DirectRoute)
+    router = APIRouter(route_class=DirectRoute, include_in_schema=False)
 
     async def predict(name: str, version: str | None, request: Request) -> Response:
         model = catalog.find(name, version)

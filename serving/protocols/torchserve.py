@@ -62,7 +62,7 @@ def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
 def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths; bodies of any content type have no place in OpenAPI."""
     router = APIRouter(include_in_schema=False)
-    router.include_router(predictions_router(service, admission, catalog))
+    router.routes.extend(predictions_router(service, admission, catalog).routes)
 
     @router.post("/explanations/{model}")
     @router.post("/explanations/{model}/{version}")
@@ -95,7 +95,7 @@ def predictions_router(
     service: InferenceService, admission: Admission, catalog: ModelCatalog
 ) -> APIRouter:
     """Returns the paths of `/predictions`, with and without a version."""
-    router = APIRouter(route_class=DirectRoute)
+    router = APIRouter(route_class=DirectRoute, include_in_schema=False)
 
     @router.post("/predictions/{model}")
     @router.put("/predictions/{model}")

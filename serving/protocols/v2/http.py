@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from serving.protocols.v2.inference import InferRequest, infer
 from serving.protocols.v2.repository import Repository, only_ready
 
 PREFIX = "/v2"
+TAGS: list[str | Enum] = ["Open Inference Protocol"]
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 ModelName = Annotated[str, Path(openapi_examples={"photos": {"value": IMAGE_MODEL}})]
 Version = Annotated[str, Path(openapi_examples={"first": {"value": "1"}})]  # Swagger fills it in
@@ -38,11 +40,11 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 
 def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths under `/v2`."""
-    router = APIRouter(tags=["Open Inference Protocol"])
+    router = APIRouter(tags=TAGS)
     add_server_routes(router, service)
     add_model_routes(router, service, catalog)
-    router.include_router(infer_router(service, admission, catalog))
-    router.include_router(repository_router(service, admission, catalog))
+    router.routes.extend(infer_router(service, admission, catalog).routes)
+    router.routes.extend(repository_router(service, admission, catalog).routes)
     for path, reason in metadata.UNSUPPORTED_PATHS.items():
         add_unsupported_route(router, path, reason)
     return router
@@ -110,7 +112,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
 
 def infer_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
     """Returns the two infer paths, with and without a version."""
-    router = APIRouter(route_class=DirectRoute)
+    router = APIRouter(route_class=DirectRoute, tags=TAGS)
     options: dict[str, Any] = {  # FastAPI's own types
         "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
         "openapi_extra": infer_request(),
