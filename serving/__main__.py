@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def fill_standard_streams() -> None:
-    """Those that are closed become /dev/null: a pipe of ours in their place would get others' words."""
+    """Opens /dev/null for closed standard streams, or another file would take their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # in this order: each takes the lowest free number, its own
             stream = Path(os.devnull).open(mode)  # noqa: SIM115 until this process ends
@@ -46,7 +46,7 @@ def fill_standard_streams() -> None:
 
 
 def serve(package: str, given: dict[str, Any]) -> int:
-    """With these settings over those of the environment. Raises ConfigurationError."""
+    """Serves; `given` settings override those of the environment. Raises ConfigurationError."""
     settings = Settings.read(**given)
     given["web_processes"] = web_processes = topology.web_processes(settings)
     settings = settings.model_copy(update={"web_processes": web_processes})

@@ -140,7 +140,7 @@ class Server(uvicorn.Server):
             self.connect(connection)
 
     def _pause_accepting(self, listener: socket.socket, reason: str) -> None:
-        """Asking again at once would only cost a core: the listener stays readable."""
+        """Stops accepting for a moment: the listener stays readable, and would cost a core."""
         self._complain(reason)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)

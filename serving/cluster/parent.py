@@ -1,12 +1,11 @@
 """Several web processes over one engine, on one port: `python -m serving` with `web_processes` > 1.
 
-This process holds the engine's supervisor and binds the port. The web processes inherit the listening
-socket, and each accepts connections as it can. The parent replaces a web process that dies or no longer
-answers, and loads other versions.
+This process, the parent, holds the engine's supervisor and binds the port. The web processes inherit the
+listening socket and accept connections themselves. The parent replaces a web process that dies or no
+longer answers, and loads other versions.
 
-A web process whose event loop stands still does harm only while there are connections, so that the
-parent pings all of them while one has some: it tells of its first connection, and answers a ping with
-how many are open. Nobody wakes up where nobody has any.
+A web process tells the parent of its first connection. While any of them has connections, the parent
+pings all of them, and each answers with its number of open connections. An idle service pings nobody.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ METRICS = "serving-metrics-"
 
 
 class SharedEngine:
-    """An engine and the frontends that use it."""
+    """Engine of one version, and the frontends that use it."""
 
     def __init__(self, key: int, supervisor: Supervisor) -> None:
         self.key = key
@@ -68,7 +67,7 @@ class Cluster:
         self._count = topology.web_processes(settings)
         self._frontends: dict[int, FrontendProcess] = {}
         self._engines: list[SharedEngine] = []
-        """Those that are in use; the last one is the version in service."""
+        """Engines in use; the last one is the version in service."""
 
         self._loaded = 0
         self._loading: list[Supervisor] = []
@@ -81,7 +80,7 @@ class Cluster:
     def run(self) -> int:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
         configure_logging(self._settings)
-        Model.read(self._settings.model_dir)  # what is wrong there is said before anything is started
+        Model.read(self._settings.model_dir)  # a mistake there is reported before anything starts
         asyncio.run(self._serve())
         return 0
 
@@ -89,7 +88,7 @@ class Cluster:
         with contextlib.ExitStack() as held:
             self._listener = held.enter_context(bind(self._settings))
             listen(self._listener, self._settings)
-            if self._settings.tcp_port is not None:  # held, not listened on: that is for the frontends
+            if self._settings.tcp_port is not None:  # reserves the port; the frontends listen
                 held.enter_context(tcp.bind(self._settings))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
@@ -205,7 +204,7 @@ class Cluster:
                 raise ConfigurationError(f"a web process ended with exit code {code}")
 
     def _watch(self) -> None:
-        """Plans pings while a frontend has connections, or may have: of other ports it does not tell."""
+        """Schedules pings while a frontend has connections, or may have: TCP and gRPC do not report."""
         needed = (
             self._stopping
             or self._settings.tcp_port is not None
@@ -222,13 +221,13 @@ class Cluster:
         self._next_ping = None
         self._watch()
         for frontend in self._frontends.values():
-            if frontend.ready or self._stopping:  # a slow start is not ended, but the end comes
+            if frontend.ready or self._stopping:  # a frontend that starts slowly is not killed
                 frontend.ping()
 
     # -- engines --
 
     async def _load(self, version: str | None) -> None:
-        """Puts a version into service; `None` is the one to begin with. Raises ConfigurationError."""
+        """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
         model = Model.read(self._settings.model_dir, version)
         supervisor = Supervisor(self._backend, model, self._settings, self._count)
         self._loading.append(supervisor)
@@ -244,7 +243,7 @@ class Cluster:
             self._engines[-1].send_to(frontend)
 
     async def _switch(self, frontend: FrontendProcess, version: str) -> None:
-        """Puts another version into service; answers when the one before has ended."""
+        """Puts another version into service; answers when the previous one has ended."""
         error = None
         try:
             await self._load(version)
@@ -259,6 +258,6 @@ class Cluster:
 
 
 def metrics_parent() -> Path | None:
-    """A folder in memory where one can be written: also a read-only container has it."""
+    """Returns /dev/shm where it can be written, as in a read-only container; else None."""
     shm = Path("/dev/shm")  # noqa: S108 mkdtemp makes it safe
     return shm if os.access(shm, os.W_OK) else None

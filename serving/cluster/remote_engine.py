@@ -18,16 +18,16 @@ ENDING = "the service is shutting down"
 
 
 class RemoteEngine:
-    """An `EngineProvider` whose engines come from the parent; one for each web process."""
+    """`EngineProvider` of a web process whose engines come from the parent."""
 
     def __init__(self, sock: socket.socket, settings: Settings) -> None:
         self._sock = sock
         self._settings = settings
         self._handles: asyncio.Queue[EngineHandle | None] = asyncio.Queue()
-        """Engines that are still to be adopted; None once nothing more is."""
+        """Engines to adopt; None marks the end."""
 
         self._switched: asyncio.Future[str | None] | None = None
-        """The error of the version that was asked for, or None."""
+        """Outcome of the requested version: its error, or None."""
 
         self._adopting: asyncio.Task[None] | None = None
         self._accept: Callable[[], None] = lambda: None

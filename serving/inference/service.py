@@ -181,7 +181,7 @@ class InferenceService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `check_ready` passes."""
+        """Tells whether `check_ready` passes."""
         try:
             self.check_ready()
         except (DrainingError, UnavailableError):
