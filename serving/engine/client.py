@@ -93,7 +93,7 @@ class Slots:
             self.client.free(self.indices)
 
     async def submit(
-        self, kind: Signature, inputs: Inputs, deadline: float, bulk: bool
+        self, signature: Signature, inputs: Inputs, deadline: float, bulk: bool
     ) -> list[Outcome]:
         """Computes one input per slot; returns their outcomes in order.
 
@@ -103,7 +103,7 @@ class Slots:
         """
         client = self.client
         futures = [
-            client.enqueue(index, kind, value, deadline, bulk)
+            client.enqueue(index, signature, value, deadline, bulk)
             for index, value in zip(self.indices, inputs, strict=True)
         ]
         self.submitted = True
@@ -193,18 +193,18 @@ class EngineClient:
     def enqueue(
         self,
         slot: int,
-        kind: Signature,
+        signature: Signature,
         value: NDArray[np.uint8] | NDArray[np.float32],
         deadline: float,
         bulk: bool,
     ) -> asyncio.Future[Outcome]:
         """Writes an input into an acquired slot and queues the slot; see `Slots.submit`."""
         memory = self.memory
-        if kind is Signature.IMAGE:
+        if signature is Signature.IMAGE:
             memory.inputs[slot] = value
         else:
             memory.tensors[slot] = value
-        memory.kind[slot] = kind
+        memory.signature[slot] = signature
         memory.generation[slot] = generation = (memory.generation[slot] + 1) & 0x7FFFFFFF
         memory.cancelled[slot] = 0
         memory.attempts[slot] = 0
@@ -274,8 +274,10 @@ class EngineClient:
         future = self._futures.pop(slot)
         outcome = self._outcome(slot) if state is State.DONE else None
         if outcome:
-            kind = Signature(memory.kind[slot])
-            self.statistics.executed(kind, outcome.batch_size, outcome.is_batch_leader, outcome.infer_s)
+            signature = Signature(memory.signature[slot])
+            self.statistics.executed(
+                signature, outcome.batch_size, outcome.is_batch_leader, outcome.infer_s
+            )
         self._on_finished(state, outcome)
         if future is not None and not future.done():
             if outcome:

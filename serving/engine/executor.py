@@ -213,7 +213,7 @@ class BatchExecutor:
         """
         memory = self._memory
         finished = time.monotonic()
-        is_tensor = memory.kind[slots[0]] == Signature.TENSOR
+        is_tensor = memory.signature[slots[0]] == Signature.TENSOR
         usable = np.atleast_1d(np.isfinite(logits).all(axis=1)) | is_tensor
         leader = slots[int(usable.argmax())]
         for slot, row, good in zip(slots, logits, usable, strict=True):
@@ -251,7 +251,7 @@ class BatchExecutor:
         backend = self.all_cores_backend if all_cores else self.backend
         assert backend is not None  # noqa: S101 load comes first
         infer: Compute
-        if memory.kind[slots[0]] == Signature.TENSOR:
+        if memory.signature[slots[0]] == Signature.TENSOR:
             infer = partial(backend.infer_tensor, gather(memory.tensors, slots, buffer.tensors, size))
         elif self.reader is not None:
             infer = self.reader.fetch(slots, size, buffer.index)

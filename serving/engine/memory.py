@@ -163,7 +163,7 @@ class Memory:
 
         # workers, each written by itself; an inbox has the records that are taken and not yet reported
         self.busy_since = self._times(workers)
-        self.seen = self._times(workers)
+        self.heartbeat = self._times(workers)
         self.inbox = [self._array("Q", 2 * layout.max_batch) for _ in range(workers)]
         self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
         self.out_of_memory = self._array("q", workers)
@@ -178,7 +178,7 @@ class Memory:
         # slots
         self.state = self._array("i", slots)
         self.generation = self._array("I", slots)
-        self.kind = self._array("b", slots)
+        self.signature = self._array("b", slots)
         self.bulk = self._array("b", slots)
         self.cancelled = self._array("b", slots)
         self.attempts = self._array("i", slots)

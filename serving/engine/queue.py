@@ -76,7 +76,7 @@ class WorkQueue:
             if any(fd == self._control_fd for fd, _ in events):
                 if not os.read(self._control_fd, 64):
                     return None
-                self._memory.seen[self._index] = time.monotonic()  # it asked for a heartbeat
+                self._memory.heartbeat[self._index] = time.monotonic()  # it asked for a heartbeat
 
     def _read_size(self, fd: int) -> int:
         """Returns how many records to read: the largest preferred size that waits, else the cap."""

@@ -234,7 +234,7 @@ class Supervisor:
                     waiting.start_at = time.monotonic()
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
-        self.memory.seen[process.index] = process.ready_at
+        self.memory.heartbeat[process.index] = process.ready_at
         process.send_command(SERVE)
         if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
             self._startup_over.set()

@@ -116,7 +116,7 @@ class Worker:
                 self._queue.swap_halves()
                 continue
             self._queue.clear()
-            memory.seen[index] = time.monotonic()  # first: an idle worker needs a fresh heartbeat
+            memory.heartbeat[index] = time.monotonic()  # first: an idle worker needs a fresh heartbeat
             memory.busy_since[index] = 0
         executor.close()
 
@@ -166,7 +166,7 @@ class Worker:
             elif memory.attempts[slot]:
                 requeued.append(slot)
             else:
-                by_signature[memory.kind[slot]].append(slot)
+                by_signature[memory.signature[slot]].append(slot)
         if dropped:
             self._executor.report(dropped)
         return [slots for slots in by_signature if slots], requeued

@@ -122,7 +122,7 @@ class WorkerProcess:
         """
         if busy_since := memory.busy_since[self.index]:
             return now - float(busy_since)
-        if self.heartbeat_asked_at > memory.seen[self.index]:
+        if self.heartbeat_asked_at > memory.heartbeat[self.index]:
             return now - self.heartbeat_asked_at
         self.heartbeat_asked_at = now
         self.send_command(REFRESH_HEARTBEAT)

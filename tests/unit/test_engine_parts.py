@@ -178,7 +178,7 @@ def test_the_queue_ends_with_its_control_pipe(memory: Memory, pipes: Pipes) -> N
     os.write(pipes.pairs[2][1], b"?")
     os.close(pipes.pairs[2][1])
     assert queue.take() is None
-    assert memory.seen[1] > 0  # the question before the end was answered
+    assert memory.heartbeat[1] > 0  # the question before the end was answered
     pipes.pairs[2] = (pipes.pairs[2][0], os.dup(pipes.pairs[2][0]))
 
 
