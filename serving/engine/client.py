@@ -234,10 +234,10 @@ class EngineClient:
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)
             self.wake_supervisor()
-            if self._is_forsaken():
+            if self._has_only_stranded_slots():
                 self._idle.set()
 
-    def _is_forsaken(self) -> bool:
+    def _has_only_stranded_slots(self) -> bool:
         """Returns whether only cancelled slots are taken, and no worker is left to report them."""
         taken = self.memory.layout.slots_per_frontend - len(self._free)
         nobody = all(future is None for future in self._futures.values())
