@@ -113,7 +113,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
 def infer_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
     """Returns the two infer paths, with and without a version."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    options: dict[str, Any] = {  # FastAPI's own types
+    documentation: dict[str, Any] = {  # FastAPI's own types
         "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
         "openapi_extra": infer_request(),
         "dependencies": admission.check_key.documented(),
@@ -137,11 +137,11 @@ def infer_router(service: InferenceService, admission: Admission, catalog: Model
             return await service.run_on_thread(parse_content, bulk)
         return parse_content()
 
-    @router.post("/v2/models/{model}/infer", summary="Ask a model", **options)
+    @router.post("/v2/models/{model}/infer", summary="Ask a model", **documentation)
     async def any_version(model: ModelName, request: Request) -> Response:
         return await infer_model(model, None, request)
 
-    @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **options)
+    @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **documentation)
     async def one_version(model: ModelName, version: Version, request: Request) -> Response:
         return await infer_model(model, version, request)
 
