@@ -15,7 +15,7 @@ unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 
 .DELETE_ON_ERROR:
 .PHONY: run test test-all test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint
-.PHONY: format accuracy train proto lock docs docs-tables clean
+.PHONY: format accuracy quantise train proto lock docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
@@ -60,6 +60,10 @@ format: .venv/dev.installed
 
 accuracy: .venv/dev-all.installed  ## DATA=folder with data/food11-64/ and photos/
 	$(BIN)/python -m training.evaluate $(DATA)
+
+quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with the photos of DATA
+	$(BIN)/python -m training.export int8 $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
+		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
 train: .venv/dev-all.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
 	$(BIN)/python -m training.food11 --data $(DATA) --run $(RUN)

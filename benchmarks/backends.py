@@ -28,10 +28,10 @@ def eager(model: Model) -> Infer:
     import torch  # here, because most commands of this program do not need it
     from torchvision.transforms import v2
 
-    from fastapi_pt.backend import read_network
+    from fastapi_pt.network import read_network
 
     torch.set_num_threads(1)
-    network = read_network(model, model.file("model.safetensors"))
+    network = read_network(model)
     image = model.description.image
     steps = v2.Compose(
         [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(image.mean, image.std)]

@@ -191,24 +191,24 @@ class CudaNetwork:
 
     def __init__(self, model: Model, device: Device, precision: str) -> None:
         """Chooses fp16 or fp32 by `precision` of the settings. Raises ConfigurationError."""
+        if precision == "int8":
+            raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
         self._device = device
         self._lanes: dict[int, Lane] = {}
         pipeline, classes = model.description.image, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
         tensors = fixed.normalised(images, pipeline)
         graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), tensors)
+        self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
             self._network = Network(fixed.half(graph), True, pipeline, classes)
             found = np.concatenate([self.infer(image[np.newaxis]) for image in images])
             self._lanes.clear()  # the computing thread cannot use this thread's recordings
-            if precision_check.is_accurate(expected, found, insist=precision == "fp16"):
-                return
-        self._network = Network(graph, False, pipeline, classes)
-
-    @property
-    def precision(self) -> str:
-        """`fp32` or `fp16`."""
-        return "fp16" if self._network.fp16 else "fp32"
+            self.precision, self.reason = precision_check.fp16_or_fp32(
+                expected, found, insist=precision == "fp16"
+            )
+        if self.precision == "fp32":
+            self._network = Network(graph, False, pipeline, classes)
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Computes logits [N, classes] of RGB images [N, H, W, 3]; raises `device_errors`."""

@@ -6,13 +6,37 @@ Used by the backend and by `training/`.
 from collections import OrderedDict
 from collections.abc import Mapping
 from difflib import get_close_matches
+from typing import Any
 
+import torch
 import torchvision
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
 from torch.nn import functional
 from torchvision.models import get_model, list_models
 
 from serving.errors import ConfigurationError
+from serving.model import ImagePipeline, Model
+
+CHANNELS_LAST: Any = {"memory_format": torch.channels_last}  # unknown to torch's own stub
+
+
+class Normalise(nn.Module):
+    """Normalises uint8 images [N, H, W, 3] to float32 [N, 3, H, W]."""
+
+    def __init__(self, pipeline: ImagePipeline) -> None:
+        super().__init__()
+        mean, std = torch.tensor(pipeline.mean), torch.tensor(pipeline.std)
+        self.scale: Tensor
+        self.shift: Tensor
+        self.register_buffer("scale", (1 / (255 * std)).view(1, 3, 1, 1))
+        self.register_buffer("shift", (-mean / std).view(1, 3, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Computes (pixel / 255 - mean) / std; the result is channels-last in memory."""
+        return pixels.permute(0, 3, 1, 2).float() * self.scale + self.shift
 
 
 class Reduce(nn.Module):
@@ -73,3 +97,24 @@ def fill(network: Network, weights: Mapping[str, Tensor]) -> None:
     state = OrderedDict((name, tensor.float()) for name, tensor in weights.items())
     state._metadata = own._metadata  # type: ignore[attr-defined]  # the layers' versions; MNASNet asks
     network.body.load_state_dict(state)
+
+
+def read_network(model: Model) -> Network:
+    """Builds the described architecture with `model.safetensors`, in eval mode.
+
+    Raises ConfigurationError.
+    """
+    path, description = model.file("model.safetensors"), model.description
+    network = build(description.architecture, len(description.labels), description.body_size)
+    try:
+        fill(network, load_file(path))
+    except (SafetensorError, ConfigurationError) as error:
+        raise ConfigurationError(f"{path} does not fit {description.architecture}: {error}") from error
+    network.eval()
+    return network
+
+
+def folded(network: Network) -> Network:
+    """Folds batch norm into the convolutions before it, in place; returns the network."""
+    network.body = fuse(network.body)
+    return network

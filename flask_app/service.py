@@ -24,6 +24,8 @@ class ModelInfo:
     backend: str = ""
     device: str = ""
     provider: str = ""
+    precision: str = ""
+    precision_reason: str = ""
     side: int = DEFAULT_SIDE
     """Short side in pixels to which the service resizes an image."""
 
@@ -113,6 +115,8 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
         backend=text("backend"),
         device=text("device"),
         provider=text("execution_provider"),
+        precision=text("precision"),
+        precision_reason=text("precision_reason"),
         side=_side(raw.get("image")),
         thresholds=_thresholds(raw.get("thresholds")),
     )

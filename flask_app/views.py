@@ -126,6 +126,8 @@ class Views:
             "backend": status.model.backend,
             "device": status.model.device,
             "provider": status.model.provider,
+            "precision": status.model.precision,
+            "precision_reason": status.model.precision_reason,
             "side": status.model.side,
         }
         return jsonify({"state": status.state, "reason": status.reason, "model": model})

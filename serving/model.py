@@ -1,7 +1,8 @@
 """Model folder: reads `model.json`, with labels and image pipeline, and finds each version's weights.
 
 models/NAME/model.json
-models/NAME/VERSION/model.onnx, model.safetensors
+models/NAME/VERSION/model.onnx, model.safetensors                     weights, of the two backends
+models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same in int8, for CPUs
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
 Called at start by the service, the supervisor and the workers.
@@ -27,6 +28,8 @@ Side = Annotated[int, Field(gt=0, le=4096)]
 """Length in pixels; a batch of larger images would not fit into memory."""
 
 Size = tuple[Side, Side]
+Kind = Literal["model.onnx", "model.safetensors", "model_quantized.onnx", "model_quantized.pt"]
+INT8_KINDS: tuple[Kind, ...] = ("model_quantized.onnx", "model_quantized.pt")
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -75,6 +78,48 @@ class Thresholds(BaseModel):
     margin: float = Field(ge=0, le=1)
 
 
+class Int8Verdict(BaseModel):
+    """Comparison of an int8 file with fp32 on the same photos, measured by `training.export`."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    fit: bool
+    """Whether `SERVING_PRECISION=auto` may serve it."""
+
+    reason: str
+    """What speaks for or against it, in words."""
+
+    sample_difference: float
+    """`precision_check.mean_difference` from fp32 on the sample images; the check at load repeats it."""
+
+    agreement: float
+    """Share of the photos for which both name the same class."""
+
+    mean_difference: float
+    """Mean difference of a class's probability."""
+
+    worst_difference: float
+    """Largest difference of a class's probability."""
+
+    photos: int
+    """Number of photos that were compared."""
+
+    accuracy: dict[str, float] = {}
+    """Top-1 accuracy of `fp32` and `int8`, where the photos have labels."""
+
+    megabytes: dict[str, float]
+    """Size of each precision's file."""
+
+    batch_ms: dict[str, dict[int, float]]
+    """Milliseconds of a batch on one thread, by precision and batch size."""
+
+    method: str = ""
+    """How the file was made; empty for a file that was brought."""
+
+    fp32_nodes: list[str] = []
+    """Nodes that were left in fp32 because they cost too much accuracy in int8."""
+
+
 class ModelDescription(BaseModel):
     """Content of `model.json`."""
 
@@ -98,13 +143,17 @@ class ModelDescription(BaseModel):
     files: dict[str, Sha256]
     """SHA-256 of each file, by its path in the folder."""
 
+    int8: dict[str, Int8Verdict] = {}
+    """Verdict on each int8 file, by its path in the folder."""
+
     thresholds: Thresholds | None = None
     accuracy: dict[str, float | int | dict[str, float | int]] = {}
     """Accuracy, measured through the served pipeline."""
 
     def json_text(self) -> str:
-        """Returns one line of JSON without `files`, a parameter of Triton's `ModelConfig`."""
-        return self.model_copy(update={"files": {}}).model_dump_json(exclude_none=True)
+        """Returns one line of JSON without `files` and `int8`, a parameter of Triton's `ModelConfig`."""
+        without = self.model_copy(update={"files": {}})
+        return without.model_dump_json(exclude={"int8"}, exclude_none=True)
 
 
 class Model:
@@ -136,14 +185,25 @@ class Model:
         """Class names in the order of the outputs."""
         return self.description.labels
 
-    def file(self, kind: Literal["model.onnx", "model.safetensors"]) -> Path:
+    def has(self, kind: Kind) -> bool:
+        """Returns whether the folder has this file, listed in model.json or brought by somebody."""
+        return self._relative(kind) in self.description.files or self._is_brought(kind)
+
+    def verdict(self, kind: Kind) -> Int8Verdict | None:
+        """Returns what model.json says of an int8 file; None if nothing."""
+        return self.description.int8.get(self._relative(kind))
+
+    def file(self, kind: Kind) -> Path:
         """Returns the path of the version's weights, after a check of their digest.
 
-        Raises ConfigurationError.
+        An int8 file may be brought: without an entry in model.json there is no digest. Raises
+        ConfigurationError.
         """
-        relative = f"{self.description.version}/{kind}"
+        relative = self._relative(kind)
         path = self.folder / relative
         expected = self.description.files.get(relative)
+        if expected is None and self._is_brought(kind):
+            return path
         if expected is None:
             raise ConfigurationError(
                 f"the model {self.description.name} has no {relative} for this backend: "
@@ -155,3 +215,9 @@ class Model:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
                 raise ConfigurationError(f"{path} is not the file that model.json describes")
         return path
+
+    def _relative(self, kind: Kind) -> str:
+        return f"{self.description.version}/{kind}"
+
+    def _is_brought(self, kind: Kind) -> bool:
+        return kind in INT8_KINDS and (self.folder / self._relative(kind)).is_file()

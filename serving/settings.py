@@ -54,8 +54,9 @@ class Settings(BaseSettings):
     gpu_memory_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of a GPU's memory that one instance may take."""
 
-    precision: Literal["auto", "fp32", "fp16"] = "auto"
-    """`auto`: fp16 on a GPU where its answers agree with those of fp32, else fp32."""
+    precision: Literal["auto", "fp32", "fp16", "int8"] = "auto"
+    """`auto`: fp16 on a GPU, int8 on a CPU if the model has a file that is fit for it, where the answers
+    agree with those of fp32 on this machine; else fp32. See `precision_reason` in `/model`."""
 
     cuda_graphs: bool = True
     """Records each batch size as a CUDA graph and launches it whole; `false`: kernel by kernel."""

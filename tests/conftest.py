@@ -27,6 +27,7 @@ NEED_TORCH = [
     "unit/test_peers.py",
     "unit/test_pt_backend.py",
     "unit/test_pt_on_a_gpu.py",
+    "unit/test_quantisation.py",
     "unit/test_training.py",
 ]
 SLOW = [

@@ -1,8 +1,8 @@
 """Evaluation of a model folder through the served pipeline: `ImageDecoder`, then each backend.
 
 `python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv and
-prints accuracy, calibration and confusion for both backends, and how often they agree. With `--write`
-the figures go into model.json, and a chart of the confusion beside it.
+prints accuracy, calibration and confusion of both backends in every precision, and how often they agree.
+With `--write` the figures of fp32 go into model.json, and a chart of the confusion beside it.
 """
 
 import csv
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
 from serving.backends.base import Backend
-from serving.model import Model, Thresholds
+from serving.model import Kind, Model, Thresholds
 from serving.settings import Settings
 from serving.tasks.image.classification import softmax
 from serving.tasks.image.decode import ImageDecoder
@@ -27,10 +27,13 @@ from training import data
 
 Probabilities = NDArray[np.float64]
 Labels = NDArray[np.int64]
-BACKENDS: dict[str, tuple[str, Callable[[], Backend]]] = {
-    "fastapi_onnx": ("model.onnx", OnnxBackend),
-    "fastapi_pt": ("model.safetensors", TorchBackend),
-}
+BACKENDS: list[tuple[str, Kind, str, Callable[[], Backend]]] = [
+    ("fastapi_onnx", "model.onnx", "fp32", OnnxBackend),
+    ("fastapi_pt", "model.safetensors", "fp32", TorchBackend),
+    ("fastapi_onnx, int8", "model_quantized.onnx", "int8", OnnxBackend),
+    ("fastapi_pt, int8", "model_quantized.pt", "int8", TorchBackend),
+]
+"""Name, file, precision and class of everything that is evaluated."""
 
 
 def sharp_photos(folder: Path) -> Iterator[tuple[bytes, int]]:
@@ -146,11 +149,11 @@ def main(
     decoder = ImageDecoder(model.description.image, settings.max_image_pixels)
     results: dict[str, dict[str, Any]] = {}
     answers: dict[str, list[NDArray[np.int64]]] = {}
-    for name, (file, make_backend) in BACKENDS.items():
-        if f"{model.description.version}/{file}" not in model.description.files:
+    for name, file, precision, make_backend in BACKENDS:
+        if not model.has(file):
             continue
         backend = make_backend()
-        backend.load(model, settings)
+        backend.load(model, settings.model_copy(update={"precision": precision}))
         val, val_labels = predict(
             backend, decoder, data.iterate(data_dir / "data" / "food11-64" / "val.zip"), f"{name} val"
         )
@@ -161,14 +164,18 @@ def main(
         results[name] = {"val": summary(val, val_labels), "sharp": summary(sharp, sharp_labels)}
         answers[name] = [val.argmax(axis=1), sharp.argmax(axis=1)]
         typer.echo(f"{name}: {json.dumps(results[name])}")
-    matrix = confusion(val, val_labels)
+        if len(results) == 1:
+            reference, truth = val, val_labels
+    matrix = confusion(reference, truth)
     print_confusion(matrix, model.labels)
-    first, *others = (np.concatenate(parts) for parts in answers.values())
-    for second in others:
-        typer.echo(f"both backends give the same class for {(first == second).mean():.2%} of all photos")
+    (first, expected), *others = ((name, np.concatenate(parts)) for name, parts in answers.items())
+    for name, found in others:
+        typer.echo(
+            f"{name} names the class of {first} for {(found == expected).mean():.2%} of all photos"
+        )
     if write:
-        model.description.accuracy = next(iter(results.values()))
-        model.description.thresholds = uncertain_below(val, val_labels)
+        model.description.accuracy = results[first]
+        model.description.thresholds = uncertain_below(reference, truth)
         text = model.description.model_dump_json(indent=2, exclude_none=True)
         (model_dir / "model.json").write_text(text + "\n")
         draw_confusion(matrix, model.labels, model_dir / "confusion.png")

@@ -2,13 +2,13 @@
 
 `python -m training.export torchvision --weights FILE ...` takes a state dict (safetensors, or a
 `.pt` file that holds only tensors), `python -m training.export onnx --file FILE ...` an ONNX file.
-Both write `OUT/model.json` and `OUT/VERSION/...`; `training.evaluate` adds the accuracy.
+Both write `OUT/model.json` and `OUT/VERSION/...`; `training.evaluate` adds the accuracy. With
+`--int8 --calibrate PHOTOS` they add files in int8; `python -m training.export int8 FOLDER` does that for
+a folder that exists.
 """
 
 import hashlib
 import json
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,17 +16,24 @@ import onnx
 import torch
 import typer
 from pydantic import ValidationError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import nn
 from typer.core import TyperGroup
 
 from fastapi_pt.network import build, fill
 from serving.errors import ConfigurationError, in_words
-from serving.model import ImagePipeline, Model, ModelDescription
+from serving.model import INT8_KINDS, ImagePipeline, Kind, Model, ModelDescription
 from training import given_graph
 from training.float16_weights import store_weights_as_float16
+from training.int8 import Options as Int8Options
+from training.int8 import add
+from training.state_dict import read_weights
 
-WEIGHTS = ("model.onnx", "model.safetensors")
+WEIGHTS: tuple[Kind, ...] = ("model.onnx", "model.safetensors")
+
+
+class NoInt8Error(ConfigurationError):
+    """No int8 file could be made; the fp32 model is as it was."""
 
 
 class OneSentence(TyperGroup):
@@ -37,8 +44,11 @@ class OneSentence(TyperGroup):
         try:
             return super().invoke(ctx)
         except (ConfigurationError, OSError) as error:
+            outcome = (
+                "no int8 file was made" if isinstance(error, NoInt8Error) else "nothing was exported"
+            )
             reason = " ".join(str(error).split())  # the libraries' messages have many lines
-            typer.echo(f"nothing was exported: {reason}", err=True)
+            typer.echo(f"{outcome}: {reason}", err=True)
             raise typer.Exit(1) from error
 
 
@@ -53,6 +63,14 @@ Resize = Annotated[str, typer.Option(help="Short side in pixels, or HEIGHTxWIDTH
 CenterCrop = Annotated[int | None, typer.Option(help="Side of the centre crop, in pixels.")]
 Enlarge = Annotated[str | None, typer.Option(help="HEIGHTxWIDTH after the crop.", metavar="HxW")]
 Triple = tuple[float, float, float]
+Int8 = Annotated[bool, typer.Option("--int8", help="Also in int8, which is faster on CPUs.")]
+Calibrate = Annotated[
+    Path | None, typer.Option(help="For int8: folder or zip file of photos like those to be served.")
+]
+Validate = Annotated[
+    Path | None,
+    typer.Option(help="For int8: photos to compare with fp32; by default others of --calibrate."),
+]
 
 
 def size(text: str) -> tuple[int, int]:
@@ -103,48 +121,6 @@ def labels_by_index(names: dict[str, str | list[str]]) -> list[str]:
     return [name if isinstance(name, str) else name[-1] for name in listed]
 
 
-def read_weights(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
-    """Reads a state dict; unpickles nothing but tensors unless `trust_pickle` is set.
-
-    Raises ConfigurationError and OSError.
-    """
-    with path.open("rb"):
-        pass  # for a missing file or a folder OSError is clearer than the libraries
-    try:
-        if path.suffix == ".safetensors":
-            return without_prefix(load_file(path))
-        loaded = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
-    except Exception as error:  # every library has exception types of its own
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        if "GLOBAL" in str(error) or "TorchScript" in str(error):
-            reason = (
-                "it holds more than tensors; save model.state_dict(), or, only if you trust whoever "
-                "made it, add --i-trust-this-pickle"
-            )
-        elif zipfile.is_zipfile(path):
-            reason = "of a zip file such as TorchServe's .mar, give the weights that are in it"
-        raise ConfigurationError(f"{path} is not a state dict that can be read: {reason}") from error
-    if isinstance(loaded, nn.Module):
-        loaded = loaded.state_dict()
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-    tensors = loaded if isinstance(loaded, Mapping) else {}
-    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ConfigurationError(f"{path} holds no state dict: save model.state_dict()")
-    return without_prefix(dict(tensors))
-
-
-def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Removes the prefix that all names share: DataParallel's `module.`, torch.compile's `_orig_mod.`"""
-    while len(first := {name.partition(".")[0] for name in tensors}) == 1:
-        prefix = first.pop() + "."
-        if not all(name.startswith(prefix) for name in tensors):
-            break
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
-
-
 def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
     """Writes an ONNX file, float `input` [N, 3, H, W], `output` [N, classes], weights in float16.
 
@@ -182,7 +158,7 @@ def write_description(out: Path, description: ModelDescription) -> None:
     folder = out / description.version
     description.files = {
         f"{description.version}/{kind}": hashlib.sha256((folder / kind).read_bytes()).hexdigest()
-        for kind in WEIGHTS
+        for kind in (*WEIGHTS, *INT8_KINDS)
         if (folder / kind).is_file()
     }
     path = out / "model.json"
@@ -224,8 +200,12 @@ def from_torchvision(
             help="DANGER: unpickle a whole module. Its author can run any code on this machine.",
         ),
     ] = False,
+    int8: Int8 = False,
+    calibrate: Calibrate = None,
+    validate: Validate = None,
 ) -> None:
     """Turns a torchvision architecture's state dict into both backends' files."""
+    options = int8_options(int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
     description = described(
@@ -250,7 +230,7 @@ def from_torchvision(
     # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
     fill(network, half)
     write_onnx(network, image, folder / "model.onnx")
-    write_description(out, description)
+    finish(out, description, options)
 
 
 @app.command("onnx")
@@ -266,8 +246,12 @@ def from_onnx(
     mean: Triple = IMAGENET_MEAN,
     std: Triple = IMAGENET_STD,
     output: Annotated[str | None, typer.Option(help="The logits, where it is not the first.")] = None,
+    int8: Int8 = False,
+    calibrate: Calibrate = None,
+    validate: Validate = None,
 ) -> None:
     """Turns an ONNX file and its labels into a folder for the ONNX backend."""
+    options = int8_options(int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
     description = described(image, name=name, version=version, labels=names)
@@ -279,7 +263,64 @@ def from_onnx(
     (folder / "model.safetensors").unlink(missing_ok=True)  # of another network
     for note in notes:
         typer.echo(f"{file}: {note}")
+    finish(out, description, options)
+
+
+@app.command("int8")
+def add_int8(
+    model_dir: Annotated[Path, typer.Argument(help="The model's folder.")],
+    calibrate: Annotated[
+        Path, typer.Option(help="Folder or zip file of photos like those to be served.")
+    ],
+    validate: Validate = None,
+    version: Annotated[str | None, typer.Option(help="By default that of model.json.")] = None,
+    photos: Annotated[int, typer.Option(min=1, help="Most photos that are compared.")] = 2000,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="After these, no other way to quantise is tried.")
+    ] = 10,
+    file: Annotated[
+        Path | None, typer.Option(help="ONNX graph in int8 that was made elsewhere, to be judged.")
+    ] = None,
+) -> None:
+    """Adds int8 files to a model's folder, and to model.json whether they are fit."""
+    write_int8(Model.read(model_dir, version), Int8Options(calibrate, validate, photos, minutes, file))
+
+
+def int8_options(wanted: bool, calibrate: Path | None, validate: Path | None) -> Int8Options | None:
+    """Returns the options for int8, None where it is not wanted. Raises BadParameter."""
+    if not wanted:
+        if calibrate or validate:
+            raise typer.BadParameter("--calibrate and --validate need --int8")
+        return None
+    if calibrate is None:
+        raise typer.BadParameter("--int8 needs --calibrate, a folder or zip file of photos")
+    return Int8Options(calibrate, validate)
+
+
+def finish(out: Path, description: ModelDescription, options: Int8Options | None) -> None:
+    """Writes the description of new weights, and their int8 files if `options` ask for them.
+
+    Raises NoInt8Error.
+    """
+    for kind in INT8_KINDS:
+        (out / description.version / kind).unlink(missing_ok=True)  # of another network
     write_description(out, description)
+    if options:
+        write_int8(Model.read(out, description.version), options)
+
+
+def write_int8(model: Model, options: Int8Options) -> None:
+    """Adds int8 files to a folder and prints the verdicts. Raises NoInt8Error."""
+    try:
+        verdicts = add(model, options)
+    except (ConfigurationError, OSError) as error:
+        raise NoInt8Error(str(error)) from error
+    version = model.description.version
+    model.description.int8 = {f"{version}/{kind}": verdict for kind, verdict in verdicts.items()}
+    write_description(model.folder, model.description)
+    for kind, verdict in verdicts.items():
+        typer.echo(f"{kind}: {'fit' if verdict.fit else 'NOT FIT'}; {verdict.reason}")
+        typer.echo(json.dumps(verdict.model_dump(exclude={"fit", "reason"})))
 
 
 def scale_logits(body: nn.Module, factor: float) -> None:

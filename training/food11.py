@@ -1,4 +1,4 @@
-"""Default model: makes models/food11 from the zips in three trainings, calibrates, exports, measures it.
+"""Default model: makes models/food11 from the zips in three trainings, and its int8 files.
 
 The first training sees gentle changes of the photos and learns fast. The second starts from the first's
 weights, sees strong changes, and ends at a higher resolution. The third goes on from there.
@@ -8,6 +8,7 @@ photos/. An interrupted training goes on from RUN; a finished one is not repeate
 """
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -23,7 +24,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from fastapi_pt.network import build
-from serving.model import ImagePipeline, Model
+from serving.model import ImagePipeline, Model, ModelDescription
 from serving.tasks.image.decode import ImageDecoder
 from training import data, evaluate, export, train
 
@@ -31,6 +32,7 @@ LABELS = Path(__file__).with_name("labels.txt")
 STAGES = ("first", "second", "third")
 CARD = Path(__file__).with_name("MODEL_CARD.template.md")
 STATISTICS_PHOTOS = 9000
+EVERY_PHOTO = 5000
 IMAGE = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), mean=train.MEAN, std=train.STD)
 
 
@@ -98,8 +100,17 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
         sharp_top1=percent(sharp["top1"]),
         sharp_top3=percent(sharp["top3"]),
         sharp_ece=percent(sharp["expected_calibration_error"]),
+        int8_rows="\n".join(int8_rows(model)),
     )
     (out / "MODEL_CARD.md").write_text(text)
+
+
+def int8_rows(model: ModelDescription) -> Iterator[str]:
+    """Yields a row of the card's table for each int8 file."""
+    for name, verdict in model.int8.items():
+        accuracy = " | ".join(f"{100 * verdict.accuracy[key]:.1f} %" for key in ("fp32", "int8"))
+        times = " | ".join(f"{verdict.batch_ms[key][1]:.1f} ms" for key in ("fp32", "int8"))
+        yield f"| {name} | {verdict.method} | {accuracy} | {100 * verdict.agreement:.1f} % | {times} |"
 
 
 def renewed(weights: Path, architecture: str, zipped: Path, body_size: int) -> Path:
@@ -159,6 +170,7 @@ def main(
         temperature=temperature,
     )
     evaluate.main(data_dir, out, write=True)
+    export.add_int8(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
     write_card(out, run, temperature)
 
 

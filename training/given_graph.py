@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from fastapi_onnx.backend import cpu_session
+from fastapi_onnx.cpu import cpu_session
 from fastapi_onnx.graph import PIXELS, TENSOR, model_inputs, with_two_inputs
 from serving.backends import precision_check
 from serving.errors import ConfigurationError

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from fastapi_pt.backend import read_network
+from fastapi_pt.network import read_network
 from serving.model import ImagePipeline, Model
 
 
@@ -20,7 +20,7 @@ class Eager:
     def __init__(self, model_dir: str) -> None:
         model = Model.read(Path(model_dir))
         self.labels = model.labels
-        self.network = read_network(model, model.file("model.safetensors"))
+        self.network = read_network(model)
         self.transform = v2.Compose(steps(model.description.image))
 
     def text(self, base64: str) -> dict[str, Any]:

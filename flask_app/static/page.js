@@ -382,8 +382,10 @@ class Card {
     this.find(".sent").textContent = this.sent.note;
     this.button("original").hidden = !this.sent.reduced;
     const known = service.model ? modelText(service.model) : "Unknown";
-    const provider = service.model?.provider ? ` (${service.model.provider})` : "";
-    this.find(".model").textContent = `${known}${provider}. Request ${requestId}.`;
+    const { provider, precision, precision_reason: reason } = service.model ?? {};
+    const computed = precision ? `, in ${precision}${reason ? `: ${reason}` : ""}` : "";
+    this.find(".model").textContent =
+      `${known}${provider ? ` (${provider})` : ""}${computed}. Request ${requestId}.`;
     this.fillCode(".curl", "PHOTO'", `${this.name.replaceAll("'", "'\\''")}'`);
     this.fillCode(".curl", "IMAGE/TYPE", this.file.type || "application/octet-stream");
     this.fillCode(".python", '"PHOTO"', JSON.stringify(this.name));

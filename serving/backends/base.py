@@ -26,7 +26,10 @@ class BackendInfo:
     """ONNX Runtime's provider, or PyTorch's device type."""
 
     precision: str
-    """`fp32` or `fp16`."""
+    """`fp32`, `fp16` or `int8`."""
+
+    precision_reason: str
+    """Reason why that precision was taken, in words."""
 
     fallback: str | None = None
     """Reason why `auto` fell back to the CPU; None if it did not."""

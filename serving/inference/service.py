@@ -96,6 +96,8 @@ class InferenceService:
             model=new.description.name,
             version=new.description.version,
             device=info["device"],
+            precision=info["precision"],
+            precision_reason=info["precision_reason"],
             instances=handle.fds.layout.workers,
             **{k: v for k, v in handle.profile.items() if k != "info"},
         )

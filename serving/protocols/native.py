@@ -98,7 +98,8 @@ class ModelResponse(BaseModel):
     backend: str
     device: str
     execution_provider: str
-    precision: str
+    precision: str = Field(description="`fp32`, `fp16` or `int8`.")
+    precision_reason: str = Field(description="Why that precision was taken.")
     fallback: str | None = Field(description="Why `auto` did not take the GPU.")
     instances: int
     max_batch_size: int

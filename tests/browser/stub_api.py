@@ -25,6 +25,8 @@ MODEL = {
     "backend": "onnx",
     "device": "cpu",
     "execution_provider": "CPUExecutionProvider",
+    "precision": "int8",
+    "precision_reason": "it is fit, and faster",
     "thresholds": {"probability": 0.5, "margin": 0.15},
 }
 TIMES = "decode;dur=1.2, queue;dur=0.4, infer;dur=7.3, total;dur=9.6"

@@ -249,7 +249,9 @@ def test_details(open_page: Opener, base_url: str, stub: StubApi) -> None:
         "inference 7.3 ms",
     ]
     assert "network" in legend[3]
-    expect(page.locator(".model")).to_contain_text("food11 1, onnx on cpu (CPUExecutionProvider)")
+    expect(page.locator(".model")).to_contain_text(
+        "food11 1, onnx on cpu (CPUExecutionProvider), in int8: it is fit, and faster. Request"
+    )
     curl = page.locator(".curl").inner_text()
     assert f"'{stub.url}/predict?top_k=5'" in curl
     assert "'@it'\\''s \"soup\".jpg'" in curl

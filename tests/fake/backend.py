@@ -65,7 +65,9 @@ class FakeBackend:
                 Path(loading).with_suffix(".held").touch()
                 time.sleep(0.005)
         self.classes = len(model.labels)
-        return BackendInfo("fake 1", os.environ.get("FAKE_DEVICE", "cpu"), "fake", "fp32")
+        return BackendInfo(
+            "fake 1", os.environ.get("FAKE_DEVICE", "cpu"), "fake", "fp32", "it is a fake"
+        )
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Obeys the first pixel of each picture."""

@@ -33,10 +33,10 @@ def load(package: str) -> Load:
 
     def loaded(**settings: Any) -> Backend:
         backend: Backend = getattr(importlib.import_module(module), name)()
-        chosen = Settings.model_validate(settings)
+        chosen = Settings.model_validate({"precision": "fp32", **settings})
         info = backend.load(Model.read(chosen.model_dir), chosen)
         assert info.device == ("cpu" if chosen.device == "cpu" else "cuda:0")
-        assert info.precision == (chosen.precision if chosen.device == "cuda" else "fp32")
+        assert info.precision == chosen.precision
         return backend
 
     return loaded

@@ -52,7 +52,7 @@ class Processor:
 def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What the CPU says of them."""
     backend = OnnxBackend()
-    backend.load(model, Settings(device="cpu"))
+    backend.load(model, Settings(device="cpu", precision="fp32"))
     return backend.infer(pixels)
 
 

@@ -1,8 +1,10 @@
 """`fastapi_pt.cuda`, as far as a CPU goes: buckets, slots and hand-over, without a recording."""
 
 import contextlib
+import copy
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from fastapi_pt import cuda
-from fastapi_pt.backend import Normalise, TorchBackend, in_half, read_network
+from fastapi_pt.backend import TorchBackend, compared
+from fastapi_pt.network import Normalise, folded, read_network
 from serving.backends import precision_check
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
@@ -92,7 +95,7 @@ def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def network_of(model: Model, dtype: torch.dtype = torch.float32) -> cuda.CudaNetwork:
     """The shipped one, in this type."""
-    network = read_network(model, model.file("model.safetensors")).to(dtype)
+    network = folded(read_network(model)).to(dtype)
     image = model.description.image
     return cuda.CudaNetwork(
         network, Normalise(image), image.output_size, len(model.labels), graphs=False
@@ -231,16 +234,16 @@ def test_errors_are_translated(
 def test_half_precision_is_only_used_where_it_agrees(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = read_network(model, model.file("model.safetensors"))
-    image = model.description.image
-    half = in_half(network, Normalise(image), image.output_size, insist=True)
-    assert half is not None
-    assert next(half.parameters()).dtype is torch.float16
-    assert next(network.parameters()).dtype is torch.float32
+    network, image = read_network(model), model.description.image
+    half = copy.deepcopy(network).half()
+    with_half = partial(compared, network, half, Normalise(image), image.output_size)
+    assert with_half(insist=True) == ("fp16", "SERVING_PRECISION=fp16")
     monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
-    assert in_half(network, Normalise(image), image.output_size, insist=False) is None
+    precision, reason = with_half(insist=False)
+    assert precision == "fp32"
+    assert "in fp16 a probability differs by" in reason
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
-        in_half(network, Normalise(image), image.output_size, insist=True)
+        with_half(insist=True)
 
 
 def test_half_precision_on_a_cpu_is_refused(model: Model) -> None:

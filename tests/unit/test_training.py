@@ -23,7 +23,7 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.classification import softmax
-from training import augment, evaluate, export, food11, train
+from training import augment, evaluate, export, food11, state_dict, train
 
 ARCHITECTURE = "mobilenet_v3_small"
 
@@ -96,8 +96,8 @@ def test_a_pickled_module_needs_an_explicit_flag(
     file = tmp_path / "module.pt"
     torch.save(network, file)
     with pytest.raises(ConfigurationError, match="--i-trust-this-pickle"):
-        export.read_weights(file, trust_pickle=False)
-    assert export.read_weights(file, trust_pickle=True).keys() == weights.keys()
+        state_dict.read_weights(file, trust_pickle=False)
+    assert state_dict.read_weights(file, trust_pickle=True).keys() == weights.keys()
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model._orig_mod."])
@@ -107,9 +107,9 @@ def test_weights_are_found_where_trainers_leave_them(
 ) -> None:
     state = {prefix + name: tensor for name, tensor in weights.items()}
     torch.save({key: state, "epoch": 3} if key else state, tmp_path / "mine.pt")
-    assert export.read_weights(tmp_path / "mine.pt", trust_pickle=False).keys() == weights.keys()
+    assert state_dict.read_weights(tmp_path / "mine.pt", trust_pickle=False).keys() == weights.keys()
     save_file(state, tmp_path / "mine.safetensors")
-    found = export.read_weights(tmp_path / "mine.safetensors", trust_pickle=False)
+    found = state_dict.read_weights(tmp_path / "mine.safetensors", trust_pickle=False)
     assert found.keys() == weights.keys()
 
 

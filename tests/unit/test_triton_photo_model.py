@@ -22,7 +22,7 @@ from tests.fake import triton_backend as backend
 from tests.fake.triton_backend import Request
 from triton_repository.build import build
 
-SETTINGS = Settings(device="cpu", max_image_pixels=1_000_000)
+SETTINGS = Settings(device="cpu", precision="fp32", max_image_pixels=1_000_000)
 PHOTOS = [pictures.jpeg(), pictures.rotated(6), pictures.encode(pictures.plate(90, 200), "PNG")]
 
 

@@ -1,0 +1,121 @@
+"""Int8 files of a model folder: makes them and judges them beside fp32; for `export.py`.
+
+Each file gets a verdict for model.json: whether its answers agree with those of fp32 so well that the
+service may take it without being asked, and what it saves. Files are made in a trial folder, which links
+to the model's own, and served from there by the real backends while they are judged.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+import typer
+
+from fastapi_onnx.backend import OnnxBackend
+from fastapi_pt.backend import TorchBackend
+from serving.errors import ConfigurationError
+from serving.model import Int8Verdict, Kind, Model
+from training import given_graph, int8_onnx, int8_pt, photos
+from training.int8_verdict import Judge
+from training.photos import Photos
+
+MOST_CALIBRATION_PHOTOS = 200
+ONNX: tuple[Kind, Kind] = ("model.onnx", "model_quantized.onnx")
+PT: tuple[Kind, Kind] = ("model.safetensors", "model_quantized.pt")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says about int8."""
+
+    calibrate: Path
+    """Folder or zip file of photos like those to be served."""
+
+    validate: Path | None = None
+    """Folder or zip file of photos to compare; None: those of `calibrate` that calibration leaves."""
+
+    most_photos: int = 2000
+    """Compared photos; at 224x224 each takes 150 kB of memory."""
+
+    minutes: float = 10
+    """Time after which no other way to quantise is tried."""
+
+    file: Path | None = None
+    """ONNX graph in int8 that was made elsewhere; None: one is made."""
+
+
+def add(model: Model, options: Options) -> dict[Kind, Int8Verdict]:
+    """Writes the int8 files of a model's version; returns the verdict on each.
+
+    Raises ConfigurationError and OSError; then every file is as it was.
+    """
+    calibration, compared = read_photos(model, options)
+    verdicts: dict[Kind, Int8Verdict] = {}
+    with trial_folder(model) as trial:
+        if model.has("model.onnx"):
+            verdicts[ONNX[1]] = onnx_verdict(trial, calibration, compared, options)
+        if model.has("model.safetensors") and options.file is None:
+            try:
+                method = int8_pt.write(trial, calibration.pixels, path_in(trial, PT[1]))
+                verdicts[PT[1]] = Judge(trial, TorchBackend, compared).verdict(PT, method, [])
+            except ConfigurationError as error:
+                typer.echo(f"PyTorch stays in fp32: {error}")
+        for kind in verdicts:
+            path_in(trial, kind).replace(path_in(model, kind))
+    if not verdicts:
+        raise ConfigurationError(f"the model {model.description.name} has no file to quantise")
+    return verdicts
+
+
+def read_photos(model: Model, options: Options) -> tuple[Photos, Photos]:
+    """Returns the photos for calibration and those to compare; the same ones if there is only one."""
+    most = MOST_CALIBRATION_PHOTOS
+    if options.validate is not None:
+        found = photos.read(options.calibrate, model, most)
+        return found, photos.read(options.validate, model, options.most_photos)
+    found = photos.read(options.calibrate, model, most + options.most_photos)
+    used = min(most, (len(found) + 1) // 2)
+    return found.part(0, used), found.part(used if len(found) > 1 else 0)
+
+
+@contextmanager
+def trial_folder(model: Model) -> Iterator[Model]:
+    """Yields a copy of the model in a folder beside its files, without int8 files."""
+    own = model.folder / model.description.version
+    with TemporaryDirectory(prefix=".int8-", dir=own) as folder:
+        place = Path(folder, model.description.version)
+        place.mkdir()
+        listed = {k: v for k, v in model.description.files.items() if Path(k).name in (ONNX[0], PT[0])}
+        for name in listed:
+            (place / Path(name).name).symlink_to((model.folder / name).resolve())
+        yield Model(Path(folder), model.description.model_copy(update={"files": listed, "int8": {}}))
+
+
+def path_in(model: Model, kind: Kind) -> Path:
+    """Returns the path of a file that may not exist."""
+    return model.folder / model.description.version / kind
+
+
+def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: Options) -> Int8Verdict:
+    """Writes the ONNX backend's int8 file into the trial folder: the best that is found in time."""
+    out = path_in(trial, ONNX[1])
+    judge = Judge(trial, OnnxBackend, compared)
+    if options.file is not None:
+        image = trial.description.image
+        graph, notes = given_graph.as_served(given_graph.read(options.file), image.output_size, None)
+        notes += given_graph.tried(graph, image, len(trial.labels))
+        for note in notes:
+            typer.echo(f"{options.file}: {note}")
+        onnx.save(graph, out)
+        return judge.verdict(ONNX, "", [])
+    end = time.monotonic() + 60 * options.minutes
+
+    def judged(method: str, fp32_nodes: list[str]) -> Int8Verdict:
+        return judge.verdict(ONNX, method, fp32_nodes)
+
+    with int8_onnx.Quantiser(trial, calibration.pixels, out) as quantiser:
+        return int8_onnx.search(quantiser, judged, judge.difference, end)

@@ -1,0 +1,47 @@
+"""Static quantisation of a torchvision network by `torch.ao`, for the PyTorch backend; for `int8.py`.
+
+The result is TorchScript: it holds the quantised layers, and the service needs none of these tools.
+"""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+from fastapi_pt.cpu import ENGINE
+from fastapi_pt.network import CHANNELS_LAST, Normalise, read_network
+from serving.errors import ConfigurationError
+from serving.model import Model
+
+METHOD = f"torch.ao, {ENGINE}"
+
+
+def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
+    """Quantises the network with photos [N, height, width, 3] and writes it; returns the method's name.
+
+    Raises ConfigurationError for a network that the library cannot take.
+    """
+    network = read_network(model)
+    torch.backends.quantized.engine = ENGINE
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the tools' age
+            normalise = Normalise(model.description.image)
+            images = [normalise(torch.from_numpy(one[np.newaxis])) for one in pixels]
+            example = images[0]
+            body = prepare_fx(
+                network.body, get_default_qconfig_mapping(ENGINE), (network.reduce(example),)
+            )
+            for image in images:
+                body(network.reduce(image))
+            network.body = convert_fx(body)
+            traced = torch.jit.trace(network, example.contiguous(**CHANNELS_LAST))
+            torch.jit.save(torch.jit.freeze(traced), out)
+    except Exception as error:  # FX and the quantiser raise every type
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigurationError(f"torch.ao cannot quantise the network: {reason}") from error
+    return METHOD

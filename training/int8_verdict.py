@@ -1,0 +1,102 @@
+"""Verdict on an int8 file: its answers beside those of fp32, and its speed; for `int8.py`."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from serving.backends import precision_check
+from serving.backends.base import Backend
+from serving.backends.int8 import Infer, timed_answers
+from serving.model import Int8Verdict, Kind, Model
+from serving.settings import Settings
+from serving.tasks.image.classification import softmax
+from training.photos import Photos
+
+LEAST_AGREEMENT = 0.98
+MOST_ACCURACY_LOST = 0.005
+BATCH_SIZES, TIMING_ROUNDS = (1, 4), 20
+
+
+class Judge:
+    """Compares an int8 file in a trial folder with fp32 on the same photos."""
+
+    def __init__(self, trial: Model, make: Callable[[], Backend], compared: Photos) -> None:
+        self._trial = trial
+        self._make = make
+        self.compared = compared
+        self._fp32 = self._load("fp32")
+        self._expected = self._probabilities(self._fp32, compared, "fp32")
+
+    def _load(self, precision: str) -> Infer:
+        backend = self._make()
+        backend.load(self._trial, Settings.model_validate({"device": "cpu", "precision": precision}))
+        return backend.infer
+
+    @staticmethod
+    def _probabilities(infer: Infer, chosen: Photos, name: str) -> NDArray[np.float64]:
+        """Computes probabilities [N, classes], one photo at a time; NaN becomes 0."""
+        shown = tqdm(chosen.pixels, desc=name, unit=" photos", leave=False, delay=2)
+        return np.nan_to_num(softmax(np.array([infer(image[np.newaxis])[0] for image in shown])))
+
+    def difference(self, most: int) -> float:
+        """Returns the mean difference of a probability, on up to `most` photos."""
+        found = self._probabilities(self._load("int8"), self.compared.part(0, most), "int8")
+        return float(np.abs(found - self._expected[:most]).mean())
+
+    def verdict(self, files: tuple[Kind, Kind], method: str, fp32_nodes: list[str]) -> Int8Verdict:
+        """Judges the trial folder's int8 file; `files` are those of fp32 and int8."""
+        int8, expected, labels = self._load("int8"), self._expected, self.compared.labels
+        found = self._probabilities(int8, self.compared, "int8")
+        agreement = float((found.argmax(1) == expected.argmax(1)).mean())
+        accuracy: dict[str, float] = {}
+        if labels is not None:
+            for name, answers in (("fp32", expected), ("int8", found)):
+                accuracy[name] = round(float((answers.argmax(1) == labels).mean()), 4)
+        objection = objection_to(agreement, accuracy)
+        sizes = [round(self._trial.file(kind).stat().st_size / 1e6, 1) for kind in files]
+        samples = precision_check.sample_images(self._trial.description.image.output_size)
+        logits = [timed_answers(infer, samples)[0] for infer in (self._fp32, int8)]
+        return Int8Verdict(
+            fit=objection is None,
+            reason=objection or f"it names fp32's class for {agreement:.1%} of {len(found)} photos",
+            sample_difference=round(precision_check.mean_difference(*logits), 4),
+            agreement=round(agreement, 4),
+            mean_difference=round(float(np.abs(found - expected).mean()), 5),
+            worst_difference=round(float(np.abs(found - expected).max()), 4),
+            photos=len(found),
+            accuracy=accuracy,
+            megabytes=dict(zip(("fp32", "int8"), sizes, strict=True)),
+            batch_ms=milliseconds({"fp32": self._fp32, "int8": int8}, samples),
+            method=method,
+            fp32_nodes=fp32_nodes,
+        )
+
+
+def objection_to(agreement: float, accuracy: dict[str, float]) -> str | None:
+    """Returns why such a file is not fit; None if it is. `accuracy` is empty without labels."""
+    if agreement < LEAST_AGREEMENT:
+        return (
+            f"it names fp32's class for {agreement:.1%} of the photos; {LEAST_AGREEMENT:.0%} are needed"
+        )
+    lost = accuracy["fp32"] - accuracy["int8"] if accuracy else 0.0
+    if lost > MOST_ACCURACY_LOST:
+        return (
+            f"it costs {100 * lost:.1f} points of accuracy; {100 * MOST_ACCURACY_LOST:.1f} are allowed"
+        )
+    return None
+
+
+def milliseconds(networks: dict[str, Infer], images: NDArray[np.uint8]) -> dict[str, dict[int, float]]:
+    """Measures networks in turn; returns the shortest time of a batch, by network and batch size."""
+    found: dict[str, dict[int, float]] = {name: {} for name in networks}
+    for size in BATCH_SIZES:
+        for _ in range(TIMING_ROUNDS):
+            for name, infer in networks.items():
+                started = time.perf_counter()
+                infer(images[:size])
+                took = 1000 * (time.perf_counter() - started)
+                found[name][size] = round(min(took, found[name].get(size, took)), 3)
+    return found
