@@ -5,33 +5,15 @@ another server as plainly as what was faster.
 """
 
 import json
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from benchmarks import gpu_report
-from benchmarks.markdown import markdown
+from benchmarks import compare_report, gpu_report
+from benchmarks.markdown import Content, markdown
 from serving.settings import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-OURS = "this service"
-VARIANT = f"{OURS}, "
 STAGES = ("decode", "queue", "infer", "rest")
-IN_PROCESS = "in process, no HTTP"
-LEVEL = 0.995  # a ratio printed as 1.00 is neither faster nor slower
-HEADLINE_LOAD = "16 connections"
-PEERS = {
-    "bentoml": "BentoML",
-    "fastapi, onnx": "FastAPI with ONNX Runtime in its handler",
-    "fastapi, torch": "FastAPI with PyTorch in its handler",
-    "litserve": "LitServe",
-    "ray": "Ray Serve",
-    "torchserve": "TorchServe",
-    "triton": "Triton's Python backend",
-}
-"""Names for running text; the others are written as in `servers.py`."""
-
 PLOTS = {
     "compare": "Answers a second and p99 latency of every server with 16 connections",
     "load": "Latency by percentile, and the median time of each stage, under five loads",
@@ -39,9 +21,6 @@ PLOTS = {
     "jobs": "Images a second of own models and of one service",
 }
 """Results that `plots.py` draws as docs/images/NAME.svg, and what the plot shows."""
-
-Content = dict[str, Any]
-"""A results file: command, machine, results."""
 
 
 def made_by(content: Content) -> str:
@@ -52,88 +31,6 @@ def made_by(content: Content) -> str:
         f"`{content['command']}`, {machine['cores']} cores of {cpu}, Python {machine['python']}, "
         f"commit {machine['commit']}:"
     )
-
-
-def median(rows: Sequence[Content], key: str) -> float:
-    """Over the rounds."""
-    return float(statistics.median(row[key] for row in rows))
-
-
-def spread(rows: Sequence[Content]) -> str:
-    """Median and range of the rate."""
-    values = [row["per_second"] for row in rows]
-    return f"{statistics.median(values):.0f}/s ({min(values):.0f} to {max(values):.0f})"
-
-
-def ratio(ours: Sequence[Content], its: Sequence[Content]) -> float:
-    """How much faster this service is: the median of each round's own ratio."""
-    pairs = zip(ours, its, strict=True)
-    return float(statistics.median(a["per_second"] / b["per_second"] for a, b in pairs))
-
-
-def singular(load: str) -> str:
-    """`1 connections` -> `1 connection`."""
-    return load.removesuffix("s") if number(load) == 1 else load
-
-
-def number(load: str) -> int:
-    """`16 connections` -> 16."""
-    return int(load.split()[0])
-
-
-def compare(content: Content) -> str:
-    """Every server, every load: rate, median or p99, and how much faster this service is."""
-    results = content["results"]
-    ours = results[OURS]
-    rows = []
-    for name, loads in results.items():
-        if name == IN_PROCESS:
-            continue
-        cells = []
-        for load, figures in loads.items():
-            key, label = ("p50_ms", "p50") if number(load) == 1 else ("p99_ms", "p99")
-            times = "" if name == OURS else f", x {ratio(ours[load], figures):.2f}"
-            cells.append(
-                f"{median(figures, 'per_second'):.0f}/s, {label} {median(figures, key):.0f} ms{times}"
-            )
-        rows.append([name, *cells])
-    loads_named = [singular(load) for load in ours]
-    in_process = ", ".join(
-        f"{singular(load)} {spread(figures)}" for load, figures in results.get(IN_PROCESS, {}).items()
-    )
-    return "\n\n".join(
-        [
-            markdown(["server", *loads_named], rows),
-            f"x: how many times as fast this service is, median of {len(next(iter(ours.values())))} "
-            f"rounds. Without HTTP, in one process: {in_process}.",
-            slower(results),
-        ]
-    )
-
-
-def slower(results: Content) -> str:
-    """Where another server was faster or had the lower p99, and the share of the limit."""
-    ours, found = results[OURS], []
-    for name, loads in results.items():
-        if name in (OURS, IN_PROCESS):
-            continue
-        for load, figures in loads.items():
-            if (value := ratio(ours[load], figures)) < LEVEL:
-                found.append(f"{name} answers {1 / value:.2f} times as many at {singular(load)}")
-            theirs, mine = median(figures, "p99_ms"), median(ours[load], "p99_ms")
-            if theirs < mine and not name.startswith(VARIANT):
-                where = f"at {singular(load)} ({theirs:.0f} against {mine:.0f} ms)"
-                found.append(f"{name} has the lower p99 {where}")
-    in_process = results.get(IN_PROCESS, {}).values()
-    limit = max((row["per_second"] for figures in in_process for row in figures), default=0.0)
-    shares = ", ".join(
-        f"{median(figures, 'per_second') / limit:.2f} at {load}"
-        for load, figures in ours.items()
-        if limit and number(load) > 1
-    )
-    best = "Of the best that the same cores did in process, in any round, this service reaches"
-    reached = f"{best} {shares}." if shares else ""
-    return f"Slower, or later: {'; '.join(found) or 'nothing in these rounds'}. {reached}".strip()
 
 
 def load(content: Content) -> str:
@@ -159,18 +56,17 @@ def load(content: Content) -> str:
 
 
 def limit(content: Content) -> str:
-    """The best layout of each backend, alone and with decoding."""
+    """The best layout of each backend and precision, alone and with decoding."""
     rows = []
     decode = content["results"]["decode"][-1]
     rows.append([f"decoding, {decode['instances']} threads", f"{decode['per_second']:.0f}", ""])
     for what, text in (("infer", "inference alone"), ("whole", "decoding and inference")):
         figures = content["results"][what]
-        for backend in dict.fromkeys(figure["backend"] for figure in figures):
-            best = max(
-                (f for f in figures if f["backend"] == backend), key=lambda figure: figure["per_second"]
-            )
+        for kind in dict.fromkeys((figure["backend"], figure["precision"]) for figure in figures):
+            same = [f for f in figures if (f["backend"], f["precision"]) == kind]
+            best = max(same, key=lambda figure: figure["per_second"])
             layout = f"{best['instances']} x {best['threads']} threads, batch {best['batch']}"
-            rows.append([f"{text}, {backend}", f"{best['per_second']:.0f}", layout])
+            rows.append([f"{text}, {', '.join(kind)}", f"{best['per_second']:.0f}", layout])
     return markdown(["in one process, without HTTP", "images/s", "at its best with"], rows)
 
 
@@ -242,7 +138,7 @@ def gpu(content: Content) -> str:
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
-    "compare": ("## Beside other servers", compare),
+    "compare": ("## Beside other servers", compare_report.compare),
     "load": ("## The shipped model under load", load),
     "limit": ("## What the machine could do", limit),
     "overload": ("## More than can be answered", overload),
@@ -271,22 +167,5 @@ def chapters(folder: Path = RESULTS) -> str:
 
 
 def headline(folder: Path = RESULTS) -> str:
-    """The rate at 16 connections, and its ratio to every other server's, in two sentences."""
-    content = read(folder, "compare")
-    results, machine = content["results"], content["machine"]
-    ours = results[OURS][HEADLINE_LOAD]
-    ratios = {
-        name: ratio(ours, loads[HEADLINE_LOAD])
-        for name, loads in results.items()
-        if name not in (OURS, IN_PROCESS) and not name.startswith(VARIANT)
-    }
-    listed = [
-        f"{value:.2f} times {PEERS.get(name, name)}"
-        for name, value in sorted(ratios.items(), key=lambda item: item[1])
-    ]
-    return (
-        f"With {HEADLINE_LOAD} on {machine['cores']} cores of {machine['cpu']}, this service answers "
-        f"{median(ours, 'per_second'):.0f} requests a second with a p99 of "
-        f"{median(ours, 'p99_ms'):.0f} ms. "
-        f"That is {', '.join(listed[:-1])} and {listed[-1]}."
-    )
+    """The sentences of README.md about the comparison."""
+    return compare_report.headline(read(folder, "compare"))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -23,21 +24,22 @@ from tqdm import tqdm
 from benchmarks import environments, model, report, table, wrk
 from benchmarks.machine import cores, write_results
 from benchmarks.options import numbers
-from benchmarks.peers.common import Classify
-from benchmarks.running import post, running
+from benchmarks.peers.common import GRAPHS, Classify, graph
+from benchmarks.running import Running, post, running
 from benchmarks.servers import SERVERS, Pipeline, Server, prediction
+from benchmarks.usage import cpu_seconds, memory_mb, tree
+from serving.model import Model
 from serving.settings import ROOT
 
 PHOTO = ROOT / "flask_app" / "static" / "samples" / "bread.jpg"
-IN_PROCESS = "in process, no HTTP"
 WARM_UP_S = 1
 
-Start = Callable[[Server, bytes], AbstractContextManager[str]]
+Start = Callable[[Server, bytes], AbstractContextManager[Running]]
 
 
-def in_process(model_dir: Path, base64: str, threads: int, seconds: float) -> float:
+def in_process(model_dir: Path, base64: str, threads: int, seconds: float, precision: str) -> float:
     """Answers a second of `threads` threads that decode, resize and infer in a loop: no HTTP."""
-    workers = [Classify(str(model_dir), "shared") for _ in range(threads)]
+    workers = [Classify(str(model_dir), "shared", precision=precision) for _ in range(threads)]
     counts = [0] * threads
     end = time.monotonic() + seconds
 
@@ -60,13 +62,25 @@ def measure_server(
     """What it answers, and its figures of one round: load -> one row."""
     body = json.dumps(server.body(base64)).encode()
     loads: table.Loads = {}
-    with start(server, body) as url:
-        answer = prediction(post(url, body))
-        wrk.run(url, body, 4, WARM_UP_S)
+    with start(server, body) as served:
+        answer = prediction(post(served.url, body))
+        wrk.run(served.url, body, 4, WARM_UP_S)
         for count in connections:
-            load = wrk.run(url, body, count, seconds)
-            loads[f"{count} connections"] = [{**asdict(load), "per_second": load.per_second}]
+            loads[f"{count} connections"] = [measure_load(served, body, count, seconds)]
     return answer, loads
+
+
+def measure_load(served: Running, body: bytes, connections: int, seconds: float) -> table.Row:
+    """Returns the figures of wrk, the server's CPU time for a thousand answers, and its memory after."""
+    before = cpu_seconds(tree(served.pid))
+    load = wrk.run(served.url, body, connections, seconds)
+    processes = tree(served.pid)
+    return {
+        **asdict(load),
+        "per_second": load.per_second,
+        "cpu_s_per_1000": 1000 * (cpu_seconds(processes) - before) / max(1, load.requests),
+        "memory_mb": memory_mb(processes[1:]),  # without the keeper
+    }
 
 
 def measure(
@@ -78,33 +92,47 @@ def measure(
     start: Start,
     connections: Sequence[int] = (1, 16, 64),
 ) -> table.Results:
-    """Every round runs every server once. Warns of a server that names another class than the first."""
+    """Every round runs every server once. Warns of a server that names another class than the first.
+
+    In process, and where classes are compared, each precision is on its own.
+    """
     results: table.Results = {}
     base64 = b64encode(photo).decode()
-    answers: dict[str, str] = {}
+    precisions = dict.fromkeys(server.precision for server in servers)
+    answers: dict[Server, str] = {}
     with tqdm(total=rounds * len(servers), desc="servers", mininterval=1) as progress:
         for _ in range(rounds):
-            for threads in sorted({1, cores()}):
-                rate = in_process(model_dir, base64, threads, seconds)
-                table.keep(results, IN_PROCESS, {f"{threads} threads": [{"per_second": rate}]})
+            for precision, threads in product(precisions, sorted({1, cores()})):
+                rate = in_process(model_dir, base64, threads, seconds, precision)
+                name = table.IN_PROCESS + (table.INT8 if precision == "int8" else "")
+                table.keep(results, name, {f"{threads} threads": [{"per_second": rate}]})
             for server in servers:
-                answers[server.name], loads = measure_server(server, base64, connections, seconds, start)
+                answers[server], loads = measure_server(server, base64, connections, seconds, start)
                 table.keep(results, server.name, loads)
                 progress.update()
-    expected = next(iter(answers.values()), "")
-    for name, answer in answers.items():
+    first: dict[str, str] = {}
+    for server, answer in answers.items():
+        expected = first.setdefault(server.precision, answer)
         if answer != expected:
-            typer.echo(f"{name} answers {answer!r}, the first server {expected!r}", err=True)
+            typer.echo(f"{server.name} answers {answer!r}, the first server {expected!r}", err=True)
     return results
 
 
-def chosen(names: Sequence[str], pipeline: Pipeline) -> list[Server]:
-    """The servers with these names, all where none is given, in the table's order."""
+def chosen(names: Sequence[str], pipeline: Pipeline, int8: bool) -> list[Server]:
+    """The servers with these names, in the table's order; without names, those that need not be named.
+
+    `int8`: whether the model has a quantised graph. Raises BadParameter.
+    """
     unknown = set(names) - {server.name for server in SERVERS}
     if unknown:
         known = ", ".join(repr(server.name) for server in SERVERS)
         raise typer.BadParameter(f"no server named {', '.join(sorted(unknown))}; there are {known}")
-    servers = [server for server in SERVERS if not names or server.name in names]
+    servers = [s for s in SERVERS if s.name in names or not (names or s.by_name_only)]
+    if not int8:
+        without = [server for server in servers if server.precision != "int8"]
+        if names and without != servers:
+            raise typer.BadParameter(f"the model has no {GRAPHS['int8']}")
+        servers = without
     return [server for server in servers if pipeline is Pipeline.PLAIN or not server.plain_only]
 
 
@@ -130,14 +158,15 @@ def main(
     """Runs this service and the others in turn; prints medians, ranges and ratios."""
     if shutil.which("wrk") is None:
         raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
-    servers, loads = chosen(only or [], pipeline), numbers(connections)
     served, folder = model.ensure(model_dir).resolve(), environments_dir.resolve()
+    int8 = graph(Model.read(served), "int8").is_file()
+    servers, loads = chosen(only or [], pipeline, int8), numbers(connections)
     versions: dict[str, str] = {}
     for server in servers:
         if server.environment:
             versions |= environments.versions(server.environment, folder)
 
-    def start(server: Server, body: bytes) -> AbstractContextManager[str]:
+    def start(server: Server, body: bytes) -> AbstractContextManager[Running]:
         return running(server, served, folder, pipeline, body)
 
     results = measure(served, photo.read_bytes(), servers, rounds, seconds, start, loads)

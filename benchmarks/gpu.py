@@ -21,7 +21,7 @@ from benchmarks import compare, gpu_report, limit, model, payloads, report, serv
 from benchmarks.loops import Arrivals
 from benchmarks.machine import write_results
 from benchmarks.payloads import Protocol
-from benchmarks.running import running
+from benchmarks.running import Running, running
 from benchmarks.servers import GPU_SERVERS, Pipeline, Server
 from benchmarks.target import Plan, Target
 from serving.settings import ROOT
@@ -97,7 +97,7 @@ def against(photo: bytes, rounds: int, seconds: float) -> table.Results:
     results: table.Results = {}
     base64 = b64encode(photo).decode()
 
-    def start(server: Server, body: bytes) -> AbstractContextManager[str]:
+    def start(server: Server, body: bytes) -> AbstractContextManager[Running]:
         return running(server, model_folder(SMALL), folder, Pipeline.SHARED, body)
 
     for _ in range(rounds):

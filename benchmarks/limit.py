@@ -47,7 +47,7 @@ class Instances:
     """Threads of each instance."""
 
     precision: str = "auto"
-    """Value of the setting `precision`; a CPU has fp32 only."""
+    """Value of the setting `precision`: `auto`, `fp32`, `fp16` on a GPU, `int8` on a CPU."""
 
     def __str__(self) -> str:
         return f"{self.package}, {self.count} x {self.threads} threads, precision {self.precision}"
@@ -113,9 +113,7 @@ def load(layout: Instances, model: Model, device: str) -> tuple[Backend, Backend
     """Loads one instance. Raises ConfigurationError or ImportError."""
     module, _, name = importlib.import_module(layout.package).BACKEND.partition(":")
     backend: Backend = getattr(importlib.import_module(module), name)()
-    settings = Settings.model_validate(
-        {"device": device, "intra_op_threads": layout.threads, "precision": layout.precision}
-    )
+    settings = Settings.read(device=device, intra_op_threads=layout.threads, precision=layout.precision)
     return backend, backend.load(model, settings)
 
 
@@ -232,7 +230,9 @@ def main(
     backend: Annotated[list[str] | None, typer.Option(help="fastapi_onnx, fastapi_pt.")] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    precision: Annotated[list[str] | None, typer.Option(help="fp32, fp16, auto; repeatable.")] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="fp32, int8, fp16, auto; repeatable.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Per candidate and round.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,

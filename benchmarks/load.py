@@ -24,12 +24,16 @@ from benchmarks.server_side import describe
 from benchmarks.target import Plan, Target
 
 
-def limit_per_second(path: Path | None) -> float | None:
-    """Returns the best rate of decoding with inference in a file of `python -m benchmarks limit`."""
+def limit_per_second(path: Path | None, precision: str) -> float | None:
+    """Returns the best rate of decoding with inference in a file of `python -m benchmarks limit`.
+
+    None if the file has nothing in this precision.
+    """
     if path is None:
         return None
     rows: list[dict[str, Any]] = report.read_json(path)["results"]["whole"]
-    return max(float(row["per_second"]) for row in rows)
+    rates = (float(row["per_second"]) for row in rows if row["precision"] == precision)
+    return max(rates, default=None)
 
 
 def publish(
@@ -41,7 +45,8 @@ def publish(
     plot: Path | None,
 ) -> None:
     """Prints the tables, and writes the requested files."""
-    best = limit_per_second(limit)
+    model = describe(target.url) if limit or json_file else None
+    best = limit_per_second(limit, (model or {}).get("precision", "fp32"))
     for one in found:
         one.share_of_limit = round(one.per_second / best, 3) if best else None
     rows = [one.seen_by_client() for one in found]
@@ -55,7 +60,7 @@ def publish(
     )
     if json_file:
         results = [asdict(one) for one in found]
-        write_results(json_file, report.command(), results, model=describe(target.url))
+        write_results(json_file, report.command(), results, model=model)
     if csv_file:
         report.write_csv(csv_file, [{**one.seen_by_client(), **one.seen_by_server()} for one in found])
     if plot:

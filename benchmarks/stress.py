@@ -23,6 +23,7 @@ from tqdm import tqdm
 from benchmarks import payloads, report, service
 from benchmarks.machine import write_results
 from benchmarks.options import numbers
+from benchmarks.usage import memory_mb, tree
 from serving.settings import ROOT
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def table(
             stress(served.url, photo, 1, 1, 5)  # warm
             for simultaneous in clients:
                 seen = stress(served.url, photo, simultaneous, max(total, simultaneous), requests)
-                found.append(Cell(count, service.resident_mb(served.pid), seen))
+                found.append(Cell(count, memory_mb(tree(served.pid)), seen))
     return found
 
 

@@ -14,7 +14,14 @@ Loads = dict[str, list[Row]]
 Results = dict[str, Loads]
 
 REFERENCE = "this service"
-HEAD = ("server", "load", "per second", "p50 ms", "p99 ms", "ours/its", "failed")
+IN_PROCESS = "in process, no HTTP"
+INT8 = ", int8"
+"""End of the names in int8; all others are in fp32."""
+
+COLUMNS = {"p50_ms": 1, "p99_ms": 0, "cpu_s_per_1000": 2, "memory_mb": 0}
+"""Figures of a round beside the rate, with their digits."""
+
+HEAD = ("server", "load", "per second", "p50 ms", "p99 ms", "CPU s/1000", "MB", "ours/its", "failed")
 
 
 def keep(results: Results, name: str, loads: Loads) -> None:
@@ -40,18 +47,45 @@ def ratios(reference: list[Row], rows: list[Row]) -> list[Row]:
     ]
 
 
+def precision(name: str) -> str:
+    """Returns the end of a server's name that says its precision."""
+    return INT8 if name.endswith(INT8) else ""
+
+
+def reference(name: str) -> str:
+    """Returns the name of this service in the precision of another server."""
+    return REFERENCE + precision(name)
+
+
+def number(load: str) -> int:
+    """Returns the number in the name of a load: `16 connections` -> 16."""
+    return int(load.split()[0])
+
+
+def shares(results: Results, name: str) -> Row:
+    """Returns what a server reaches of the best rate in process, in any round, by load.
+
+    Loads of one connection are left out: they keep one core busy.
+    """
+    in_process = results.get(IN_PROCESS + precision(name), {}).values()
+    limit = max((row["per_second"] for rows in in_process for row in rows), default=0.0)
+    return {
+        load: statistics.median(row["per_second"] for row in rows) / limit
+        for load, rows in results.get(name, {}).items()
+        if limit and number(load) > 1
+    }
+
+
 def lines(results: Results) -> list[tuple[str, ...]]:
     """Returns a line of text per server and load."""
     found = []
     for name, loads in results.items():
         for load, rows in loads.items():
-            line = [name, load, spread(rows, "per_second", 1), "", "", "", ""]
-            if "p50_ms" in rows[0]:
-                line[3:5] = spread(rows, "p50_ms", 1), spread(rows, "p99_ms", 0)
-                line[6] = f"{sum(row['failed'] for row in rows):.0f}"
-            if reference := results.get(REFERENCE, {}).get(load):
-                line[5] = spread(ratios(reference, rows), "ratio", 2)
-            found.append(tuple(line))
+            figures = [spread(rows, key, d) if key in rows[0] else "" for key, d in COLUMNS.items()]
+            ours = results.get(reference(name), {}).get(load)
+            ratio = spread(ratios(ours, rows), "ratio", 2) if ours else ""
+            failed = f"{sum(row['failed'] for row in rows):.0f}" if "failed" in rows[0] else ""
+            found.append((name, load, spread(rows, "per_second", 1), *figures, ratio, failed))
     return found
 
 
@@ -68,8 +102,13 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
 
 
 def text(results: Results) -> str:
-    """Formats the whole table: medians, and ranges when there are several rounds."""
-    return aligned([HEAD, *lines(results)])
+    """Formats the whole table, with ranges where there are several rounds, and shares of the limit."""
+    reached = [
+        f"{name}: {share:.2f} of the best rate in process at {load}"
+        for name in (REFERENCE, REFERENCE + INT8)
+        for load, share in shares(results, name).items()
+    ]
+    return "\n".join([aligned([HEAD, *lines(results)]), *reached])
 
 
 def plot_load(axes: "Axes", results: Results, load: str) -> None:

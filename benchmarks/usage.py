@@ -1,17 +1,47 @@
-"""CPU and memory of process trees, sampled by a thread.
+"""CPU and memory of process trees: now, or sampled by a thread.
 
-A sample takes a few milliseconds a process, more for large ones; the pause after it is at least `PAUSE`
-times as long, so that sampling takes at most a tenth of a core. Peaks between two samples are missed:
-highest values are lower bounds.
+A sample of `Usage` takes a few milliseconds a process, more for large ones; the pause after it is at
+least `PAUSE` times as long, so that sampling takes at most a tenth of a core. Peaks between two samples
+are missed: highest values are lower bounds.
 """
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterable
 
 import psutil
 
 INTERVAL_S = 0.2
 PAUSE = 9
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """Returns a process and all its descendants; nothing if it has ended."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Returns the CPU time of processes and of their children that have ended."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def memory_mb(processes: Iterable[psutil.Process]) -> float:
+    """Returns the sum of proportional set sizes, MB: shared pages count once."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total / 1e6
 
 
 class Usage:
@@ -59,14 +89,9 @@ class Usage:
     def _processes(self) -> set[psutil.Process]:
         with self._lock:
             roots = list(self._roots.items())
-        found: set[psutil.Process] = set()
-        for pid, itself in roots:
-            try:
-                root = psutil.Process(pid)
-                found |= set(root.children(recursive=True)) | ({root} if itself else set())
-            except psutil.NoSuchProcess:
-                continue
-        return found
+        return {
+            process for pid, itself in roots for process in tree(pid) if itself or process.pid != pid
+        }
 
     def _look(self, now: float) -> None:
         """Takes a sample; CPU time from before a process was first seen counts, too."""

@@ -21,6 +21,13 @@ from serving.tasks.image.classification import best
 from serving.tasks.image.decode import ImageDecoder, from_base64
 
 CORES = len(os.sched_getaffinity(0))
+GRAPHS = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}
+"""File of a model's version, by precision."""
+
+
+def graph(model: Model, precision: str) -> Path:
+    """Returns the path of a model's graph, which may be missing for int8."""
+    return model.folder / model.description.version / GRAPHS[precision]
 
 
 class Classify:
@@ -31,8 +38,15 @@ class Classify:
     servers differ.
     """
 
-    def __init__(self, model_dir: str, pipeline: str, threads: int = 1) -> None:
-        """`threads` are those of one inference in the plain pipeline; 0: ONNX Runtime's default."""
+    def __init__(
+        self, model_dir: str, pipeline: str, threads: int = 1, precision: str | None = None
+    ) -> None:
+        """Loads the model.
+
+        `threads` are those of one inference in the plain pipeline; 0: ONNX Runtime's default.
+        `precision` is fp32 or int8; None: as PEER_PRECISION says, by default fp32.
+        """
+        precision = precision or os.environ.get("PEER_PRECISION", "fp32")
         settings = Settings(model_dir=Path(model_dir), device="cpu")
         model = Model.read(settings.model_dir)
         self.labels = model.labels
@@ -42,13 +56,13 @@ class Classify:
             options = ort.SessionOptions()
             options.intra_op_num_threads = threads
             self.session = ort.InferenceSession(
-                model.file("model.onnx"), options, providers=["CPUExecutionProvider"]
+                graph(model, precision), options, providers=["CPUExecutionProvider"]
             )
             self.input = self.session.get_inputs()[0].name
         else:
             self.decoder = ImageDecoder(self.image, settings.max_image_pixels)
             self.backend = OnnxBackend()
-            self.backend.load(model, settings)
+            self.backend.load(model, Settings.read(device="cpu", precision=precision))
 
     def body(self, body: bytes) -> dict[str, Any]:
         """Answers the body `{"image": "<base64>"}`."""

@@ -143,5 +143,11 @@ def test_limit_measures_every_layout_of_a_backend() -> None:
 
 def test_a_share_of_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "limit.json"
-    path.write_text(json.dumps({"results": {"whole": [{"per_second": 10}, {"per_second": 40}]}}))
-    assert load.limit_per_second(path) == 40
+    rows = [
+        {"precision": precision, "per_second": rate}
+        for precision, rate in (("fp32", 10), ("fp32", 40), ("int8", 90))
+    ]
+    path.write_text(json.dumps({"results": {"whole": rows}}))
+    assert load.limit_per_second(path, "fp32") == 40
+    assert load.limit_per_second(path, "int8") == 90
+    assert load.limit_per_second(path, "fp16") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import compare, running, servers
+from benchmarks import compare, running, servers, table
 from benchmarks.__main__ import app
 from serving.settings import ROOT
 
@@ -28,7 +28,7 @@ def test_every_server_is_measured_every_round(tmp_path: Path, monkeypatch: pytes
     assert result.exit_code == 0, result.output
     assert "answers" not in result.output
     kept = json.loads((tmp_path / "json").read_text())
-    measured = {name: loads for name, loads in kept["results"].items() if name != compare.IN_PROCESS}
+    measured = {name: loads for name, loads in kept["results"].items() if name != table.IN_PROCESS}
     assert list(measured) == ["this service", "fastapi, onnx", "fastapi, torch"]
     for loads in measured.values():
         assert list(loads) == ["2 connections"]
@@ -41,7 +41,7 @@ def test_every_server_is_measured_every_round(tmp_path: Path, monkeypatch: pytes
                 assert 0 < row["p50_ms"] <= row["p99_ms"]
     assert "fastapi, torch" in result.output
     assert (tmp_path / "csv").read_text().count("\n") == 1 + 2 * 3 + 2 * len(
-        kept["results"][compare.IN_PROCESS]
+        kept["results"][table.IN_PROCESS]
     )
 
 

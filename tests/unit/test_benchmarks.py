@@ -1,13 +1,16 @@
 """The arithmetic of the benchmarks: what is recorded, when it is steady, how it is written down."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks import chapters, h2load, machine, report
+from benchmarks import compare_report, h2load, machine, report, table, usage
 from benchmarks.http_client import Answer, post
 from benchmarks.payloads import NOT_HTTP, Protocol, payload, photos
 from benchmarks.recorder import Recorder, merged, ms, stable
@@ -134,17 +137,57 @@ def rows(*per_second: float, p99: float = 10) -> list[dict[str, float]]:
 
 def test_the_comparison_says_what_was_slower() -> None:
     results: dict[str, Any] = {
-        chapters.IN_PROCESS: {"2 threads": rows(120, 120, 120)},
-        chapters.OURS: {"16 connections": rows(100, 200, 90, p99=20)},
+        table.IN_PROCESS: {"2 threads": rows(120, 120, 120)},
+        compare_report.OURS: {"16 connections": rows(100, 200, 90, p99=20)},
         "quick": {"16 connections": rows(110, 210, 100, p99=30)},
         "slow": {"16 connections": rows(50, 100, 45, p99=15)},
     }
-    text = chapters.compare({"results": results})
+    text = compare_report.compare({"results": results})
     assert "| slow | 50/s, p99 15 ms, x 2.00 |" in text
     assert "quick answers 1.10 times as many at 16 connections" in text
     assert "slow has the lower p99 at 16 connections (15 against 20 ms)" in text
     assert "slow answers" not in text
     assert "0.83 at 16 connections" in text
+    assert "memory" not in text  # not in these results
+
+
+def test_each_precision_is_compared_with_its_own() -> None:
+    def measured(*per_second: float) -> dict[str, Any]:
+        costs = {"memory_mb": 300.4, "cpu_s_per_1000": 6.25}
+        return {"16 connections": [{**row, **costs} for row in rows(*per_second)]}
+
+    results: dict[str, Any] = {
+        table.IN_PROCESS: {"2 threads": rows(200)},
+        table.IN_PROCESS + table.INT8: {"2 threads": rows(400)},
+        compare_report.OURS: measured(100),
+        "mosec": measured(80),
+        compare_report.OURS + table.INT8: measured(300),
+        "mosec, int8": measured(330),
+        "triton, int8": measured(150),
+    }
+    text = compare_report.compare({"results": results})
+    assert "| this service, int8 | 300/s, p99 10 ms |" in text
+    assert "| mosec, int8 | 330/s, p99 10 ms, x 0.91 |" in text
+    assert "| triton, int8 | 300 MB | 6.2 s |" in text
+    assert "Slower, or later: mosec, int8 answers 1.10 times as many at 16 connections." in text
+    assert "reaches 0.50 at 16 connections; 0.75 at 16 connections in int8." in text
+    headline = compare_report.headline(
+        {"results": results, "machine": {"cores": "2", "cpu": "a processor"}}
+    )
+    assert "this service answers 100 requests a second with a p99 of 10 ms. That is 1.25" in headline
+    assert headline.endswith(
+        "In int8 it answers 300, 3.00 times as many: 0.91 times mosec and 2.00 times "
+        "Triton's Python backend in int8."
+    )
+
+
+def test_cpu_time_of_children_that_have_ended_counts() -> None:
+    burn = "import time; [None for _ in iter(lambda: time.process_time() < 0.2, False)]"
+    before = usage.cpu_seconds(usage.tree(os.getpid()))
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    processes = usage.tree(os.getpid())
+    assert usage.cpu_seconds(processes) - before >= 0.15
+    assert usage.memory_mb(processes) > 1
 
 
 def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

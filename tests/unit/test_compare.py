@@ -1,6 +1,7 @@
 """The parts of `python -m benchmarks compare`: tables, environments, the peers' shared work."""
 
 import csv
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks import compare, environments, machine, model, options, servers, table
 from benchmarks.__main__ import app
+from benchmarks.servers import Pipeline
 from serving.settings import ROOT
 from tests import pictures
 
@@ -19,7 +21,8 @@ FOOD = str(ROOT / "models" / "food11")
 
 def row(per_second: float) -> table.Row:
     """A round of one load."""
-    return {"per_second": per_second, "p50_ms": 2.0, "p99_ms": 3.0, "failed": 1}
+    latencies = {"p50_ms": 2.0, "p99_ms": 3.0}
+    return {"per_second": per_second, **latencies, "failed": 1, "cpu_s_per_1000": 6.0, "memory_mb": 300}
 
 
 @pytest.fixture
@@ -40,6 +43,8 @@ def test_a_table_has_medians_ranges_and_ratios_of_each_round(results: table.Resu
         "per second": "30.0 (10.0 to 50.0)",
         "p50 ms": "2.0 (2.0 to 2.0)",
         "p99 ms": "3 (3 to 3)",
+        "CPU s/1000": "6.00 (6.00 to 6.00)",
+        "MB": "300 (300 to 300)",
         "ours/its": "2.00 (2.00 to 3.00)",
         "failed": "3",
     }
@@ -48,7 +53,21 @@ def test_a_table_has_medians_ranges_and_ratios_of_each_round(results: table.Resu
 
 def test_one_round_has_no_range_and_no_service_no_ratio() -> None:
     only: table.Results = {"in process": {"2 threads": [{"per_second": 200.0}]}}
-    assert table.lines(only) == [("in process", "2 threads", "200.0", "", "", "", "")]
+    assert table.lines(only) == [("in process", "2 threads", "200.0", *[""] * 6)]
+
+
+def test_int8_is_compared_with_int8(results: table.Results) -> None:
+    ours, its, limit = (name + table.INT8 for name in (table.REFERENCE, "other", table.IN_PROCESS))
+    for per_second in (400, 300, 500):
+        table.keep(results, ours, {"1 connections": [row(100)], "16 connections": [row(per_second)]})
+        table.keep(results, its, {"16 connections": [row(200)]})
+        table.keep(results, limit, {"2 threads": [{"per_second": per_second}]})
+    ratios = {line[0]: line[table.HEAD.index("ours/its")] for line in table.lines(results)}
+    assert ratios[its] == "2.00 (1.50 to 2.50)"
+    assert ratios["other"] == "2.00 (2.00 to 3.00)"
+    assert table.shares(results, ours) == {"16 connections": 0.8}
+    assert table.shares(results, table.REFERENCE) == {}  # fp32 was not measured in process
+    assert table.text(results).endswith(f"{ours}: 0.80 of the best rate in process at 16 connections")
 
 
 def test_csv_has_a_row_a_round(results: table.Results, tmp_path: Path) -> None:
@@ -62,14 +81,18 @@ def test_csv_has_a_row_a_round(results: table.Results, tmp_path: Path) -> None:
 
 
 def test_servers_are_chosen_by_name() -> None:
-    names = [server.name for server in compare.chosen(["ray", "this service"], servers.Pipeline.PLAIN)]
-    assert names == ["this service", "ray"]
-    everyone = compare.chosen([], servers.Pipeline.PLAIN)
-    assert len({server.name for server in everyone}) == len(everyone) == len(servers.SERVERS)
-    shared = compare.chosen([], servers.Pipeline.SHARED)
-    assert {s.name for s in everyone} - {s.name for s in shared} == {"fastapi, onnx", "fastapi, torch"}
+    def chosen(*names: str, pipeline: Pipeline = Pipeline.PLAIN, int8: bool = True) -> list[str]:
+        return [server.name for server in compare.chosen(names, pipeline, int8)]
+
+    assert chosen("ray", "this service", "triton, int8") == ["this service", "ray", "triton, int8"]
+    everyone = chosen()
+    assert len(set(everyone)) == len(everyone) == len(servers.SERVERS) - 3  # without the peers' int8
+    assert set(everyone) - set(chosen(pipeline=Pipeline.SHARED)) == {"fastapi, onnx", "fastapi, torch"}
+    assert set(everyone) - set(chosen(int8=False)) == {"this service, int8"}
     with pytest.raises(typer.BadParameter, match="no server named nginx"):
-        compare.chosen(["nginx"], servers.Pipeline.PLAIN)
+        chosen("nginx")
+    with pytest.raises(typer.BadParameter, match=r"the model has no model_quantized\.onnx"):
+        chosen("mosec, int8", int8=False)
 
 
 def test_the_model_is_made_before_the_servers_are_set_up(
@@ -80,7 +103,7 @@ def test_the_model_is_made_before_the_servers_are_set_up(
     def make(folder: Path) -> None:
         made.append(folder)
         folder.mkdir(parents=True)
-        (folder / "model.json").write_text("{}")
+        shutil.copy(Path(FOOD, "model.json"), folder)
 
     def set_up(*_: object) -> dict[str, str]:
         raise subprocess.CalledProcessError(len(made), "pip")

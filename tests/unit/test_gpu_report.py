@@ -66,7 +66,7 @@ def test_the_report_has_the_best_batches_and_the_ratios(tmp_path: Path) -> None:
     assert "| m, fastapi_pt | 1620 | 0.81 | 0.80 | 12.5 | 1.25 |" in text
     assert "| large, fastapi_pt | 500 | 0.25 |  |  |  |" in text
     assert "at the batch that was chosen: m, fastapi_pt: 0.90." in text
-    assert "| mosec | 256 connections | 60.0 | 1.0 | 2 | 1.50 | 0 |" in text
+    assert "| mosec | 256 connections | 60.0 | 1.0 | 2 |  |  | 1.50 | 0 |" in text
     machine = {"cpu": "a CPU", "cores": "16", "python": "3.11.1", "commit": "abc"}
     content = {"command": "python -m benchmarks gpu", "machine": machine, "results": FIGURES}
     (tmp_path / "gpu.json").write_text(json.dumps(content))

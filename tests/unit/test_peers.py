@@ -1,10 +1,14 @@
 """The servers beside this one compute the same answers, in plain PyTorch, too."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from benchmarks.peers.common import Classify
+from benchmarks.peers.common import Classify, graph
 from benchmarks.peers.eager import Eager
+from serving.model import Model
 from serving.settings import ROOT
 from tests import pictures
 
@@ -22,3 +26,18 @@ def test_the_peers_see_the_same_picture(size: tuple[int, int]) -> None:
         assert answer["probability"] == pytest.approx(expected["probability"], abs=0.03)
     logits = Classify(FOOD, "plain").infer_plain(photo)
     assert np.abs(logits - shared.infer_shared(photo)).max() < 0.2
+
+
+def test_a_peer_loads_the_graph_of_its_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quantised graph is the only one in this folder."""
+    shutil.copy(Path(FOOD, "model.json"), tmp_path)
+    quantised = graph(Model.read(tmp_path), "int8")
+    quantised.parent.mkdir()
+    quantised.symlink_to(graph(Model.read(Path(FOOD)), "fp32"))
+    photo = pictures.jpeg()
+    expected = Classify(FOOD, "plain").image_file(photo)
+    assert Classify(str(tmp_path), "plain", precision="int8").image_file(photo) == expected
+    monkeypatch.setenv("PEER_PRECISION", "int8")
+    assert Classify(str(tmp_path), "plain").image_file(photo) == expected
