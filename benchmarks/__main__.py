@@ -14,6 +14,7 @@ from benchmarks import (
     overload,
     parts,
     plots,
+    scale,
     stress,
 )
 
@@ -28,6 +29,7 @@ app.command("compare")(compare.main)
 app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
+app.command("scale")(scale.main)
 app.command("gpu")(gpu.main)
 app.command("plots")(plots.main)
 

@@ -22,6 +22,15 @@ PLOTS = {
 }
 """Results that `plots.py` draws as docs/images/NAME.svg, and what the plot shows."""
 
+CALCULATION = """
+The second table is a calculation, not a measurement and not a promise. A request takes a web process
+h = {web_ms:.2f} ms of a core (above, one web process at its busiest), and a worker w = {workers}
+(warm-up of one worker). If n cores do nothing else, they answer n / (w + h) requests a second, and
+n h / (w + h) web processes keep the workers busy. One web process answers at most 1 / h. Left out are
+what a worker does beside inference (above), the memory's bandwidth, cores that share their units in
+pairs, and clients on the same machine: each makes the real figure smaller.
+"""
+
 
 def made_by(content: Content) -> str:
     """The command, and where it ran."""
@@ -132,6 +141,33 @@ def jobs(content: Content) -> str:
     return markdown(["arrangement", "total", "images/s", "highest CPU", "highest memory"], rows)
 
 
+def scale(content: Content) -> str:
+    """Web processes beside workers that sleep, and what more cores would answer."""
+    results = content["results"]
+    measured = [
+        [
+            f"{one['sleep ms']:g} ms",
+            str(one["web processes"]),
+            f"{one['1/s']:.0f}/s, p99 {one['p99 ms']:.0f} ms",
+            " / ".join(f"{one[f'{part} ms']:.2f}" for part in ("web", "worker", "wrk")),
+            " / ".join(f"{one[f'{part} busy']:.0%}" for part in ("web", "workers", "machine")),
+            one["limit"],
+        ]
+        for one in results["measured"]
+    ]
+    head = ["a worker sleeps", "web processes", "answers", "CPU ms a request: web / worker / wrk"]
+    workers = ", ".join(f"{ms:.2f} ms in {name}" for name, ms in results["worker_ms"].items())
+    parts = [
+        markdown([*head, "busy: web / workers / machine", "limit"], measured),
+        CALCULATION.strip().format(web_ms=results["web_ms"], workers=workers),
+        markdown(
+            list(results["calculated"][0]),
+            [list(map(str, one.values())) for one in results["calculated"]],
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
 def gpu(content: Content) -> str:
     """Both backends on a GPU, alone and served."""
     return gpu_report.markdown_of(content["results"])
@@ -144,6 +180,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
     "overload": ("## More than can be answered", overload),
     "stress": ("## Instances and clients", stress),
     "jobs": ("## A model in every process, or one service", jobs),
+    "scale": ("## Web processes, and more cores", scale),
     "gpu": ("## On a GPU", gpu),
 }
 

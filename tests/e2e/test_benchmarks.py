@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import limit, load, overload, stress
+from benchmarks import limit, load, overload, scale, stress
 from benchmarks.__main__ import app
 from benchmarks.h2load import Schedule
 from benchmarks.loops import Arrivals
@@ -151,3 +151,19 @@ def test_a_share_of_the_limit(tmp_path: Path) -> None:
     assert load.limit_per_second(path, "fp32") == 40
     assert load.limit_per_second(path, "int8") == 90
     assert load.limit_per_second(path, "fp16") is None
+
+
+@pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
+def test_scale_says_what_each_part_took(tmp_path: Path) -> None:
+    cases = ["--service-ms=4", "--web-processes=1,2", "--instances=2", "--connections=8"]
+    brief = ["--rounds=1", "--seconds=1", "--fp32-ms=5", f"--json={tmp_path / 'json'}"]
+    result = CliRunner().invoke(app, ["scale", *cases, *brief], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    results = json.loads((tmp_path / "json").read_text())["results"]
+    assert [one["web processes"] for one in results["measured"]] == [1, 2]
+    for one in results["measured"]:
+        assert one["failed"] == 0
+        assert one["1/s"] > 0
+        assert all(one[f"{part} ms"] > 0 for part in ("web", "worker", "wrk"))
+    assert results["worker_ms"]["fp32"] == 5
+    assert results["calculated"] == scale.calculated(results["web_ms"], results["worker_ms"])

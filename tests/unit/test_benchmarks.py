@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks import compare_report, h2load, machine, report, table, usage
+from benchmarks import chapters, compare_report, h2load, machine, report, scale, table, usage, wrk
 from benchmarks.http_client import Answer, post
 from benchmarks.payloads import NOT_HTTP, Protocol, payload, photos
 from benchmarks.recorder import Recorder, merged, ms, stable
@@ -179,6 +179,39 @@ def test_each_precision_is_compared_with_its_own() -> None:
         "In int8 it answers 300, 3.00 times as many: 0.91 times mosec and 2.00 times "
         "Triton's Python backend in int8."
     )
+
+
+def test_what_more_cores_would_answer() -> None:
+    rows = scale.calculated(1.0, {"fp32": 7.0, "int8": 1.0})
+    found = {(row["precision"], row["cores"]): list(row.values())[2:] for row in rows}
+    assert found["fp32", 4] == [0.5, 500, 500]
+    assert found["fp32", 16] == [2.0, 2000, 1000]
+    assert found["int8", 64] == [32.0, 32000, 1000]
+    assert len(rows) == 2 * len(scale.CORES)
+
+
+def test_where_the_limit_is() -> None:
+    """1000 requests in 2 s; the web processes have used 1.9 s of a core."""
+    load = wrk.Load(1000, 2.0, 1, 1, 1, 9, 9, 0)
+    cpu = {"web": 1.9, "worker": 0.5, "wrk": 0.1}
+    one, two = scale.Case(7.5, 1), scale.Case(7.5, 2)
+    for case in (one, two):
+        case.rounds += [scale.figures(case, load, cpu, 4, busy) for busy in (0.5, 0.91, 0.95)]
+    assert one.row() == {
+        **{"sleep ms": 7.5, "web processes": 1, "1/s": 500, "p99 ms": 9, "failed": 0},
+        **{"web ms": 1.9, "worker ms": 0.5, "wrk ms": 0.1},
+        **{"web busy": 0.95, "workers busy": 1.0, "machine busy": 0.91},
+        "limit": "web, workers, machine",
+    }
+    assert two.row()["web busy"] == 0.475
+    assert two.limits == "workers, machine"
+    assert scale.web_ms([one, two]) == 1.9
+    measured = [case.row() for case in (one, two)]
+    calculated = scale.calculated(1.9, {"fp32": 8.1})
+    results = {"measured": measured, "web_ms": 1.9, "worker_ms": {"fp32": 8.1}, "calculated": calculated}
+    text = chapters.scale({"results": results})
+    assert "| 7.5 ms | 2 | 500/s, p99 9 ms | 1.90 / 0.50 / 0.10 | 48% / 100% / 91% | workers" in text
+    assert "| fp32 | 16 | 3.0 | 1600 | 526 |" in text
 
 
 def test_cpu_time_of_children_that_have_ended_counts() -> None:

@@ -131,6 +131,13 @@ def test_a_folder_without_a_model_is_refused(
     assert "there is no model.json in" in result.output
 
 
+def test_durations_are_checked() -> None:
+    assert options.milliseconds("0, 1.5") == [0, 1.5]
+    for text in ("", "-1", "nan", "inf", "1;2"):
+        with pytest.raises(typer.BadParameter):
+            options.milliseconds(text)
+
+
 @pytest.mark.parametrize("text", ["", "1,", "x", "0", "-1", "1.5"])
 def test_numbers_are_checked(text: str) -> None:
     with pytest.raises(typer.BadParameter):
