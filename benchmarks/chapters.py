@@ -26,9 +26,10 @@ CALCULATION = """
 The second table is a calculation, not a measurement and not a promise. A request takes a web process
 h = {web_ms:.2f} ms of a core (above, one web process at its busiest), and a worker w = {workers}
 (warm-up of one worker). If n cores do nothing else, they answer n / (w + h) requests a second, and
-n h / (w + h) web processes keep the workers busy. One web process answers at most 1 / h. Left out are
-what a worker does beside inference (above), the memory's bandwidth, cores that share their units in
-pairs, and clients on the same machine: each makes the real figure smaller.
+web processes take n h / (w + h) of the cores, one process each. A single web process ends at
+{ceiling:.0f} a second, as above: its decoding threads use a second core, but all else is one thread.
+Left out are what a worker does beside inference (above), the memory's bandwidth, cores that share their
+units in pairs, and clients on the same machine: each makes the real figure smaller.
 """
 
 
@@ -159,7 +160,7 @@ def scale(content: Content) -> str:
     workers = ", ".join(f"{ms:.2f} ms in {name}" for name, ms in results["worker_ms"].items())
     parts = [
         markdown([*head, "busy: web / workers / machine", "limit"], measured),
-        CALCULATION.strip().format(web_ms=results["web_ms"], workers=workers),
+        CALCULATION.strip().format(**results, workers=workers),
         markdown(
             list(results["calculated"][0]),
             [list(map(str, one.values())) for one in results["calculated"]],

@@ -120,11 +120,11 @@ def run(
     return figures(case, load, cpu, instances, machine_busy)
 
 
-def web_ms(cases: list[Case]) -> float:
-    """Returns the CPU ms of a web process for a request, where the fewest of them were busiest."""
+def busiest(cases: list[Case]) -> Case:
+    """Returns the case of the fewest web processes in which they were busiest."""
     fewest = min(case.web_processes for case in cases)
-    alone = [case.median for case in cases if case.web_processes == fewest]
-    return max(alone, key=lambda median: median["web busy"])["web ms"]
+    alone = (case for case in cases if case.web_processes == fewest)
+    return max(alone, key=lambda case: case.median["web busy"])
 
 
 def measured_worker_ms(model_dir: Path, precision: str) -> float:
@@ -137,10 +137,11 @@ def measured_worker_ms(model_dir: Path, precision: str) -> float:
     return float(described["batch_ms"][str(size)]) / size
 
 
-def calculated(web: float, workers: Figures) -> list[dict[str, Any]]:
+def calculated(web: float, workers: Figures, ceiling: float) -> list[dict[str, Any]]:
     """Returns what machines with more cores would answer: a row per precision and number of cores.
 
-    `web` is the CPU time of a web process for a request, `workers` that of a worker by precision, in ms.
+    `web` is the CPU time of a web process for a request, `workers` that of a worker by precision, in ms;
+    `ceiling` is the most requests a second of one web process.
     """
     return [
         {
@@ -148,7 +149,7 @@ def calculated(web: float, workers: Figures) -> list[dict[str, Any]]:
             "cores": count,
             "web processes": round(count * web / (worker + web), 1),
             "1/s": round(1000 * count / (worker + web)),
-            "1/s with one web process": round(min(1000 * count / (worker + web), 1000 / web)),
+            "1/s with one web process": round(min(1000 * count / (worker + web), ceiling)),
         }
         for precision, worker in workers.items()
         for count in CORES
@@ -186,13 +187,15 @@ def main(
     request, folder = payloads.payload(photo.read_bytes(), Protocol.JSON), model_dir.resolve()
     for case in tqdm(cases * rounds, desc="cases", mininterval=1):
         case.rounds.append(run(case, request, folder, instances, connections, seconds))
-    rows, web = [case.row() for case in cases], web_ms(cases)
-    workers = worker_times(folder, fp32_ms, int8_ms)
-    table = calculated(web, workers)
-    report.print_table(f"{instances} workers that sleep, {connections} connections", rows)
-    times = ", ".join(f"a worker {ms:.2f} ms in {precision}" for precision, ms in workers.items())
-    report.print_table(CALCULATION, table, [f"a web process {web:.2f} ms for a request, {times}"])
+    web, workers = busiest(cases), worker_times(folder, fp32_ms, int8_ms)
+    one = {"web_ms": web.median["web ms"], "ceiling": web.median["1/s"] / web.web_processes}
+    table = calculated(one["web_ms"], workers, one["ceiling"])
+    sleeping = f"{instances} workers that sleep, {connections} connections"
+    report.print_table(sleeping, [case.row() for case in cases])
+    web_process = "a web process takes {web_ms:.2f} ms and answers {ceiling:.0f}/s at most".format(**one)
+    notes = [f"a worker takes {ms:.2f} ms in {precision}" for precision, ms in workers.items()]
+    report.print_table(CALCULATION, table, [web_process, *notes])
     if json_file:
         measured = [{**case.row(), "rounds": case.rounds} for case in cases]
-        results = {"measured": measured, "web_ms": web, "worker_ms": workers, "calculated": table}
+        results = {"measured": measured, **one, "worker_ms": workers, "calculated": table}
         write_results(json_file, report.command(), results)

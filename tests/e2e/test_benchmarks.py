@@ -166,4 +166,5 @@ def test_scale_says_what_each_part_took(tmp_path: Path) -> None:
         assert one["1/s"] > 0
         assert all(one[f"{part} ms"] > 0 for part in ("web", "worker", "wrk"))
     assert results["worker_ms"]["fp32"] == 5
-    assert results["calculated"] == scale.calculated(results["web_ms"], results["worker_ms"])
+    times = results["web_ms"], results["worker_ms"], results["ceiling"]
+    assert results["calculated"] == scale.calculated(*times)

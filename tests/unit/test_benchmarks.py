@@ -182,11 +182,11 @@ def test_each_precision_is_compared_with_its_own() -> None:
 
 
 def test_what_more_cores_would_answer() -> None:
-    rows = scale.calculated(1.0, {"fp32": 7.0, "int8": 1.0})
+    rows = scale.calculated(1.0, {"fp32": 7.0, "int8": 1.0}, ceiling=1200)
     found = {(row["precision"], row["cores"]): list(row.values())[2:] for row in rows}
     assert found["fp32", 4] == [0.5, 500, 500]
-    assert found["fp32", 16] == [2.0, 2000, 1000]
-    assert found["int8", 64] == [32.0, 32000, 1000]
+    assert found["fp32", 16] == [2.0, 2000, 1200]
+    assert found["int8", 64] == [32.0, 32000, 1200]
     assert len(rows) == 2 * len(scale.CORES)
 
 
@@ -205,13 +205,14 @@ def test_where_the_limit_is() -> None:
     }
     assert two.row()["web busy"] == 0.475
     assert two.limits == "workers, machine"
-    assert scale.web_ms([one, two]) == 1.9
+    idle = scale.Case(50, 1, [{**figures, "web busy": 0.1} for figures in one.rounds])
+    assert scale.busiest([idle, two, one]) is one
     measured = [case.row() for case in (one, two)]
-    calculated = scale.calculated(1.9, {"fp32": 8.1})
-    results = {"measured": measured, "web_ms": 1.9, "worker_ms": {"fp32": 8.1}, "calculated": calculated}
-    text = chapters.scale({"results": results})
+    calculated = scale.calculated(1.9, {"fp32": 8.1}, ceiling=500)
+    times = {"web_ms": 1.9, "ceiling": 500, "worker_ms": {"fp32": 8.1}}
+    text = chapters.scale({"results": {"measured": measured, **times, "calculated": calculated}})
     assert "| 7.5 ms | 2 | 500/s, p99 9 ms | 1.90 / 0.50 / 0.10 | 48% / 100% / 91% | workers" in text
-    assert "| fp32 | 16 | 3.0 | 1600 | 526 |" in text
+    assert "| fp32 | 16 | 3.0 | 1600 | 500 |" in text
 
 
 def test_cpu_time_of_children_that_have_ended_counts() -> None:
