@@ -19,14 +19,21 @@ PLOTS = {
     "load": "Latency by percentile, and the median time of each stage, under five loads",
     "stress": "Mean latency by number of clients, for 1, 2, 4 and 8 instances",
     "jobs": "Images a second of own models and of one service",
+    "scale": "Answers a second by web processes, measured, and by cores, calculated",
 }
 """Results that `plots.py` draws as docs/images/NAME.svg, and what the plot shows."""
+
+SLEEPING = """
+Workers that sleep instead of computing take little of the machine, so that the web processes reach their
+limit first. A web process is 100% busy when it uses one core; a worker is busy while it sleeps. The
+limit is what was busy all the time.
+"""
 
 CALCULATION = """
 The second table is a calculation, not a measurement and not a promise. A request takes a web process
 h = {web_ms:.2f} ms of a core (above, one web process at its busiest), and a worker w = {workers}
 (warm-up of one worker). If n cores do nothing else, they answer n / (w + h) requests a second, and
-web processes take n h / (w + h) of the cores, one process each. A single web process ends at
+web processes take n h / (w + h) of the cores, one process each. A single web process stops at
 {ceiling:.0f} a second, as above: its decoding threads use a second core, but all else is one thread.
 Left out are what a worker does beside inference (above), the memory's bandwidth, cores that share their
 units in pairs, and clients on the same machine: each makes the real figure smaller.
@@ -159,6 +166,7 @@ def scale(content: Content) -> str:
     head = ["a worker sleeps", "web processes", "answers", "CPU ms a request: web / worker / wrk"]
     workers = ", ".join(f"{ms:.2f} ms in {name}" for name, ms in results["worker_ms"].items())
     parts = [
+        SLEEPING.strip(),
         markdown([*head, "busy: web / workers / machine", "limit"], measured),
         CALCULATION.strip().format(**results, workers=workers),
         markdown(

@@ -92,11 +92,43 @@ def images_per_second(axes: "Axes", content: Content) -> None:
     bars(axes, found, "images a second (more is better)", digits=1)
 
 
+def rates_by_web_processes(axes: "Axes", content: Content) -> None:
+    """Measured answers a second by web processes, one line for each time that workers sleep."""
+    rows = content["results"]["measured"]
+    for sleep in dict.fromkeys(row["sleep ms"] for row in rows):
+        same = [row for row in rows if row["sleep ms"] == sleep]
+        counts, rates = ([row[name] for row in same] for name in ("web processes", "1/s"))
+        axes.plot(counts, rates, "o-", label=f"workers sleep {sleep:g} ms")
+    axes.set_xticks(sorted({row["web processes"] for row in rows}))
+    axes.set(xlabel="web processes", ylabel="answers a second, measured", ylim=(0, None))
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def rates_by_cores(axes: "Axes", content: Content) -> None:
+    """Calculated answers a second by cores, with all web processes needed and with one."""
+    rows = content["results"]["calculated"]
+    for precision in dict.fromkeys(row["precision"] for row in rows):
+        same = [row for row in rows if row["precision"] == precision]
+        cores = [row["cores"] for row in same]
+        (line,) = axes.plot(cores, [row["1/s"] for row in same], "o-", label=precision)
+        one = [row["1/s with one web process"] for row in same]
+        axes.plot(cores, one, "--", color=line.get_color(), label=f"{precision}, one web process")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=10)
+    counts = sorted({row["cores"] for row in rows})
+    axes.set_xticks(counts, labels=list(map(str, counts)))
+    axes.set(xlabel="cores", ylabel="answers a second, calculated")
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
 PLOTS: dict[str, tuple[Plot, ...]] = {
     "compare": (rates, tails),
     "load": (percentiles, stages),
     "stress": (latencies_by_clients,),
     "jobs": (images_per_second,),
+    "scale": (rates_by_web_processes, rates_by_cores),
 }
 
 

@@ -156,7 +156,7 @@ def test_a_share_of_the_limit(tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
 def test_scale_says_what_each_part_took(tmp_path: Path) -> None:
     cases = ["--service-ms=4", "--web-processes=1,2", "--instances=2", "--connections=8"]
-    brief = ["--rounds=1", "--seconds=1", "--fp32-ms=5", f"--json={tmp_path / 'json'}"]
+    brief = ["--rounds=1", "--seconds=1", "--fp32-ms=5", "--int8-ms=2", f"--json={tmp_path / 'json'}"]
     result = CliRunner().invoke(app, ["scale", *cases, *brief], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "json").read_text())["results"]
@@ -165,6 +165,6 @@ def test_scale_says_what_each_part_took(tmp_path: Path) -> None:
         assert one["failed"] == 0
         assert one["1/s"] > 0
         assert all(one[f"{part} ms"] > 0 for part in ("web", "worker", "wrk"))
-    assert results["worker_ms"]["fp32"] == 5
+    assert results["worker_ms"] == {"fp32": 5, "int8": 2}
     times = results["web_ms"], results["worker_ms"], results["ceiling"]
     assert results["calculated"] == scale.calculated(*times)
