@@ -5,25 +5,56 @@ to a full batch, straight into the worker's inbox in shared memory; the kernel n
 inbox has two halves: a second batch is taken into one while the device computes the batch in the other.
 A batch has one class of priority, and bulk is taken only if no interactive record waits.
 Called by `worker.py` on the worker's main thread.
+
+All workers wait on the same two pipes. Where the system can, a record wakes one of them: the idle worker
+of the lowest index, whose caches are the warmest. A worker that dies between its wake-up and its read
+leaves the record in the pipe; the supervisor then makes the others look.
 """
 
 import fcntl
 import os
+import platform
 import select
 import struct
 import termios
 import time
+from collections.abc import Iterable
 
 from serving.engine.memory import RECORD_BYTES, Memory, slot_of
 from serving.settings import Settings
+
+WAKES_ANOTHER = (5, 7)
+"""First Linux that wakes another worker by a second record before the first one has got its core."""
+
+
+def exclusive_epoll(fds: Iterable[int]) -> "select.epoll | None":
+    """Returns an epoll in which one worker waits for records; None where a record wakes all workers.
+
+    The supervisor makes one for each worker, in the order in which idle workers are woken. Workers
+    inherit them, so a worker that is replaced keeps its place.
+    """
+    version = platform.release().split(".")
+    if not hasattr(select, "EPOLLEXCLUSIVE") or (int(version[0]), int(version[1])) < WAKES_ANOTHER:
+        return None
+    epoll = select.epoll()
+    for fd in fds:
+        epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    return epoll
 
 
 class WorkQueue:
     """Takes batches of records for one worker; `cap` is the largest batch."""
 
     def __init__(
-        self, memory: Memory, index: int, fds: tuple[int, int], control_fd: int, settings: Settings
+        self,
+        memory: Memory,
+        index: int,
+        fds: tuple[int, int],
+        control_fd: int,
+        settings: Settings,
+        epoll_fd: int | None = None,
     ) -> None:
+        """Waits in the epoll that `exclusive_epoll` has made of `fds`, or without one in a poll."""
         self.cap = 1
         self._memory = memory
         self._index = index
@@ -38,9 +69,8 @@ class WorkQueue:
         self._control_fd = control_fd
         self._delay_s = settings.max_queue_delay_us / 1e6
         self._preferred = sorted(settings.preferred_batch_sizes)
-        self._poll = select.poll()
-        for fd in (*fds, control_fd):
-            self._poll.register(fd, select.POLLIN)
+        self._poll = poll_of(fds) if epoll_fd is None else select.epoll.fromfd(epoll_fd)
+        self._poll.register(control_fd, select.POLLIN)  # the same number as EPOLLIN
 
     def clear(self) -> None:
         """Empties the inbox; every record that was taken must have been reported."""
@@ -92,9 +122,7 @@ class WorkQueue:
         Stops at a full batch, at a preferred size, or when the first item has waited for the delay.
         """
         end = self._memory.queued_at[slot_of(self._inbox[self._start])] + self._delay_s
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        poll.register(self._control_fd, select.POLLIN)
+        poll = poll_of((fd, self._control_fd))
         while count < self.cap and (left := end - time.monotonic()) > 0:
             events = poll.poll(left * 1000)
             if not events or any(ready == self._control_fd for ready, _ in events):
@@ -113,6 +141,14 @@ class WorkQueue:
             return os.readv(fd, [target]) // RECORD_BYTES
         except BlockingIOError:
             return 0
+
+
+def poll_of(fds: Iterable[int]) -> "select.poll":
+    """Returns a poll for reading."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return poll
 
 
 def waiting_records(fd: int) -> int:

@@ -15,11 +15,11 @@ from dataclasses import asdict
 from typing import Any
 
 from serving.backends import batch_sizes
-from serving.engine import scratch, topology, worker_process
+from serving.engine import queue, scratch, topology, worker_process
 from serving.engine.client import NOTICE
 from serving.engine.gpu_monitor import GpuMonitor
 from serving.engine.memory import EngineFds, Health, Memory, SlotLayout, send
-from serving.engine.worker_args import SERVE, WorkerArgs
+from serving.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
 from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe, requeue_inflight
 from serving.errors import ConfigurationError
 from serving.logging import logger
@@ -91,8 +91,11 @@ class Supervisor:
             self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
             self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
             self._wakeup = managed_pipe(stack, 0)
-            for fd in (*self._wakeup, *(reader for reader, _ in self._work)):
+            readers = [reader for reader, _ in self._work]
+            for fd in (*self._wakeup, *readers):
                 os.set_blocking(fd, False)
+            epolls = [queue.exclusive_epoll(readers) for _ in self._processes]
+            self._epolls = [epoll and stack.enter_context(epoll) for epoll in epolls]
             self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
             self._thread.start()
             self._resources = stack.pop_all()
@@ -197,6 +200,7 @@ class Supervisor:
 
     def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
         """Returns a worker's arguments; `WorkerProcess.start` adds its own pipes."""
+        epoll = self._epolls[process.index]
         return WorkerArgs(
             index=process.index,
             parent=os.getpid(),
@@ -210,6 +214,7 @@ class Supervisor:
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
             done_fds=tuple(writer for _, writer in self._done),
+            epoll_fd=epoll.fileno() if epoll else None,
         )
 
     def _on_loaded(self, process: WorkerProcess, message: dict[str, Any]) -> None:
@@ -264,6 +269,9 @@ class Supervisor:
         work = (self._work[0][1], self._work[1][1])
         requeue_inflight(self.memory, process.index, work, tuple(writer for _, writer in self._done))
         self.memory.busy_since[process.index] = 0
+        for other in self._processes:
+            if other.ready:  # makes it look for the record that may have woken the dead one alone
+                other.send_command(REFRESH_HEARTBEAT)
 
     def _fail_start(self, reason: str) -> None:
         """Makes `start` raise ConfigurationError with this reason."""

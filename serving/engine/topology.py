@@ -9,7 +9,13 @@ from serving.settings import Settings
 from serving.system import cpus
 
 MOST_WEB_PROCESSES = 64
-MOST_IDLE_THREADS = 16  # more hardly help one input, and every instance has them
+MOST_IDLE_THREADS = 16  # more hardly help one input
+LONE_INPUT_WORKERS = 2
+"""Workers, from the first, that load the model a second time, on all cores, for an input that is alone.
+
+An idle service wakes the first worker, see `queue.exclusive_epoll`, or the second while the first is
+replaced. Where a record wakes all workers, all of them need it.
+"""
 
 
 def instances(settings: Settings) -> int:
@@ -21,11 +27,14 @@ def instances(settings: Settings) -> int:
     return max(1, cpus.usable() // settings.intra_op_threads)
 
 
-def idle_threads(settings: Settings) -> int:
-    """Returns each worker's threads for an input that is alone; `auto`: one per core, up to 16."""
-    if settings.idle_threads != "auto":
-        return settings.idle_threads
-    return min(MOST_IDLE_THREADS, cpus.usable())
+def idle_threads(settings: Settings) -> int | None:
+    """Returns the threads for an input that is alone; `auto`: one per core, up to 16.
+
+    Returns None where a worker has as many for every input.
+    """
+    chosen = settings.idle_threads
+    threads = min(MOST_IDLE_THREADS, cpus.usable()) if chosen == "auto" else chosen
+    return threads if threads > settings.intra_op_threads else None
 
 
 def gpus(settings: Settings) -> list[int]:

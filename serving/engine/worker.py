@@ -51,7 +51,9 @@ class Worker:
         own = {"devices": [args.gpu], "device": args.device}
         self._settings = settings.model_copy(update=own)
         self._memory = Memory(args.memory_fd, SlotLayout(**args.layout))
-        self._queue = WorkQueue(self._memory, args.index, args.work_fds, args.control_fd, settings)
+        self._queue = WorkQueue(
+            self._memory, args.index, args.work_fds, args.control_fd, settings, args.epoll_fd
+        )
         self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
 
     def load(self) -> dict[str, Any]:
@@ -70,19 +72,19 @@ class Worker:
             executor.device = ThreadPoolExecutor(1, "device")
         warm_up = partial(self._warm_up, backend, sizes)
         profile = executor.device.submit(warm_up).result() if executor.device else warm_up()
-        threads = topology.idle_threads(settings)
+        threads = None if on_gpu else topology.idle_threads(settings)
         if on_gpu:
             executor.buckets = list(profile)
             if isinstance(backend, SlotReader) and backend.attach(memory.inputs):
                 executor.reader = backend
-        elif threads > settings.intra_op_threads:
+        elif threads and (self._args.epoll_fd is None or self._args.index < topology.LONE_INPUT_WORKERS):
             executor.all_cores_backend = self._load_all_cores_backend(model, threads)
         return {
             "info": asdict(info),
             "gpu_uuid": gpu_uuid(self._args.gpu) if on_gpu else None,
             "batch_ms": profile,
             "batch_cap": cap or warmup.choose_cap(settings, profile),
-            "idle_threads": threads if executor.all_cores_backend else None,
+            "idle_threads": threads,
         }
 
     def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:

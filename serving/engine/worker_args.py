@@ -39,10 +39,15 @@ class WorkerArgs:
     done_fds: tuple[int, ...]
     """Write ends of the done pipes, one for each frontend."""
 
+    epoll_fd: int | None = None
+    """What `queue.exclusive_epoll` has made for this worker."""
+
     control_fd: int = -1
     status_fd: int = -1
 
     @property
     def passed_fds(self) -> tuple[int, ...]:
         """Descriptors that the worker inherits."""
-        return (self.memory_fd, *self.work_fds, *self.done_fds, self.control_fd, self.status_fd)
+        waits = () if self.epoll_fd is None else (self.epoll_fd,)
+        own = (*waits, self.control_fd, self.status_fd)
+        return (self.memory_fd, *self.work_fds, *self.done_fds, *own)

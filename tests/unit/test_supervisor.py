@@ -1,0 +1,48 @@
+"""The supervisor where a worker has died, without workers that compute."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from serving.engine.supervisor import Supervisor
+from serving.engine.worker_args import REFRESH_HEARTBEAT
+from serving.engine.worker_process import WorkerProcess
+from serving.model import Model
+from serving.settings import Settings
+
+
+@pytest.fixture
+def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    """With three places for workers; its thread starts none of them."""
+    monkeypatch.setattr(Supervisor, "_start_due", lambda _: None)
+    made = Supervisor("no:Backend", model, Settings(instances=3))
+    made._allocate()
+    made._startup_over.set()
+    yield made
+    made.close()
+
+
+def control_pipe(process: WorkerProcess) -> int:
+    """Returns the worker's end."""
+    reader, process.control_fd = os.pipe()
+    os.set_blocking(reader, False)
+    return reader
+
+
+def test_after_a_death_the_other_workers_look_for_the_record_that_had_woken_the_dead_one(
+    supervisor: Supervisor,
+) -> None:
+    dead, ready, loading = supervisor._processes
+    dead.popen = subprocess.Popen([sys.executable, "-c", ""])
+    dead.status_fd = os.open(os.devnull, os.O_RDONLY)
+    ends = [control_pipe(process) for process in (dead, ready, loading)]
+    dead.ready = ready.ready = True
+    supervisor._on_death(dead)
+    assert os.read(ends[1], 64) == REFRESH_HEARTBEAT
+    with pytest.raises(BlockingIOError):
+        os.read(ends[2], 64)
+    for fd in (*ends, ready.control_fd, loading.control_fd):
+        os.close(fd)
