@@ -21,7 +21,7 @@ from serving.settings import Settings
 
 
 def main() -> int:
-    """Serves with one web process, or with several under `cluster.Cluster`."""
+    """Serves with one web process, or under `cluster.Cluster` where there may be several."""
     fill_standard_streams()
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
     parser.add_argument("package", help="fastapi_onnx or fastapi_pt")
@@ -48,14 +48,12 @@ def fill_standard_streams() -> None:
 def serve(package: str, given: dict[str, Any]) -> int:
     """Serves; `given` settings override those of the environment. Raises ConfigurationError."""
     settings = Settings.read(**given)
-    given["web_processes"] = web_processes = topology.web_processes(settings)
-    settings = settings.model_copy(update={"web_processes": web_processes})
     os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in given.items()}
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"there is no package {package}: {error}") from error
-    if web_processes > 1:
+    if topology.most_web_processes(settings) > 1:
         from serving.cluster.parent import Cluster
 
         return Cluster(package, settings).run()

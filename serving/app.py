@@ -42,9 +42,9 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     be described.
     """
     configure_logging(settings)
-    metrics = Metrics(shared=provider is not None)
-    model = Model.read(settings.model_dir)
-    service = InferenceService(model, settings, metrics, provider or LocalEngine(backend, settings))
+    provider = provider or LocalEngine(backend, settings)
+    metrics = Metrics(provider.shares_ports)
+    service = InferenceService(Model.read(settings.model_dir), settings, metrics, provider)
     admission, catalog = Admission(service), ModelCatalog(service)
     tcp = TcpServer(service, admission.reader)
 

@@ -62,9 +62,9 @@ class Metrics:
         self.cancelled = counter("serving_cancelled", "Requests whose client disconnected.")
         self.expired = counter("serving_expired", "Requests that exceeded their deadline.")
 
-    def follow(self, memory: Memory) -> None:
-        """Reads the engine's figures from this memory from now on."""
-        self._engine.follow(memory)
+    def follow(self, memory: Memory, frontends: int) -> None:
+        """Reads the engine's figures from this memory from now on; `frontends` use the engine."""
+        self._engine.follow(memory, frontends)
 
     def observe_item(self, state: State, outcome: Outcome | None) -> None:
         """Counts an input that left the engine, and the batch if the input is its leader."""
@@ -93,14 +93,14 @@ class EngineCollector(Collector):
     def __init__(self, shared: bool) -> None:
         self._shared = shared
         self._memory: Memory | None = None
-        self._restarts_before = self._out_of_memory_before = 0
+        self._frontends = self._restarts_before = self._out_of_memory_before = 0
 
-    def follow(self, memory: Memory) -> None:
+    def follow(self, memory: Memory, frontends: int) -> None:
         """Reads this memory from now on; counters go on from the engine before."""
         if self._memory:
             self._restarts_before += self._memory.restarts[0]
             self._out_of_memory_before += sum(self._memory.out_of_memory)
-        self._memory = memory
+        self._memory, self._frontends = memory, frontends
 
     def collect(self) -> Iterator[Metric]:
         """Yields the engine's metrics; the registry calls it at each scrape."""
@@ -127,8 +127,7 @@ class EngineCollector(Collector):
             "Batches that did not fit into a device's memory; each halved a worker's batch cap.",
             full,
         )
-        frontends = memory.layout.frontends
-        yield gauge("serving_web_processes", "Processes that speak HTTP and decode.", frontends)
+        yield gauge("serving_web_processes", "Processes that speak HTTP and decode.", self._frontends)
         yield counter("serving_web_cpu_seconds", "CPU time of the web processes.", cpu_s)
         yield gauge("serving_cores", "Cores this service may use.", cpus.usable())
         yield from gpu_metrics(memory)

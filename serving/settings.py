@@ -86,7 +86,8 @@ class Settings(BaseSettings):
     """Requests admitted at the same time; one more is answered 503 `overloaded`."""
 
     web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    """Processes that speak HTTP; `auto`: 1, with `device=cuda` one per core that no worker needs."""
+    """Processes that speak HTTP; `auto`: 1 on up to two cores; on more, as many as keep the workers
+    busy, measured at start, see `/model`; on a GPU one per core that no worker needs."""
 
     worker_timeout_ms: Milliseconds | Literal["auto"] = "auto"
     """Time on one batch after which a worker is replaced; `auto`: 20 slowest batches, at least 3 s."""
@@ -203,8 +204,3 @@ class Settings(BaseSettings):
         if text != text.strip() or not text.isprintable():
             raise ValueError("a key has no space at its ends and no control characters")
         return value
-
-    @property
-    def shares_ports(self) -> bool:
-        """True if several web processes share the ports; `auto` is a number by the time they start."""
-        return self.web_processes not in ("auto", 1)

@@ -32,9 +32,9 @@ class FrontendProcess:
 
     @classmethod
     def start(
-        cls, index: int, package: str, listener: socket.socket, metrics_folder: Path
+        cls, index: int, count: int, package: str, listener: socket.socket, metrics_folder: Path
     ) -> "FrontendProcess":
-        """Starts `frontend.py`. Raises OSError."""
+        """Starts `frontend.py` as one of `count`. Raises OSError."""
         ours, theirs = messages.pair()
         numbers = (os.getpid(), theirs.fileno(), listener.fileno())
         with theirs:
@@ -42,7 +42,9 @@ class FrontendProcess:
                 popen = subprocess.Popen(  # noqa: S603 our own module
                     [sys.executable, "-m", "serving.cluster.frontend", package, *map(str, numbers)],
                     pass_fds=numbers[1:],
-                    env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)},
+                    env=os.environ
+                    | {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
+                    | {"SERVING_WEB_PROCESSES": str(count)},
                 )
             except OSError:
                 ours.close()

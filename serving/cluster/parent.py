@@ -1,8 +1,9 @@
 """Several web processes over one engine, on one port: `python -m serving` with `web_processes` > 1.
 
 This process, the parent, holds the engine's supervisor and binds the port. The web processes inherit the
-listening socket and accept connections themselves. The parent replaces a web process that dies or no
-longer answers, and loads other versions.
+socket, which listens when all of them are ready, and accept connections themselves. The parent replaces
+a web process that dies or no longer answers, and loads other versions. With `web_processes=auto` it
+loads the engine first, whose warm-up decides how many web processes there will be.
 
 A web process tells the parent of its first connection. While any of them has connections, the parent
 pings all of them, and each answers with its number of open connections. An idle service pings nobody.
@@ -18,7 +19,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from serving.cluster import messages
+from serving.cluster import balance, messages
 from serving.cluster.frontend_process import FrontendProcess
 from serving.engine import scratch, topology
 from serving.engine.supervisor import Supervisor
@@ -64,7 +65,10 @@ class Cluster:
         self._package = package
         self._backend: str = importlib.import_module(package).BACKEND
         self._settings = settings
-        self._count = topology.web_processes(settings)
+        self._count = topology.most_web_processes(settings)
+        """Web processes; until the first engine has been loaded the most that there may be."""
+
+        self._count_reason: str | None = None
         self._frontends: dict[int, FrontendProcess] = {}
         self._engines: list[SharedEngine] = []
         """Engines in use; the last one is the version in service."""
@@ -87,9 +91,8 @@ class Cluster:
     async def _serve(self) -> None:
         with contextlib.ExitStack() as held:
             self._listener = held.enter_context(bind(self._settings))
-            listen(self._listener, self._settings)
             if self._settings.tcp_port is not None:  # reserves the port; the frontends listen
-                held.enter_context(tcp.bind(self._settings))
+                held.enter_context(tcp.bind(self._settings, shared=True))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
             if (folder := scratch.create(METRICS, metrics_parent())) is None:
@@ -99,9 +102,12 @@ class Cluster:
             held.callback(scratch.remove, folder)
             self._metrics_folder = folder
             self._watch()
-            keepers = [self._spawn(self._keep(index)) for index in range(self._count)]
+            loading = self._spawn(self._load(None))
             try:
-                await asyncio.gather(self._spawn(self._load(None)), *keepers)
+                if self._settings.web_processes == "auto":
+                    await loading
+                keepers = [self._spawn(self._keep(index)) for index in range(self._count)]
+                await asyncio.gather(loading, *keepers)
             except ConfigurationError:
                 if not self._stopping:  # else the first engine has been given up
                     raise
@@ -147,7 +153,7 @@ class Cluster:
         while not self._stopping:
             try:
                 frontend = FrontendProcess.start(
-                    index, self._package, self._listener, self._metrics_folder
+                    index, self._count, self._package, self._listener, self._metrics_folder
                 )
             except OSError as error:  # no memory, or too many processes, for now
                 if not self._accepting:
@@ -186,6 +192,7 @@ class Cluster:
             frontend.send("accept")
         elif sum(one.ready for one in self._frontends.values()) == self._count and not self._stopping:
             self._accepting = True
+            listen(self._listener, self._settings)
             for one in self._frontends.values():
                 one.send("accept")
             host, port = self._listener.getsockname()[:2]
@@ -237,6 +244,12 @@ class Cluster:
             await asyncio.to_thread(supervisor.start)
         finally:
             self._loading.remove(supervisor)
+        if not self._engines and self._settings.web_processes == "auto":
+            self._count, self._count_reason = balance.web_processes(
+                self._settings, supervisor, model.description.image
+            )
+        supervisor.profile["web_processes"] = self._count
+        supervisor.profile["web_processes_reason"] = self._count_reason
         self._engines.append(SharedEngine(self._loaded, supervisor))
         self._loaded += 1
         for frontend in self._frontends.values():

@@ -20,6 +20,8 @@ ENDING = "the service is shutting down"
 class RemoteEngine:
     """`EngineProvider` of a web process whose engines come from the parent."""
 
+    shares_ports = True
+
     def __init__(self, sock: socket.socket, settings: Settings) -> None:
         self._sock = sock
         self._settings = settings

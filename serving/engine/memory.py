@@ -63,7 +63,7 @@ class SlotLayout:
     """Slots of all frontends together: `queue_size` for each."""
 
     frontends: int
-    """Web processes."""
+    """Web processes, or the most that there may be: `topology.most_web_processes`."""
 
     workers: int
     max_batch: int

@@ -18,7 +18,7 @@ class EngineHandle:
     model: Model
     fds: EngineFds
     profile: dict[str, Any]
-    """Status message of the first ready worker; `Worker.load` returns it."""
+    """See `Supervisor.profile`."""
 
     release: Callable[[], Awaitable[None]]
     """Gives the engine back; the frontend does not use it any more."""
@@ -29,6 +29,9 @@ Adopt = Callable[[EngineHandle], Awaitable[None]]
 
 class EngineProvider(Protocol):
     """Source of one frontend's engines."""
+
+    shares_ports: bool
+    """Whether other processes listen on this frontend's ports, too."""
 
     async def first(self) -> EngineHandle:
         """Returns the engine to start with. Raises ConfigurationError."""
@@ -42,6 +45,8 @@ class EngineProvider(Protocol):
 
 class LocalEngine:
     """Provider that runs the supervisor in the frontend's own process."""
+
+    shares_ports = False
 
     def __init__(self, backend: str, settings: Settings) -> None:
         self._backend = backend

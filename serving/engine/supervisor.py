@@ -8,7 +8,6 @@ status or ends, or until a frontend with requests in flight asks it to check the
 import contextlib
 import json
 import os
-import select
 import threading
 import time
 from dataclasses import asdict
@@ -48,7 +47,7 @@ class Supervisor:
             classes=len(model.labels),
         )
         self.profile: dict[str, Any] = {}
-        """Status message of the first ready worker; `Worker.load` returns it."""
+        """What `Worker.load` of the first ready worker returned, and the number of web processes."""
 
         self._device: str | None = None
         """`cpu` or `cuda`, as the first worker has chosen; all others must use the same."""
@@ -155,11 +154,8 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Waits for a worker's status or end, a frontend's wake-up, or the next start or time-out."""
-        poll = select.poll()
-        poll.register(self._wakeup[0], select.POLLIN)
         running = {p.status_fd: p for p in self._processes if p.popen}
-        for fd in running:
-            poll.register(fd, select.POLLIN)
+        poll = queue.poll_of((self._wakeup[0], *running))
         due = [p.start_at for p in self._processes if p.start_at is not None]
         due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
@@ -220,7 +216,8 @@ class Supervisor:
     def _on_loaded(self, process: WorkerProcess, message: dict[str, Any]) -> None:
         """Lets a worker serve that has loaded its model."""
         process.failed_starts = 0
-        self.profile = self.profile or message
+        web_processes = {"web_processes": self.layout.frontends, "web_processes_reason": None}
+        self.profile = self.profile or message | web_processes
         device = message["info"]["device"].partition(":")[0]
         self._device = self._device or device
         if device != self._device:

@@ -3,6 +3,8 @@
 Called at start by the supervisor, the workers, the frontends and the cluster.
 """
 
+import math
+import sys
 from pathlib import Path
 
 from serving.settings import Settings
@@ -19,7 +21,11 @@ replaced. Where a record wakes all workers, all of them need it.
 
 
 def instances(settings: Settings) -> int:
-    """Returns the workers per device; `auto`: one per usable core on a CPU, one on a GPU."""
+    """Returns the workers per device; `auto`: one per usable core on a CPU, one on a GPU.
+
+    A worker for every core, although frontends need some: workers have a lower priority, so frontends
+    get their cores first, and whatever they leave is computed on.
+    """
     if settings.instances != "auto":
         return settings.instances
     if settings.device == "cuda":
@@ -42,22 +48,47 @@ def gpus(settings: Settings) -> list[int]:
     return settings.devices or [0]
 
 
-def web_processes(settings: Settings) -> int:
-    """Returns the number of frontends, the processes that speak HTTP and decode.
+def most_web_processes(settings: Settings) -> int:
+    """Returns the number of frontends, the processes that speak HTTP and decode; for `auto` the most.
 
-    On a CPU one frontend keeps the workers busy. A GPU computes faster than one process decodes: there
-    every core that no worker needs gets a frontend.
+    `auto` is 1 on up to two cores: there one frontend answers more than the workers compute beside it,
+    and saves the memory of another and of the cluster's parent. Several cannot take a free TCP port, and
+    have run on Linux only.
+
+    A GPU computes faster than one process decodes: every core that no worker needs gets a frontend. That
+    number is exact, because a GPU's worker pins the slots of all of them. On a CPU the slots of those
+    that will not be started cost nothing, and `balanced_web_processes` decides after warm-up.
     """
     if settings.web_processes != "auto":
         return settings.web_processes
-    if settings.device != "cuda":
+    cores = cpus.usable()
+    if cores <= 2 or settings.tcp_port == 0 or sys.platform != "linux":
         return 1
-    workers = instances(settings) * len(gpus(settings))
-    return max(1, min(MOST_WEB_PROCESSES, cpus.usable() - workers))
+    most = min(MOST_WEB_PROCESSES, cores)
+    if settings.device == "cuda" or (settings.device == "auto" and gpu_is_possible()):
+        workers = instances(settings.model_copy(update={"device": "cuda"})) * len(gpus(settings))
+        return max(1, min(most, cores - workers))
+    return most
+
+
+def balanced_web_processes(
+    cores: int, workers: int, threads: int, worker_ms: float, web_ms: float
+) -> int:
+    """Returns the fewest frontends for which the workers never wait, on a CPU.
+
+    A worker takes `worker_ms` on `threads` cores for an input, a frontend `web_ms` on one. Together all
+    cores so answer `cores / (threads * worker_ms + web_ms)` a millisecond, or fewer where there are not
+    enough workers, and every frontend `1 / web_ms`.
+    """
+    inputs_per_ms = min(cores / (threads * worker_ms + web_ms), workers / worker_ms)
+    return max(1, min(MOST_WEB_PROCESSES, cores, math.ceil(inputs_per_ms * web_ms)))
 
 
 def decoding_threads(settings: Settings) -> int:
-    """Returns the decoding threads of one frontend: all frontends together have about one per core."""
+    """Returns the decoding threads of one frontend: all frontends together have about one per core.
+
+    The cluster's parent gives its frontends the number that `auto` has become.
+    """
     cores = cpus.usable()
     webs = 1 if settings.web_processes == "auto" else settings.web_processes
     return min(cores, max(2, cores // webs))

@@ -64,11 +64,13 @@ class ActiveModel:
         self.labels = handle.model.labels
         self.decoder = ImageDecoder(self.description.image, settings.max_image_pixels)
         self.client = EngineClient(handle.fds, metrics.observe_item)
-        layout = handle.fds.layout
-        spare_cores = cpus.usable() - layout.workers
+        cores, wanted = cpus.usable(), throughput(handle)
         on_gpu = handle.profile["info"]["device"] != "cpu"
-        self.decodes_on_event_loop = throughput(handle) <= SLOW * layout.frontends or (
-            on_gpu and layout.frontends >= spare_cores
+        if not on_gpu:  # the web processes and the workers have the same cores
+            wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
+        self.web_processes: int = handle.profile["web_processes"]
+        self.decodes_on_event_loop = wanted <= SLOW * self.web_processes or (
+            on_gpu and self.web_processes >= cores - handle.fds.layout.workers
         )
         """Whether the event loop decodes small images: where one thread a web process keeps all workers
         busy, and beside a GPU where every core has a web process already."""
@@ -101,7 +103,8 @@ class ActiveModel:
             **self.description.model_dump(include=fields),
             **profile["info"],
             "instances": memory.ready_workers[0],
-            "web_processes": self.handle.fds.layout.frontends,
+            "web_processes": self.web_processes,
+            "web_processes_reason": profile["web_processes_reason"],
             "max_batch_size": memory.smallest_cap or profile["batch_cap"],
             "batch_ms": profile["batch_ms"],
             "idle_threads": profile["idle_threads"],

@@ -87,7 +87,7 @@ class InferenceService:
         new = ActiveModel(handle, self.settings, self.metrics)
         new.client.open()
         old, self._active = self._active, new
-        self.metrics.follow(new.client.memory)
+        self.metrics.follow(new.client.memory, new.web_processes)
         info = handle.profile["info"]
         if info["fallback"]:
             logger().warning("no CUDA, the CPU is used", reason=info["fallback"])

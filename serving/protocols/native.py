@@ -104,6 +104,7 @@ class ModelResponse(BaseModel):
     instances: int
     max_batch_size: int
     web_processes: int
+    web_processes_reason: str | None = Field(description="What `auto` has chosen their number by.")
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
     idle_threads: int | None = Field(description="Threads for a picture that is alone in the service.")
     gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")

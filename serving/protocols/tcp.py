@@ -60,7 +60,7 @@ class TcpServer:
         if self.service.settings.tcp_port is None:
             yield
             return
-        listener = bind(self.service.settings)
+        listener = bind(self.service.settings, self.service.provider.shares_ports)
         host, port = listener.getsockname()[:2]
         server = await asyncio.start_server(
             self._on_connection, sock=listener, backlog=BACKLOG, limit=CHUNK_BYTES
@@ -249,9 +249,11 @@ class Connection:
             raise
 
 
-def bind(settings: Settings) -> socket.socket:
-    """Returns a socket on `tcp_port` that does not listen yet. Raises ConfigurationError."""
-    shared = settings.shares_ports
+def bind(settings: Settings, shared: bool) -> socket.socket:
+    """Returns a socket on `tcp_port` that does not listen yet. Raises ConfigurationError.
+
+    `shared`: other processes of the service listen on the port, too.
+    """
     if shared and settings.tcp_port == 0:
         raise ConfigurationError("SERVING_TCP_PORT=0 needs SERVING_WEB_PROCESSES=1: all share the port")
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)

@@ -30,6 +30,7 @@ from tests.http_load import Answer, send_all
 WORKER = "serving.engine.worker"
 WEB = "serving.cluster.frontend"
 WATCHFUL = "tests.fake.watchful"
+MANY_CORES = "tests.fake.many_cores"
 
 
 @pytest.fixture
@@ -495,6 +496,20 @@ def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -
         for _ in range(2):
             assert metric(url, "serving_batch_size_sum") == 500
             assert metric(url, "serving_free_slots") == 10
+
+
+def test_with_many_cores_there_are_as_many_web_processes_as_the_workers_need(
+    fake_settings: dict[str, str],
+) -> None:
+    settings = {**fake_settings, "FAKE_MS": "2", "SERVING_INSTANCES": "4"}
+    with fake_service(settings, MANY_CORES, device="cpu", max_batch_size="1") as (url, server):
+        model = requests.get(f"{url}/model", timeout=10).json()
+        assert model["web_processes_reason"].startswith("8 cores, ")
+        assert 1 < model["web_processes"] <= 8
+        assert len(programs(server, WEB)) == model["web_processes"]
+        assert metric(url, "serving_web_processes") == model["web_processes"]
+        check_right(send_all(url, numbered(200), senders=8), 200)
+        assert metric(url, "serving_free_slots") == 256
 
 
 @pytest.mark.slow

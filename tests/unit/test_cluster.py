@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
-from serving.cluster import messages
+from serving.cluster import balance, messages
 from serving.cluster import parent as cluster
 from serving.cluster.frontend_process import MOST_UNANSWERED, FrontendProcess
 from serving.engine.memory import EngineFds, SlotLayout
@@ -20,6 +21,7 @@ from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.system import cpus
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, height=8, width=8, classes=9)
@@ -258,3 +260,25 @@ async def test_an_engine_ends_when_its_last_user_has_released_it(
     assert engines[0].close.called
     assert not engines[1].close.called
     assert [engine.supervisor for engine in parent._engines] == [engines[1]]
+
+
+@pytest.mark.parametrize(("device", "count", "why"), [("cpu", 4, "8 cores, 1.5"), ("cuda:0", 7, "GPU")])
+async def test_their_number_is_settled_by_the_first_engine_and_stays(
+    engines: list[Mock], monkeypatch: pytest.MonkeyPatch, device: str, count: int, why: str
+) -> None:
+    monkeypatch.setattr(cpus, "usable", lambda: 8)
+    monkeypatch.setattr(balance, "request_ms", lambda _: 1.4)
+    parent = cluster.Cluster("tests.fake", Settings(device="cpu"))
+    for engine, batch_ms in zip(engines, ({"4": 6.0, "1": 3.0}, {"4": 0.01}), strict=True):
+        engine.layout = replace(LAYOUT, slots=14, frontends=7, workers=8)
+        engine.profile = {"info": {"device": device}, "batch_cap": 4, "batch_ms": batch_ms}
+    await parent._load(None)
+    await parent._load("2")
+    assert [call.args[-1] for call in cluster.Supervisor.call_args_list] == [8, count]  # type: ignore[attr-defined]
+    for engine in engines:
+        assert engine.profile["web_processes"] == count
+        assert why in engine.profile["web_processes_reason"]
+
+
+def test_a_request_takes_longer_than_decoding(model: Model) -> None:
+    assert balance.request_ms(model.description.image) > balance.REQUEST_MS

@@ -180,4 +180,3 @@ def test_the_threads_of_a_large_machine_fit_the_limit(monkeypatch: pytest.Monkey
     threads += topology.decoding_threads(settings)
     service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
     assert threads + 256 < service["pids_limit"]
-    assert topology.idle_threads(Settings(idle_threads=20)) == 20

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from serving.backends import batch_sizes, cuda_driver
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError, translate_errors
-from serving.engine import gpu_monitor, topology, warmup
+from serving.engine import gpu_monitor, warmup
 from serving.engine.executor import BatchExecutor, gather
 from serving.engine.memory import Memory, SlotLayout, State
 from serving.engine.queue import WorkQueue
 from serving.errors import ConfigurationError
 from serving.metrics import Metrics
 from serving.settings import Settings
-from serving.system import cpus
 
 LAYOUT = SlotLayout(slots=4, frontends=1, workers=2, max_batch=8, height=2, width=2, classes=3)
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
@@ -192,7 +191,7 @@ def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     metrics = Metrics()
-    metrics.follow(memory)
+    metrics.follow(memory, frontends=1)
     assert b"serving_gpu" not in metrics.text()
     monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 3, UUID)
@@ -274,27 +273,3 @@ def test_the_driver_tells_memory_and_uuid(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(code=100))
     with pytest.raises(ConfigurationError, match="does not start: CUDA error 100"):
         cuda_driver.total_memory(0)
-
-
-def test_web_processes_take_the_cores_that_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "usable", lambda: 16)
-
-    def frontends(**values: object) -> int:
-        return topology.web_processes(Settings.model_validate(values))
-
-    assert frontends(device="cuda") == 15
-    assert frontends(device="cuda", devices="0,1", instances=2) == 12
-    assert frontends(device="cuda", web_processes=3) == 3
-    assert frontends(device="cuda", instances=20) == 1
-    assert frontends(device="cpu") == frontends(device="auto") == 1
-
-
-@pytest.mark.parametrize(
-    ("cores", "web_processes", "threads"),
-    [(16, 1, 16), (16, 15, 2), (16, 4, 4), (2, 1, 2), (2, 2, 2), (1, 1, 1), (1, 4, 1)],
-)
-def test_web_processes_share_the_decoding_threads(
-    monkeypatch: pytest.MonkeyPatch, cores: int, web_processes: int, threads: int
-) -> None:
-    monkeypatch.setattr(cpus, "usable", lambda: cores)
-    assert topology.decoding_threads(Settings(web_processes=web_processes)) == threads

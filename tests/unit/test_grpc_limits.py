@@ -101,7 +101,7 @@ def test_a_call_without_a_message() -> None:
 
 
 def test_the_server_s_own_bounds() -> None:
-    chosen = dict(options(Settings(max_body_bytes=5, grpc_max_connections=6, web_processes=2)))
+    chosen = dict(options(Settings(max_body_bytes=5, grpc_max_connections=6), shares_port=True))
     assert chosen["grpc.max_receive_message_length"] == 5
     assert chosen["grpc.max_allowed_incoming_connections"] == 6
     assert chosen["grpc.so_reuseport"] == 1

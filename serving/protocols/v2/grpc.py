@@ -239,7 +239,8 @@ async def running(
 ) -> AsyncIterator[None]:
     """Serves gRPC until the block ends. Raises ConfigurationError when the port is taken."""
     settings = service.settings
-    server = grpc.aio.server(options=options(settings), maximum_concurrent_rpcs=CALLS)
+    limits = options(settings, service.provider.shares_ports)
+    server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=CALLS)
     server.add_generic_rpc_handlers(Service(service, admission, catalog).handlers())
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:

@@ -35,10 +35,10 @@ VARINT_TYPES = {  # repeated numbers of these types may take a single byte each
 Descriptor = Any  # protobuf's, which has no types
 
 
-def options(settings: Settings) -> list[tuple[str, int]]:
+def options(settings: Settings, shares_port: bool) -> list[tuple[str, int]]:
     """Returns the options of the grpc.aio.Server."""
     return [
-        ("grpc.so_reuseport", int(settings.shares_ports)),
+        ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_allowed_incoming_connections", settings.grpc_max_connections),
         ("grpc.max_concurrent_streams", STREAMS),
