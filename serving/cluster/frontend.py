@@ -5,6 +5,7 @@ if __name__ == "__main__":
 
     end_on_signals()
 
+import asyncio
 import importlib
 import os
 import socket
@@ -19,9 +20,16 @@ from serving.server import Server
 from serving.settings import Settings
 from serving.system.pdeathsig import die_with_parent
 
+FEW = 1  # connections that a web process may have more than another
+YIELD_S = 0.005  # a few turns of a busy event loop
+
 
 class InheritedServer(Server):
-    """Accepts from the listening socket that all web processes have inherited."""
+    """Accepts from the listening socket that all web processes have inherited.
+
+    All of them are woken by a connection. One that has more than another leaves it to the others for a
+    moment: they may be waiting for a core.
+    """
 
     accept_at_once = 1  # in a turn of the event loop, so that the others get some, too
 
@@ -39,6 +47,24 @@ class InheritedServer(Server):
     def start_accepting(self) -> None:
         """Tells the parent that this process is ready; `accept` follows when all of them have been."""
         self._provider.start(self._service.adopt, self.accept, self._open_connections)
+
+    def _on_connections(self) -> None:
+        """Accepts a connection, at once or after the others had time to."""
+        assert self._listener is not None  # noqa: S101 it is what has become readable
+        model = self._service.active
+        counts = model.client.memory.connections
+        counts[model.handle.fds.frontend] = own = self._open_connections()
+        if own <= min(counts[: model.web_processes]) + FEW:
+            super()._on_connections()
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        loop.call_later(YIELD_S, self._accept_what_is_left)
+
+    def _accept_what_is_left(self) -> None:
+        if self._listener is not None:
+            super()._on_connections()
+            self.accept()
 
     def connect(self, connection: socket.socket) -> None:
         """Serves an accepted connection; the parent watches processes that have some."""

@@ -157,6 +157,7 @@ class Memory:
 
         # frontends, each written by itself
         self.in_flight = self._array("i", frontends)
+        self.connections = self._array("i", frontends)  # as of the last one that any of them accepted
 
         row = statistics_row(layout.max_batch)
         self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(frontends)]
@@ -200,7 +201,7 @@ class Memory:
         slot = 64 + layout.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
         worker = 64 + layout.max_batch * 16
         frontend = 16 + len(Signature) * (64 + 8 * statistics_row(layout.max_batch))
-        fixed = PAGE * 5 + 64 * (27 + layout.workers)
+        fixed = PAGE * 5 + 64 * (28 + layout.workers)
         return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
 
     @classmethod

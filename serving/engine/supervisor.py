@@ -123,7 +123,7 @@ class Supervisor:
         slots_per_frontend = self.layout.slots_per_frontend
         for slot in range(frontend * slots_per_frontend, (frontend + 1) * slots_per_frontend):
             self.memory.cancelled[slot] = 1
-        self.memory.in_flight[frontend] = 0
+        self.memory.in_flight[frontend] = self.memory.connections[frontend] = 0
 
     def close(self) -> None:
         """Ends the workers and frees the engine; a worker may finish its batch within the hang limit."""
