@@ -69,7 +69,7 @@ class ActiveModel:
         if not on_gpu:  # the web processes and the workers have the same cores
             wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
         self.web_processes: int = handle.profile["web_processes"]
-        self.decodes_on_event_loop = wanted <= SLOW * self.web_processes or (
+        self.decodes_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
             on_gpu and self.web_processes >= cores - handle.fds.layout.workers
         )
         """Whether the event loop decodes small images: where one thread a web process keeps all workers

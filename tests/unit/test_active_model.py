@@ -1,0 +1,67 @@
+"""Where a model's images are decoded."""
+
+from unittest.mock import Mock
+
+import pytest
+
+from serving.engine.memory import EngineFds, SlotLayout
+from serving.engine.provider import EngineHandle
+from serving.inference.active_model import ActiveModel
+from serving.metrics import Metrics
+from serving.model import Model
+from serving.settings import Settings
+from serving.system import cpus
+
+
+@pytest.mark.parametrize(
+    ("cores", "worker_ms", "web_processes", "expected"),
+    [
+        (2, 5.0, 1, True),
+        (2, 1.5, 1, True),  # the workers have not both cores to themselves
+        (2, 0.1, 1, False),
+        (8, 5.0, 1, False),  # one event loop would hold up eight workers
+        (8, 5.0, 2, True),
+        (16, 1.5, 8, True),  # as `auto` chooses
+    ],
+)
+def test_the_event_loop_decodes_where_it_keeps_the_workers_busy(
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    worker_ms: float,
+    web_processes: int,
+    expected: bool,
+) -> None:
+    decodes = decodes_on_event_loop(model, monkeypatch, "cpu", cores, worker_ms, cores, web_processes)
+    assert decodes is expected
+
+
+@pytest.mark.parametrize(("web_processes", "expected"), [(15, True), (4, False)])
+def test_beside_a_gpu_it_does_so_where_every_core_has_a_web_process(
+    model: Model, monkeypatch: pytest.MonkeyPatch, web_processes: int, expected: bool
+) -> None:
+    decodes = decodes_on_event_loop(model, monkeypatch, "cuda:0", 16, 0.05, 1, web_processes)
+    assert decodes is expected
+
+
+def decodes_on_event_loop(
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    cores: int,
+    worker_ms: float,
+    workers: int,
+    web_processes: int,
+) -> bool:
+    """Returns what a web process of such a service decides."""
+    monkeypatch.setattr(cpus, "usable", lambda: cores)
+    layout = SlotLayout(
+        slots=64, frontends=64, workers=workers, max_batch=4, height=8, width=8, classes=9
+    )
+    profile = {
+        "info": {"device": device},
+        "batch_ms": {"1": 2 * worker_ms, "4": 4 * worker_ms},
+        "web_processes": web_processes,
+    }
+    handle = EngineHandle(model, EngineFds(0, layout, 0, (0, 0), 0, 0), profile, Mock())
+    return ActiveModel(handle, Settings(), Metrics()).decodes_on_event_loop
