@@ -30,7 +30,7 @@ class SleepingBackend:
         """Reads the duration of a batch."""
         self.classes = len(model.labels)
         self.seconds = float(os.environ["BENCHMARK_SLEEP_MS"]) / 1000
-        return BackendInfo("sleeping", "cpu", "none", "fp32")
+        return BackendInfo("sleeping", "cpu", "none", "fp32", "it only sleeps")
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Sleeps."""
