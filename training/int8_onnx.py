@@ -2,6 +2,7 @@
 
 QDQ, activations uint8, weights int8 with a scale for each channel. Every calibration method is tried.
 Where none is fit, the layers that cost most accuracy stay in fp32: first one, then two, four, and so on.
+Where that does not help either, all are in int8, which is faster.
 """
 
 import contextlib
@@ -9,7 +10,6 @@ import io
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,15 +58,6 @@ class Reader(CalibrationDataReader):
             return None
         self._next += 1
         return {self._name: self._tensors[self._next - 1 : self._next]}
-
-
-@dataclass
-class Trial:
-    """One way to quantise, and its verdict."""
-
-    method: str
-    fp32_nodes: list[str]
-    verdict: Int8Verdict
 
 
 class Quantiser:
@@ -134,37 +125,42 @@ def search(
 ) -> Int8Verdict:
     """Writes the best graph that is found before `end`, a `time.monotonic()` time; returns its verdict.
 
-    `judge` judges the file as it is; `difference` returns its mean difference of a probability from fp32
-    on some photos. Raises ConfigurationError.
+    A graph that is not fit has all layers in int8. `judge` judges the file as it is; `difference`
+    returns its mean difference of a probability from fp32 on some photos. Raises ConfigurationError.
     """
-    best: Trial | None = None
+    best: Int8Verdict | None = None
     for method in METHODS:
         if best and time.monotonic() > end:
             break
         quantiser.write(method)
-        best = better(best, Trial(method, [], judge(method, [])))
+        best = better(best, told(judge(method, [])))
     assert best is not None  # noqa: S101 the first method is always tried
-    if not best.verdict.fit:
+    if not best.fit:
         ranked = most_sensitive(quantiser, best.method, difference, end)
         count = 1
-        while not best.verdict.fit and count < len(ranked) and time.monotonic() < end:
-            kept = ranked[:count]
-            quantiser.write(best.method, exclude=kept)
-            best = better(best, Trial(best.method, kept, judge(best.method, kept)))
+        while count < len(ranked) and time.monotonic() < end:
+            quantiser.write(best.method, exclude=ranked[:count])
+            verdict = told(judge(best.method, ranked[:count]))
+            if verdict.fit:
+                return verdict
             count *= 2
-    quantiser.write(best.method, exclude=best.fp32_nodes)
-    return best.verdict
+    quantiser.write(best.method)
+    return best
 
 
-def better(before: Trial | None, after: Trial) -> Trial:
-    """Returns the trial that is fit if the other is not, or else the one that is closer to fp32."""
-    verdict = after.verdict
-    kept = f", {len(after.fp32_nodes)} layers in fp32" if after.fp32_nodes else ""
-    typer.echo(f"{after.method}{kept}: {verdict.reason}, mean difference {verdict.mean_difference}")
-    if before is None or verdict.fit > before.verdict.fit:
+def told(verdict: Int8Verdict) -> Int8Verdict:
+    """Prints a verdict in one line, and returns it."""
+    kept = f", {len(verdict.fp32_nodes)} layers in fp32" if verdict.fp32_nodes else ""
+    typer.echo(f"{verdict.method}{kept}: {verdict.reason}; mean difference {verdict.mean_difference}")
+    return verdict
+
+
+def better(before: Int8Verdict | None, after: Int8Verdict) -> Int8Verdict:
+    """Returns the verdict that is fit if the other is not, or else the one that is closer to fp32."""
+    if before is None or after.fit > before.fit:
         return after
-    closer = verdict.mean_difference < before.verdict.mean_difference
-    return after if closer and verdict.fit == before.verdict.fit else before
+    closer = after.mean_difference < before.mean_difference
+    return after if closer and after.fit == before.fit else before
 
 
 def most_sensitive(
