@@ -99,7 +99,10 @@ def to_client_error(error: Exception, context: RequestContext) -> ServingError:
     """Returns the error that the client is told, and notes its code in the context.
 
     The web framework's errors become ours. An unforeseen error is logged; the client gets a plain 500.
+    The traceback is dropped: its frames would keep what the client has sent until the garbage collector
+    comes.
     """
+    given = error
     if isinstance(error, HTTPException):
         error = by_status(error.status_code, str(error.detail), error.headers)
     elif not isinstance(error, ServingError):
@@ -109,6 +112,7 @@ def to_client_error(error: Exception, context: RequestContext) -> ServingError:
         logger().error("internal error", detail=error.detail, request_id=context.request_id)
         error = InternalError(HIDDEN)
     context.code = error.code
+    given.__traceback__ = given.__cause__ = given.__context__ = None
     return error
 
 

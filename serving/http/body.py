@@ -191,12 +191,16 @@ def file_from_form(
         if len(parts) > MAX_PARTS:
             raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
 
+    form = FormParser(
+        "multipart/form-data", add, add, lambda: ends.append(True), boundary, config=FORM_CONFIG
+    )
     try:
-        FormParser(
-            "multipart/form-data", add, add, lambda: ends.append(True), boundary, config=FORM_CONFIG
-        ).write(body)
+        form.write(body)
     except FormParserError as error:
         raise InvalidRequestError(f"the form cannot be read: {error}"[:200]) from error
+    finally:
+        assert form.parser  # noqa: S101 as for every content type that it knows
+        form.parser.callbacks = {}  # they refer to the parser, and hold the form's parts
     if not ends:
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
     found = [

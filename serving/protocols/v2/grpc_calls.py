@@ -61,10 +61,7 @@ class Calls:
             yield outcome
             status = 200
         except Exception as caught:
-            outcome.error = error = to_client_error(caught, outcome.own)
-            # gRPC keeps the error of an aborted call until the next garbage collection: its frames would
-            # keep what the client has sent
-            error.__traceback__ = error.__cause__ = error.__context__ = None
+            outcome.error = to_client_error(caught, outcome.own)
             status = outcome.error.status
         finally:
             self._record(name, status, context, outcome.own)
