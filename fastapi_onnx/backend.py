@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fastapi_onnx.cpu import INT8, CpuNetwork
 from fastapi_onnx.optimised import CPU
 from serving.backends.base import BackendInfo
-from serving.backends.int8 import Infer, chosen_precision
+from serving.backends.int8 import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -30,7 +30,7 @@ class OnnxBackend:
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         fallback = None
-        if settings.device != "cpu":
+        if wanted_device(settings) != "cpu":
             try:
                 return self._load_on_gpu(model, settings)
             except ConfigurationError as error:

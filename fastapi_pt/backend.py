@@ -16,7 +16,7 @@ from fastapi_pt.network import CHANNELS_LAST, Normalise, folded, read_network
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo
 from serving.backends.device_errors import translate_errors
-from serving.backends.int8 import Infer, chosen_precision
+from serving.backends.int8 import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -30,7 +30,7 @@ class TorchBackend:
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""
-        device, fallback = choose_device(settings.device, *settings.devices[:1])
+        device, fallback = choose_device(wanted_device(settings), *settings.devices[:1])
         if device.type == "cuda":
             precision, reason = self._load_on_gpu(model, settings, device)
         else:

@@ -61,8 +61,8 @@ class CpuNetwork:
 
 def read_int8(path: Path) -> nn.Module:
     """Reads what `training.quantise_pt` has written. Raises ConfigurationError."""
-    torch.backends.quantized.engine = ENGINE
     try:
+        torch.backends.quantized.engine = ENGINE
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TorchScript's age
             network: nn.Module = torch.jit.load(path, map_location="cpu")

@@ -24,6 +24,11 @@ MAX_TIME_RATIO = 0.95  # int8 must save this much, as it costs accuracy
 ROUNDS, MAX_TRIAL_S = 8, 1.0
 
 
+def wanted_device(settings: Settings) -> str:
+    """Returns the setting `device`, but for `auto` in int8 `cpu`: no GPU computes in int8 here."""
+    return "cpu" if (settings.device, settings.precision) == ("auto", "int8") else settings.device
+
+
 def chosen_precision(
     model: Model, file: Kind, settings: Settings, scratch: Path | None, load: Callable[[str], Infer]
 ) -> tuple[str, str]:

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
+from fastapi_onnx import cuda
 from fastapi_onnx.backend import OnnxBackend
 from serving.backends import int8, precision_check
-from serving.backends.int8 import Infer, chosen_precision, trial
+from serving.backends.int8 import Infer, chosen_precision, trial, wanted_device
 from serving.backends.shared_choice import shared_choice
 from serving.errors import ConfigurationError
 from serving.model import Int8Verdict, Model
@@ -140,6 +142,19 @@ def test_the_shipped_int8_file_answers_as_fp32_does_and_makes_no_class_of_nan() 
     assert recorded.accuracy["fp32"] - recorded.accuracy["int8"] <= 0.005
     found = precision_check.mean_difference(answers["fp32"], answers["int8"])
     assert found == pytest.approx(recorded.sample_difference, abs=precision_check.MAX_EXCESS)
+
+
+def test_int8_looks_for_no_gpu_and_a_gpu_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wanted_device(Settings(device="auto", precision="int8")) == "cpu"
+    assert wanted_device(Settings(device="auto")) == "auto"
+    assert wanted_device(Settings(device="cuda", precision="int8")) == "cuda"
+    model = Model.read(Settings().model_dir)
+    info = OnnxBackend().load(model, Settings(device="auto", precision="int8"))
+    assert (info.device, info.fallback) == ("cpu", None)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(cuda, "Device", lambda _: None)
+    with pytest.raises(ConfigurationError, match="SERVING_PRECISION=int8 needs a CPU"):
+        OnnxBackend().load(model, Settings(device="cuda", precision="int8"))
 
 
 def test_one_instance_chooses_for_all(tmp_path: Path) -> None:
