@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from serving.errors import ConfigurationError, RequestError
+from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.tasks.image.decode import ImageDecoder
 
@@ -50,17 +51,20 @@ def read(path: Path, model: Model, most: int) -> Photos:
     found = files(path)
     order = np.random.default_rng(SEED).permutation(len(found)).tolist()
     decoder = ImageDecoder(model.description.image, MAX_PIXELS)
-    pixels, labels = [], []
+    pixels, labels, unread = [], [], 0
     for name, data in tqdm([found[i] for i in order], desc=f"reading {path.name}", delay=2):
         try:
             pixels.append(decoder.decode(data()))
-        except RequestError:
+        except Exception:  # no photo, or damaged or encrypted in the zip file
+            unread += 1
             continue
         labels.append(class_index(name, model.labels))
         if len(pixels) == most:
             break
     if not pixels:
         raise ConfigurationError(f"{path} has no photo that can be read")
+    if unread:
+        typer.echo(f"{path}: {unread} files cannot be read, and are left out")
     known = None if None in labels else np.array(labels, np.int64)
     return Photos(np.stack(pixels), known)
 

@@ -223,6 +223,8 @@ def test_photos_of_a_zip_have_the_classes_of_their_folders(exported: Path, tmp_p
             with archive.open(name, "w") as file:
                 Image.new("RGB", (SIDE, SIDE), COLOURS[colour]).save(file, "PNG")
         archive.writestr("1/notes.txt", "no photo")
+        archive.writestr("1/damaged.png", b"to be damaged", zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"to be damaged", b"was damaged!!"))
     found = photos.read(path, model, most=10)
     assert found.labels is not None
     assert found.labels.tolist() == found.pixels[:, 0, 0].argmax(axis=1).tolist()
