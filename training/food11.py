@@ -26,7 +26,7 @@ from tqdm import tqdm
 from fastapi_pt.network import build
 from serving.model import ImagePipeline, Model, ModelDescription
 from serving.tasks.image.decode import ImageDecoder
-from training import data, evaluate, export, train
+from training import data, evaluate, export, folder, train
 
 LABELS = Path(__file__).with_name("labels.txt")
 STAGES = ("first", "second", "third")
@@ -41,7 +41,7 @@ def validation_logits(
     weights: Path, architecture: str, body_size: int, zipped: Path
 ) -> tuple[Tensor, Tensor]:
     """Computes logits [N, classes] and classes [N] of the validation photos, as they are served."""
-    network = build(architecture, len(export.read_labels(LABELS)), body_size)
+    network = build(architecture, len(folder.read_labels(LABELS)), body_size)
     network.body.load_state_dict(load_file(weights))
     network.eval()
     decoder = ImageDecoder(IMAGE, max_pixels=1_000_000)
@@ -115,7 +115,7 @@ def int8_rows(model: ModelDescription) -> Iterator[str]:
 
 def renewed(weights: Path, architecture: str, zipped: Path, body_size: int) -> Path:
     """Writes weights with batch norm statistics of unchanged photos; returns their path."""
-    network = build(architecture, len(export.read_labels(LABELS)), None).body
+    network = build(architecture, len(folder.read_labels(LABELS)), None).body
     network.load_state_dict(load_file(weights))
     photos, labels = data.load(zipped)
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))[:STATISTICS_PHOTOS]

@@ -23,7 +23,7 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.classification import softmax
-from training import augment, evaluate, export, food11, state_dict, train
+from training import augment, evaluate, export, folder, food11, state_dict, train
 
 ARCHITECTURE = "mobilenet_v3_small"
 
@@ -116,16 +116,16 @@ def test_weights_are_found_where_trainers_leave_them(
 def test_labels_of_torchserve_and_of_other_systems(tmp_path: Path) -> None:
     path = tmp_path / "index_to_name.json"
     path.write_text('{"1": ["n2", "豆腐"], "0": "Käse"}', encoding="utf-8")
-    assert export.read_labels(path) == ["Käse", "豆腐"]
+    assert folder.read_labels(path) == ["Käse", "豆腐"]
     path.write_text('{"2": "no", "0": "zero"}')
     with pytest.raises(ConfigurationError, match="index_to_name"):
-        export.read_labels(path)
+        folder.read_labels(path)
     path = tmp_path / "labels.txt"
     path.write_bytes("\ufeffKäse\r\n豆腐\r\n".encode())
-    assert export.read_labels(path) == ["Käse", "豆腐"]
+    assert folder.read_labels(path) == ["Käse", "豆腐"]
     path.write_bytes("Käse".encode("latin-1"))
     with pytest.raises(ConfigurationError, match=r"labels\.txt"):
-        export.read_labels(path)
+        folder.read_labels(path)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_one_more_version_leaves_the_first_as_it_is(tmp_path: Path) -> None:
         (tmp_path / version).mkdir(exist_ok=True)
         (tmp_path / version / "model.onnx").write_bytes(label.encode())
         fields = {"name": "mine", "version": version, "labels": [label]}
-        export.write_description(tmp_path, export.described(food11.IMAGE, **fields))
+        folder.write_description(tmp_path, folder.described(food11.IMAGE, **fields))
 
     write("1", "cat")
     write("2", "dog")
