@@ -14,6 +14,7 @@ leaves the record in the pipe; the supervisor then makes the others look.
 import fcntl
 import os
 import platform
+import re
 import select
 import struct
 import termios
@@ -33,8 +34,9 @@ def exclusive_epoll(fds: Iterable[int]) -> "select.epoll | None":
     The supervisor makes one for each worker, in the order in which idle workers are woken. Workers
     inherit them, so a worker that is replaced keeps its place.
     """
-    version = platform.release().split(".")
-    if not hasattr(select, "EPOLLEXCLUSIVE") or (int(version[0]), int(version[1])) < WAKES_ANOTHER:
+    linux = re.match(r"(\d+)\.(\d+)", platform.release())
+    known = linux is not None and tuple(map(int, linux.groups())) >= WAKES_ANOTHER
+    if not known or not hasattr(select, "EPOLLEXCLUSIVE"):
         return None
     epoll = select.epoll()
     for fd in fds:
