@@ -98,9 +98,8 @@ def test_every_setting_that_is_named_exists(path: Path) -> None:
 
 @every_document_of_today
 def test_every_file_that_is_named_exists(path: Path) -> None:
-    rooms = (
-        "serving|fastapi_onnx|fastapi_pt|flask_app|serving_client|benchmarks|training|docker|tests|docs"
-    )
+    ours = "serving|fastapi_onnx|fastapi_pt|flask_app|serving_client|benchmarks|training"
+    rooms = f"{ours}|docker|deploy|tests|docs"
     for name in re.findall(rf"(?<![\w/])(?:{rooms})/[\w./-]*\w", path.read_text()):
         if name not in ("docker/.env", "docker/secrets"):
             assert (ROOT / name).exists(), f"{path.name} names {name}"

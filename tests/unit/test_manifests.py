@@ -1,0 +1,298 @@
+"""The manifests in deploy/: valid, safe by default, in step with settings, images and metrics."""
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import ValidationError
+from kubernetes_validate.utils import all_versions
+
+from serving.app import create_app
+from serving.metrics import Metrics
+from serving.model import Model
+from serving.settings import ROOT, Settings
+from tests.fake import BACKEND
+from tests.manifests import DEPLOY, Object, build, check, merged, read
+from tests.unit.test_compose_files import ENGINE_METRICS
+
+OVERLAYS = sorted(path.parent for path in DEPLOY.glob("kubernetes/overlays/*/kustomization.yaml"))
+BUILT = {folder.name: build(folder) for folder in OVERLAYS}
+KSERVE = [found for path in sorted(DEPLOY.glob("kserve/*.yaml")) for found in read(path)]
+OBJECTS = [*(found for objects in BUILT.values() for found in objects), *KSERVE]
+VERSIONS = all_versions()[-3:]
+"""Kubernetes supports its last three minor versions."""
+
+DEPLOYMENTS = {name: found for name in BUILT for found in BUILT[name] if found["kind"] == "Deployment"}
+(RUNTIME,) = (found for found in KSERVE if found["kind"] == "ServingRuntime")
+SERVICES = [found for found in KSERVE if found["kind"] == "InferenceService"]
+PODS: dict[str, Any] = {  # Any: YAML
+    **{name: found["spec"]["template"]["spec"] for name, found in DEPLOYMENTS.items()},
+    "kserve": RUNTIME["spec"],
+}
+
+every_pod = pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
+
+
+def find(kind: str, objects: list[Object]) -> Any:  # Any: YAML
+    """Returns the only object of this kind."""
+    (found,) = (found for found in objects if found["kind"] == kind)
+    return found
+
+
+def environment_of(pod: Any) -> dict[str, str]:  # Any: YAML
+    """Returns the variables of the only container."""
+    (container,) = pod["containers"]
+    return {variable["name"]: variable["value"] for variable in container["env"]}
+
+
+def settings_of(pod: Any, monkeypatch: pytest.MonkeyPatch, secrets: Path) -> Settings:  # Any: YAML
+    """Returns the settings that the service in this pod would have."""
+    variables = {
+        name: value for name, value in environment_of(pod).items() if name.startswith("SERVING_")
+    }
+    assert set(variables) <= {f"SERVING_{field.upper()}" for field in Settings.model_fields}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(secrets) if name == "SERVING_SECRETS_DIR" else value)
+    return Settings()
+
+
+def quantity(text: str) -> float:
+    """Returns a number of bytes."""
+    return float(text[:-2]) * {"Mi": 2**20, "Gi": 2**30}[text[-2:]]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "found", OBJECTS, ids=lambda found: f"{found['kind']}-{found['metadata']['name']}"
+)
+def test_it_follows_its_schema(found: Object, version: str) -> None:
+    check(found, version)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (
+            "Deployment",
+            {"spec": {"template": {"spec": {"containers": [{"name": "api", "imagee": "x"}]}}}},
+        ),
+        ("HTTPRoute", {"spec": {"hostname": "x"}}),
+        ("ScaledObject", {"spec": {"maxReplicaCount": "20"}}),
+        ("ServingRuntime", {"spec": {"containers": [{"name": "kserve-container", "env": {"A": "b"}}]}}),
+    ],
+)
+def test_a_mistake_is_found(kind: str, change: Object) -> None:
+    wrong = merged(next(found for found in OBJECTS if found["kind"] == kind), change)
+    with pytest.raises(ValidationError):
+        check(wrong, VERSIONS[-1])
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+def test_kubectl_builds_the_same(folder: Path) -> None:
+    ran = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, check=True)
+
+    def sort(objects: list[Object]) -> list[str]:
+        return sorted(json.dumps(in_order(found), sort_keys=True) for found in objects)
+
+    def in_order(value: Any) -> Any:  # Any: YAML
+        """Sorts named objects: kustomize puts a patch's first."""
+        if isinstance(value, dict):
+            return {key: in_order(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return sorted(map(in_order, value), key=lambda item: json.dumps(item, sort_keys=True))
+        return value
+
+    assert sort(list(yaml.safe_load_all(ran.stdout))) == sort(build(folder))
+
+
+@every_pod
+def test_variables_are_settings(pod: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = settings_of(pod, monkeypatch, tmp_path)
+    (container,) = pod["containers"]
+    assert settings.device == ("cuda" if "nvidia.com/gpu" in container["resources"]["limits"] else "cpu")
+    assert environment_of(pod).keys() - {"CUDA_CACHE_PATH"} == {
+        name for name in environment_of(pod) if name.startswith("SERVING_")
+    }
+
+
+@every_pod
+def test_it_is_hardened(pod: Any) -> None:
+    (container,) = pod["containers"]
+    security = pod.get("securityContext", {}) | container["securityContext"]
+    user = f"USER {security['runAsUser']}:{security['runAsGroup']}"
+    assert user in (ROOT / "fastapi_onnx" / "Dockerfile").read_text().splitlines()
+    assert security["runAsNonRoot"] is security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]  # noqa: S108 the weights
+
+
+@every_pod
+def test_its_image_is_one_that_we_build(pod: Any) -> None:
+    image, _, tag = pod["containers"][0]["image"].partition(":")
+    project, _, name = image.partition("/")
+    assert project == "food-classifier"
+    assert (ROOT / name.removesuffix("-gpu") / "Dockerfile").exists()
+    assert tag == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    if name.endswith("-gpu"):
+        assert "-gpu:" in (ROOT / "docker" / "docker-compose-gpu.yaml").read_text()
+
+
+@every_pod
+def test_probes_ask_for_paths_that_exist(
+    pod: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("serving.app.configure_logging", lambda _: None)
+    settings = settings_of(pod, monkeypatch, tmp_path).model_copy(
+        update={"model_dir": Settings.model_fields["model_dir"].default}
+    )
+    paths = {getattr(route, "path", None) for route in create_app(settings, BACKEND).routes}
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+    for kind in ("startup", "readiness", "liveness"):
+        asked = container[f"{kind}Probe"]["httpGet"]
+        assert asked["path"] in paths
+        assert asked["path"].endswith("/live" if kind == "liveness" else "/ready")
+        assert ports.get(asked["port"], asked["port"]) == settings.port
+
+
+@every_pod
+def test_a_gateway_sees_that_a_replica_ends(
+    pod: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (container,) = pod["containers"]
+    probe = container["readinessProbe"]
+    settings = settings_of(pod, monkeypatch, tmp_path)
+    assert settings.shutdown_delay_s > probe["periodSeconds"] * probe["failureThreshold"]
+    assert "lifecycle" not in container  # a preStop hook would take the grace period, too
+    for owner in [s["spec"]["predictor"] for s in SERVICES] if pod is RUNTIME["spec"] else [pod]:
+        drain_s = settings.shutdown_delay_s + settings.shutdown_timeout_s
+        assert owner["terminationGracePeriodSeconds"] == drain_s + 5
+
+
+@pytest.mark.parametrize("pod", [PODS["cpu"], PODS["kserve"]], ids=["cpu", "kserve"])
+def test_memory_holds_what_was_measured_and_the_largest_images(pod: Any) -> None:
+    overload = json.loads((ROOT / "benchmarks" / "results" / "overload.json").read_text())
+    (container,) = pod["containers"]
+    limits = container["resources"]["limits"]
+    assert limits["cpu"] == overload["machine"]["cores"]
+    largest_images = int(limits["cpu"]) * 10**9
+    assert quantity(limits["memory"]) > overload["results"]["memory_mb_after"] * 10**6 + largest_images
+    assert container["resources"]["requests"] == limits  # no other pod takes what it needs
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_objects_find_each_other(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    objects, deployment, pod = BUILT[name], DEPLOYMENTS[name], PODS[name]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    service = find("Service", objects)
+    assert service["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
+    assert find("PodDisruptionBudget", objects)["spec"]["selector"]["matchLabels"] == labels
+    policy = find("NetworkPolicy", objects)["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert all(
+        each["labelSelector"]["matchLabels"] == labels for each in pod["topologySpreadConstraints"]
+    )
+    settings = settings_of(pod, monkeypatch, tmp_path)
+    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
+    assert ports == {"http": settings.port, "grpc": settings.grpc_port}
+    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
+    assert {port["port"] for port in policy["ingress"][0]["ports"]} == set(ports)
+    assert "Egress" in policy["policyTypes"]
+    assert "egress" not in policy  # the service calls nobody
+
+
+def test_routes_lead_to_the_service() -> None:
+    service = find("Service", BUILT["cpu"])
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    for kind, port in [("HTTPRoute", "http"), ("GRPCRoute", "grpc")]:
+        backends = [
+            ref
+            for rule in find(kind, BUILT["route"])["spec"]["rules"]
+            for ref in rule.get("backendRefs", [])
+        ]
+        assert backends == [{"name": service["metadata"]["name"], "port": ports[port]}]
+    denied, allowed = find("HTTPRoute", BUILT["route"])["spec"]["rules"]
+    proxy = (ROOT / "docker" / "haproxy.cfg").read_text()
+    refused_there = set(re.findall(r"path,url_dec -m (?:str|beg) -i (\S+?)/? ", proxy))
+    assert {match["path"]["value"] for match in denied["matches"]} == refused_there
+    settings = Settings()
+    longest_s = (settings.body_timeout_ms + settings.request_timeout_ms) / 1000 + 5
+    assert allowed["timeouts"] == {"request": f"{longest_s:.0f}s"}
+
+
+def test_monitoring_finds_the_service_and_its_metrics() -> None:
+    service = find("Service", BUILT["cpu"])
+    monitor = find("ServiceMonitor", BUILT["monitoring"])
+    scaled = find("ScaledObject", BUILT["monitoring"])
+    assert monitor["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
+    assert {found["metadata"]["namespace"] for found in (service, monitor, scaled)} == {
+        "food-classifier"
+    }
+    assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+    # Prometheus takes the Service's name for the job, which the alerts of docker/ ask for
+    assert f'job="{service["metadata"]["name"]}"' in (ROOT / "docker/prometheus/alerts.yml").read_text()
+    assert scaled["spec"]["scaleTargetRef"]["name"] == DEPLOYMENTS["cpu"]["metadata"]["name"]
+    assert (
+        "replicas" not in DEPLOYMENTS["cpu"]["spec"]
+    )  # applied again, it would undo the autoscaler's choice
+    exist = set(re.findall(r"^# TYPE (\w+) ", Metrics().text().decode(), re.MULTILINE)) | ENGINE_METRICS
+    for trigger in scaled["spec"]["triggers"]:
+        asked = re.findall(r"\bserving_\w+", trigger["metadata"]["query"])
+        assert asked
+        assert {name.removesuffix("_sum") for name in asked} <= exist
+        assert f'{{namespace="{service["metadata"]["namespace"]}"}}' in trigger["metadata"]["query"]
+
+
+def test_keys_come_from_files_as_kubernetes_mounts_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A mounted Secret is a folder of links, through `..data`, to files in a folder with a date."""
+    pod = PODS["cpu"]
+    (mounted,) = (v for v in pod["containers"][0]["volumeMounts"] if v["name"] == "keys")
+    assert mounted["mountPath"] == environment_of(pod)["SERVING_SECRETS_DIR"]
+    (tmp_path / "..2026").mkdir()
+    (tmp_path / "..data").symlink_to("..2026")
+    (tmp_path / "..2026" / "serving_api_key").write_text("a key\n")
+    (tmp_path / "serving_api_key").symlink_to("..data/serving_api_key")
+    key = settings_of(pod, monkeypatch, tmp_path).api_key
+    assert key is not None
+    assert key.get_secret_value() == "a key"
+
+
+def test_no_key_stands_in_a_manifest() -> None:
+    assert not [found for found in OBJECTS if found["kind"] == "Secret"]
+    assert not [
+        name for pod in PODS.values() for name in environment_of(pod) if re.search("KEY|TOKEN", name)
+    ]
+
+
+def test_kserve_finds_the_runtime_and_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runtime = RUNTIME["spec"]
+    settings = settings_of(runtime, monkeypatch, tmp_path)
+    assert settings.model_dir == Path("/mnt/models")  # KServe's storage initializer writes there
+    assert (settings.port, settings.grpc_port) == (8080, 9000)
+    assert runtime["annotations"]["prometheus.kserve.io/port"] == str(settings.port)
+    spoken = {found["spec"]["predictor"]["model"]["protocolVersion"] for found in SERVICES}
+    assert spoken == set(runtime["protocolVersions"])
+    for found in SERVICES:
+        model = found["spec"]["predictor"]["model"]
+        assert model["runtime"] == RUNTIME["metadata"]["name"]
+        assert model["modelFormat"]["name"] in {
+            each["name"] for each in runtime["supportedModelFormats"]
+        }
+        assert model.get("ports", []) == (
+            [{"name": "h2c", "protocol": "TCP", "containerPort": settings.grpc_port}]
+            if model["protocolVersion"] == "grpc-v2"
+            else []
+        )
+    default = Model.read(Settings.model_fields["model_dir"].default).description.name
+    assert default in {found["metadata"]["name"] for found in SERVICES}
