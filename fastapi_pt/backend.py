@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fastapi_pt.cpu import INT8, CpuNetwork
+from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.network import CHANNELS_LAST, Normalise, folded, read_network
 from serving.backends import precision_check
@@ -48,7 +48,7 @@ class TorchBackend:
         """Makes `CpuNetwork`; returns its precision, and the reason. Raises ConfigurationError."""
 
         def load(precision: str) -> Infer:
-            return CpuNetwork(model, settings, None, precision).infer
+            return CpuNetwork(model, settings, None, precision, PLAIN).infer
 
         precision, reason = chosen_precision(model, INT8, settings, scratch, load)
         self._network = CpuNetwork(model, settings, scratch, precision)

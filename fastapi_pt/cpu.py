@@ -26,9 +26,17 @@ class CpuNetwork:
     """Network that computes images or normalised tensors in batches of any size."""
 
     def __init__(
-        self, model: Model, settings: Settings, scratch: Path | None, precision: str = "fp32"
+        self,
+        model: Model,
+        settings: Settings,
+        scratch: Path | None,
+        precision: str = "fp32",
+        form: str | None = None,
     ) -> None:
-        """Loads the file of `precision`. Raises ConfigurationError."""
+        """Loads the file of `precision`; `form` is that of fp32, None: the faster one.
+
+        Raises ConfigurationError.
+        """
         self._threads = settings.intra_op_threads
         torch.set_num_threads(self._threads)
         self._normalise = Normalise(model.description.image)
@@ -36,7 +44,7 @@ class CpuNetwork:
             self._network = read_int8(model.file(INT8))
         else:
             network = folded(read_network(model)).to(**CHANNELS_LAST)
-            self._network = optimised(network, model.description.image.output_size, scratch)
+            self._network = optimised(network, model.description.image.output_size, scratch, form)
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Computes logits [N, classes] of RGB images [N, H, W, 3]."""
@@ -72,8 +80,10 @@ def read_int8(path: Path) -> nn.Module:
     return network
 
 
-def optimised(network: nn.Module, size: tuple[int, int], scratch: Path | None) -> nn.Module:
-    """Traces and freezes the network, with oneDNN's memory layouts if they are faster.
+def optimised(
+    network: nn.Module, size: tuple[int, int], scratch: Path | None, form: str | None = None
+) -> nn.Module:
+    """Traces and freezes the network in a form, or with oneDNN's memory layouts if they are faster.
 
     The layouts are faster for thin networks such as MobileNetV2 and slower for thick ones such as
     ResNet-18. The first instance tries both forms and chooses for all instances, because the forms'
@@ -92,7 +102,7 @@ def optimised(network: nn.Module, size: tuple[int, int], scratch: Path | None) -
 
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of fixed sizes and of its age
-        form, _ = shared_choice(scratch, FORM, choose)
+        form = form or shared_choice(scratch, FORM, choose)[0]
         return forms.get(form) or traced(network, example, form)
 
 

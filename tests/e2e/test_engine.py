@@ -432,7 +432,7 @@ def test_overload_is_refused_at_the_door_and_leaves_nothing(fake_settings: dict[
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_hundred_thousand_requests_leave_nothing_behind(fake_settings: dict[str, str]) -> None:
+def test_thirty_thousand_requests_leave_nothing_behind(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings) as (url, server):
         processes = [server, *programs(server, WORKER)]
 
@@ -453,8 +453,8 @@ def test_a_hundred_thousand_requests_leave_nothing_behind(fake_settings: dict[st
         gc.collect()
         wait_for(lambda: len(server.net_connections("tcp")) == 1)
         before, bytes_before = resources(), memory()
-        answers = send_all(url, mixed(95_000), senders=8)
-        assert Counter(a.status for a in answers) == {200: 93_100, 400: 1_900}
+        answers = send_all(url, mixed(25_000), senders=8)
+        assert Counter(a.status for a in answers) == {200: 24_500, 400: 500}
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
         wait_for(lambda: len(server.net_connections("tcp")) == 1)
         assert resources() == before

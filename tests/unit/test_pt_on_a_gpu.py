@@ -89,7 +89,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
 def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What the CPU says of them."""
     backend = TorchBackend()
-    backend.load(model, Settings(device="cpu"))
+    backend.load(model, Settings(device="cpu", precision="fp32"))
     return backend.infer(pixels)
 
 
