@@ -77,10 +77,8 @@ def test_the_same_class_where_the_resizing_agrees(backend_url: str, client: Any,
     photo = drawing(seed, SIDE, SIDE)
     wanted, found = native(backend_url, photo), classified(client, photo)
     assert labels[int(found.argmax())] == max(wanted, key=wanted.__getitem__)
-    close = (
-        1e-3 if requests.get(f"{backend_url}/model", timeout=10).json()["precision"] == "fp32" else 1e-2
-    )
-    # in int8 the last digit of an input may move a whole step
+    precision = requests.get(f"{backend_url}/model", timeout=10).json()["precision"]
+    close = 1e-3 if precision == "fp32" else 1e-2  # in int8 a last digit may move a whole step
     np.testing.assert_allclose(found, [wanted[label] for label in labels], atol=close)
 
 
