@@ -15,6 +15,7 @@ from benchmarks import (
     parts,
     plots,
     scale,
+    simulate,
     stress,
 )
 
@@ -30,6 +31,7 @@ app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
 app.command("scale")(scale.main)
+app.command("simulate")(simulate.main)
 app.command("gpu")(gpu.main)
 app.command("plots")(plots.main)
 

@@ -1,0 +1,147 @@
+"""Many replicas, simulated: what breaks first, and which settings prevent it.
+
+`python -m benchmarks simulate` runs the named scenarios of `benchmarks.simulation` with the service
+times that were measured (benchmarks/results/). `--validate` runs the real service instead, with workers
+that sleep, and prints its figures beside the simulated ones.
+"""
+
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from benchmarks import chapters, report
+from benchmarks.machine import write_results
+from benchmarks.options import numbers
+from benchmarks.simulation import validation
+from benchmarks.simulation.plan import Service
+from benchmarks.simulation.scenarios import SCENARIOS, Run, Runs, Scenario, limited
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WORKERS = 2
+REFUSAL_MS = 0.14  # docs/performance.md: a refusal in a row of refusals
+
+
+def measured_service(results: Path = chapters.RESULTS) -> Service:
+    """Returns a measured replica: two workers in fp32, and a web process with a core of its own."""
+    rows = [
+        row
+        for row in chapters.read(results, "limit")["results"]["infer"]
+        if row["backend"] == "fastapi_onnx"
+        and row["precision"] == "fp32"
+        and row["instances"] == WORKERS
+        and row["threads"] == 1
+    ]
+    batch_ms = {row["batch"]: WORKERS * row["batch"] * 1000 / row["per_second"] for row in rows}
+    ceiling = chapters.read(results, "scale")["results"]["ceiling"]
+    return Service(batch_ms, WORKERS, web_ms=1000 / ceiling, refusal_ms=REFUSAL_MS)
+
+
+def run(scenario: Scenario, service: Service, replicas: int, requests: int, seed: int) -> Runs:
+    """Simulates every variant of a scenario."""
+    plans = scenario.plans(service, replicas)
+    return {
+        name: Run.of(limited(replace(plan, seed=seed), requests))
+        for name, plan in tqdm(plans.items(), desc=scenario.title, mininterval=1)
+    }
+
+
+def timelines(axes: "Axes", variants: dict[str, Any]) -> None:
+    """Draws the answers a second over time, one line a variant, and the offered load dotted."""
+    for name, variant in variants.items():
+        bin_s, line = variant["timeline"]["bin_s"], variant["timeline"]
+        times = [bin_s * (number + 0.5) for number in range(len(line["answered"]))]
+        (drawn,) = axes.plot(times, [count / bin_s for count in line["answered"]], label=name)
+        tries = [count / bin_s for count in line["tries"]]
+        axes.plot(times, tries, ":", color=drawn.get_color())
+    axes.set(xlabel="s", ylabel="answers a second (dotted: tries)", ylim=(0, None))
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+
+
+def tails(axes: "Axes", variants: dict[str, Any]) -> None:
+    """Draws p50 and p99 of every variant."""
+    names = list(variants)
+    for key, colour in (("p99 ms", "tab:blue"), ("p50 ms", "tab:cyan")):
+        axes.barh(
+            names, [variant["figures"][key] for variant in variants.values()], color=colour, label=key
+        )
+    axes.invert_yaxis()
+    axes.set_xlabel("latency in ms")
+    axes.legend()
+    axes.grid(alpha=0.3, axis="x")
+
+
+def contents(scenario: Scenario, replicas: int, runs: Runs) -> dict[str, Any]:
+    """Returns a scenario's results as JSON has them."""
+    variants = {
+        name: {"figures": one.figures, "timeline": vars(one.timeline)} for name, one in runs.items()
+    }
+    own = {"title": scenario.title, "replicas": replicas, "result": scenario.result(runs)}
+    return {**own, "variants": variants}
+
+
+def print_scenario(found: dict[str, Any]) -> None:
+    """Prints a scenario's table and its result."""
+    rows = [{"variant": name, **one["figures"]} for name, one in found["variants"].items()]
+    report.print_table(f"{found['title']}, {found['replicas']} replicas", rows, [found["result"]])
+
+
+def validate(model_dir: Path, sleep_ms: float, seconds: float) -> dict[str, Any]:
+    """Compares with the real service; prints and returns the figures."""
+    replica, found = validation.compare(model_dir, sleep_ms, seconds)
+    missed = [
+        f"{one.replicas} replicas at {one.load:g}, {name}: {one.difference(name):+.0%}"
+        for one in found
+        for name in one.misses
+    ]
+    summary = f"{len(missed)} of {3 * len(found)} figures differ by more than {validation.TOLERANCE:.0%}"
+    title = "the service with workers that sleep, and its simulation"
+    report.print_table(title, [one.row() for one in found], [summary, *missed])
+    return {"service": asdict(replica), "cases": [one.row() for one in found], "missed": missed}
+
+
+def main(
+    scenario: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(SCENARIOS)}.")] = None,
+    replicas: Annotated[
+        str | None, typer.Option(help="Numbers of replicas; else the scenario's.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1000, help="Most, in runs without a set time.")] = 300_000,
+    seed: int = 1,
+    is_validation: Annotated[bool, typer.Option("--validate", help="Beside the real service.")] = False,
+    model_dir: Annotated[Path, typer.Option("--model", help="Of the real service.")] = Path(
+        "models/food11"
+    ),
+    sleep_ms: Annotated[float, typer.Option(min=1, help="Of the real service's workers.")] = 50,
+    seconds: Annotated[float, typer.Option(min=1, help="Per case beside the real service.")] = 7,
+    json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PLOT-SCENARIO.png and .svg.")] = None,
+) -> None:
+    """Simulates thousands of replicas: load balancing, retries, faults, autoscaling."""
+    if unknown := set(scenario or ()) - set(SCENARIOS):
+        raise typer.BadParameter(f"{', '.join(unknown)}: not one of {', '.join(SCENARIOS)}")
+    if is_validation:
+        found: dict[str, Any] = validate(model_dir, sleep_ms, seconds)
+        if json_file:
+            write_results(json_file, report.command(), found)
+        return
+    service, scenarios = measured_service(), {}
+    for name in scenario or SCENARIOS:
+        one = SCENARIOS[name]
+        for count in numbers(replicas) if replicas else [one.replicas]:
+            runs = run(one, service, count, requests, seed)
+            found = scenarios[f"{name}, {count} replicas"] = contents(one, count, runs)
+            print_scenario(found)
+            if plot:
+                drawn = plot.with_name(f"{plot.name}-{name}-{count}")
+                variants = found["variants"]
+                report.save_picture(
+                    drawn, partial(tails, variants=variants), partial(timelines, variants=variants)
+                )
+    if json_file:
+        write_results(json_file, report.command(), {"service": asdict(service), "scenarios": scenarios})
