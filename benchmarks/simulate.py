@@ -8,7 +8,7 @@ that sleep, and prints its figures beside the simulated ones.
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
@@ -16,12 +16,9 @@ from tqdm import tqdm
 from benchmarks import chapters, report
 from benchmarks.machine import write_results
 from benchmarks.options import numbers
-from benchmarks.simulation import validation
+from benchmarks.simulation import pages, validation
 from benchmarks.simulation.plan import Service
 from benchmarks.simulation.scenarios import SCENARIOS, Run, Runs, Scenario, limited
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 WORKERS = 2
 REFUSAL_MS = 0.14  # docs/performance.md: a refusal in a row of refusals
@@ -49,32 +46,6 @@ def run(scenario: Scenario, service: Service, replicas: int, requests: int, seed
         name: Run.of(limited(replace(plan, seed=seed), requests))
         for name, plan in tqdm(plans.items(), desc=scenario.title, mininterval=1)
     }
-
-
-def timelines(axes: "Axes", variants: dict[str, Any]) -> None:
-    """Draws the answers a second over time, one line a variant, and the offered load dotted."""
-    for name, variant in variants.items():
-        bin_s, line = variant["timeline"]["bin_s"], variant["timeline"]
-        times = [bin_s * (number + 0.5) for number in range(len(line["answered"]))]
-        (drawn,) = axes.plot(times, [count / bin_s for count in line["answered"]], label=name)
-        tries = [count / bin_s for count in line["tries"]]
-        axes.plot(times, tries, ":", color=drawn.get_color())
-    axes.set(xlabel="s", ylabel="answers a second (dotted: tries)", ylim=(0, None))
-    axes.legend(fontsize="small")
-    axes.grid(alpha=0.3)
-
-
-def tails(axes: "Axes", variants: dict[str, Any]) -> None:
-    """Draws p50 and p99 of every variant."""
-    names = list(variants)
-    for key, colour in (("p99 ms", "tab:blue"), ("p50 ms", "tab:cyan")):
-        axes.barh(
-            names, [variant["figures"][key] for variant in variants.values()], color=colour, label=key
-        )
-    axes.invert_yaxis()
-    axes.set_xlabel("latency in ms")
-    axes.legend()
-    axes.grid(alpha=0.3, axis="x")
 
 
 def contents(scenario: Scenario, replicas: int, runs: Runs) -> dict[str, Any]:
@@ -141,7 +112,9 @@ def main(
                 drawn = plot.with_name(f"{plot.name}-{name}-{count}")
                 variants = found["variants"]
                 report.save_picture(
-                    drawn, partial(tails, variants=variants), partial(timelines, variants=variants)
+                    drawn,
+                    partial(pages.tails, variants=variants),
+                    partial(pages.timelines, variants=variants),
                 )
     if json_file:
         write_results(json_file, report.command(), {"service": asdict(service), "scenarios": scenarios})

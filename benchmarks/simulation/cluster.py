@@ -1,5 +1,6 @@
 """Simulation of a plan: clients, balancers and replicas, with faults and autoscaling."""
 
+import gc
 from collections.abc import Generator, Iterator
 from math import ceil
 
@@ -35,7 +36,7 @@ class Cluster:
 
     def _replica(self) -> Replica:
         plan = self.plan
-        measured = (plan.warm_up_s, plan.seconds)
+        measured = (max(self.env.now, plan.warm_up_s), plan.seconds)
         return Replica(self.env, plan.service, self._answered, self._factors, measured)
 
     def run(self) -> "Cluster":
@@ -45,7 +46,13 @@ class Cluster:
             self.env.process(self._fault(fault))
         if self.plan.autoscaling:
             self.env.process(self._autoscaler(self.plan.autoscaling))
-        self.env.run()
+        collecting = gc.isenabled()
+        gc.disable()  # it would look again and again at all requests in flight, which form no cycles
+        try:
+            self.env.run()
+        finally:
+            if collecting:
+                gc.enable()
         return self
 
     def _send(self, request: Request, deadline: float) -> Attempt:
@@ -122,7 +129,7 @@ class Cluster:
         plan, clients = self.plan, self.clients
         window = plan.seconds - plan.warm_up_s
         latencies = np.array(clients.latencies or [float("nan")]) * 1000
-        busy = np.array([replica.busy_s for replica in self.replicas]) / window / plan.service.workers
+        busy = np.array([replica.busy for replica in self.replicas])
         return {
             "offered/s": clients.counted / window,
             "answered/s": clients.outcomes[OK] / window,

@@ -65,6 +65,12 @@ class Replica:
         self._epoch = 0  # counts restarts: what was begun before one is lost
         self._reset()
 
+    @property
+    def busy(self) -> float:
+        """Share of the measured time in which workers computed."""
+        seconds = self._to - self._from
+        return self.busy_s / (self._service.workers * seconds) if seconds > 0 else 0.0
+
     def _reset(self) -> None:
         self._arrived: deque[Attempt] = deque()
         self._waiting: deque[Attempt] = deque()

@@ -73,7 +73,7 @@ def balancing(service: Service, replicas: int) -> dict[str, Plan]:
     """Every policy at nine tenths of the capacity."""
     base = Plan(service, replicas, 0.9, 2.0, retries=ONE_TRY)
     plans = {policy.value: replace(base, balancing=Balancing(policy)) for policy in Policy}
-    blind = Balancing(Policy.LEAST_OUTSTANDING, balancers=max(2, replicas // 10))
+    blind = Balancing(Policy.LEAST_OUTSTANDING, balancers=100)
     return {**plans, f"least outstanding, {blind.balancers} balancers": replace(base, balancing=blind)}
 
 
@@ -171,9 +171,9 @@ def scale_up_lag(service: Service, replicas: int) -> dict[str, Plan]:
     base = Plan(service, replicas, 0.7, 120, surge=(RISE_S, math.inf, 2.0), autoscaling=slow)
     ample = replace(base, replicas=2 * replicas, load=base.load / 2)
     return {
-        "70 % busy, replicas after 60 s": base,
-        "70 % busy, replicas after 5 s": replace(base, autoscaling=replace(slow, start_s=5)),
-        "35 % busy, replicas after 60 s": ample,
+        "70 % of the capacity, replicas after 60 s": base,
+        "70 % of the capacity, replicas after 5 s": replace(base, autoscaling=replace(slow, start_s=5)),
+        "35 % of the capacity, replicas after 60 s": ample,
     }
 
 
@@ -183,8 +183,8 @@ def scale_up_lag_result(runs: Runs) -> str:
     for name, run in runs.items():
         doubled = Run(replace(run.plan, load=2 * run.plan.load), run.figures, run.timeline)
         seconds = doubled.recovered_after(RISE_S)
-        lag = "to the end" if seconds is None else f"for {seconds:.0f} s"
-        said.append(f"{name}: too few {lag}, {run.figures['failed']:.1%} fail")
+        lag = "to the end" if seconds is None else f"for {seconds:.0f} s" if seconds else "at no time"
+        said.append(f"{name}: too slow {lag}, {run.figures['failed']:.1%} fail")
     return "When the load doubles: " + "; ".join(said) + "."
 
 

@@ -1,7 +1,7 @@
 """Comparison of the simulation with the real service, whose workers sleep (`benchmarks.sleeping`).
 
-Both get the same due times of requests. The simulation takes a batch's time from the service's own
-warm-up, and the time before and after it from one client of an idle service; nothing is fitted.
+Both get the same due times of requests. The simulation's service times are measured in two runs of their
+own, before the compared ones: one client of an idle replica, and one replica at its limit.
 """
 
 import asyncio
@@ -19,12 +19,11 @@ from benchmarks.http_client import Answer, Connections
 from benchmarks.loops import Arrivals, OpenLoop, Windows
 from benchmarks.payloads import Protocol
 from benchmarks.recorder import Recorder, ms
-from benchmarks.server_side import describe
 from benchmarks.simulation.balancing import POLICIES
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.plan import ONE_TRY, Balancing, Plan, Policy, Retries, Service
 from benchmarks.target import Plan as Windowed
-from benchmarks.target import Target, run_loop
+from benchmarks.target import Target, Usage, run_loop
 
 REPLICAS = (1, 2, 4)
 LOADS = ((0.7, ONE_TRY), (1.3, ONE_TRY), (1.1, Retries(tries=2)))
@@ -106,6 +105,8 @@ class Compared:
     tries: int
     measured: dict[str, float]
     simulated: dict[str, float]
+    machine_busy: float
+    """Share of all cores that was busy, with the load generator and other programs."""
 
     def difference(self, name: str) -> float:
         """Returns the simulated figure's difference from the measured one, as a share of that."""
@@ -128,7 +129,8 @@ class Compared:
             for kind, figures in (("measured", self.measured), ("simulated", self.simulated))
         }
         largest = max((self.difference(name) for name in self.measured), key=abs)
-        return {**own, **pairs, "largest difference": f"{largest:+.0%}"}
+        busy = {"machine busy": f"{self.machine_busy:.0%}"}
+        return {**own, **pairs, "largest difference": f"{largest:+.0%}", **busy}
 
 
 def measure(urls: list[str], request: bytes, plan: Plan) -> dict[str, float]:
@@ -149,11 +151,16 @@ def simulate(plan: Plan) -> dict[str, float]:
 
 
 def calibrated(target: Target) -> Service:
-    """Returns the replica to simulate, by the service's warm-up and one client of it."""
-    described = describe(target.url) or {}
-    batch_ms = {int(size): float(took) for size, took in described["batch_ms"].items()}
-    one = target.closed(1, Windowed(0.5, 2.0, 1, 1))
-    outside = max(0.0, one.p50 - batch_ms[1])
+    """Returns the replica to simulate.
+
+    One client gives the time of a batch of one, and the time around it, which is taken for that of the
+    web process. As many clients as slots give the time of a full batch, as workers then compute nothing
+    else. Warm-up would give the shortest time, without what a worker does between two batches.
+    """
+    one, full = (target.closed(count, Windowed(0.5, 4.0, 1, 1)) for count in (1, SLOTS))
+    single = (one.server_ms or {})["infer"]
+    batch_ms = {1: single, CAP: WORKERS * CAP * 1000 / full.per_second}
+    outside = max(0.0, one.p50 - single)
     return Service(batch_ms, WORKERS, web_ms=outside, refusal_ms=REFUSAL_MS, queue_size=SLOTS)
 
 
@@ -182,6 +189,8 @@ def compare(model_dir: Path, sleep_ms: float, seconds: float) -> tuple[Service, 
         cases = [(count, *load) for count in REPLICAS for load in LOADS]
         for seed, (count, load, retries) in enumerate(tqdm(cases, desc="cases", mininterval=1)):
             plan = Plan(replica, count, load, seconds, retries=retries, balancing=balancing, seed=seed)
+            usage = Usage()
             measured = measure(urls[:count], request, plan)
-            found.append(Compared(count, load, retries.tries, measured, simulate(plan)))
+            _, busy = usage.look()
+            found.append(Compared(count, load, retries.tries, measured, simulate(plan), busy))
     return replica, found

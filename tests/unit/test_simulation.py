@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from benchmarks import simulate
 from benchmarks.__main__ import app
 from benchmarks.loops import Arrivals, OpenLoop
-from benchmarks.simulation import validation
+from benchmarks.simulation import pages, sizing, validation
 from benchmarks.simulation.balancing import POLICIES
 from benchmarks.simulation.clients import BINS, Timeline
 from benchmarks.simulation.cluster import Cluster
@@ -194,10 +194,25 @@ def test_the_validation_gives_both_the_same_due_times() -> None:
 def test_a_figure_that_differs_is_named() -> None:
     measured = {"p50 ms": 100.0, "p99 ms": 200.0, "503": 0.2}
     near = {"p50 ms": 110.0, "p99 ms": 180.0, "503": 0.21}
-    compared = validation.Compared(2, 1.3, 1, measured, near)
+    compared = validation.Compared(2, 1.3, 1, measured, near, 0.5)
     assert compared.misses == []
     assert compared.row()["largest difference"] in ("+10%", "-10%")
     far = replace(compared, simulated={**near, "p99 ms": 120.0, "503": 0.3})
     assert far.misses == ["p99 ms", "503"]
     none = replace(compared, measured={**measured, "503": 0.0}, simulated={**near, "503": 0.004})
     assert none.misses == []
+    case = far.row()
+    text = pages.validation({"results": {"cases": [case], "missed": ["2 replicas, p99 ms"]}})
+    assert "| 2 | 130% | 1 | 100 / 110 | 200 / 120 | 20.0% / 30.0% | +50% | 50% |" in text
+    assert "15 %: 2 replicas, p99 ms." in text
+
+
+def test_nodes_suffice_when_a_zone_is_lost() -> None:
+    text = sizing.sizing({"results": {"web_ms": 1.0, "worker_ms": {"fp32": 9.0}}})
+    assert "1000 / (1.00 + 9.00) = 100 in fp32" in text
+    assert "| nodes, fp32 | 3 | 54 | 2,607 |" in text
+    for rate in (1_000, 100_000, 10_000_000):
+        nodes = sizing.nodes_for(rate, 3200)
+        assert nodes % 3 == 0
+        assert rate <= 0.9 * 3200 * nodes * 2 / 3
+        assert nodes == 3 or rate > 0.9 * 3200 * (nodes - 3) * 2 / 3
