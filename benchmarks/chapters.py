@@ -1,4 +1,4 @@
-"""Renders the files in `benchmarks/results/` as Markdown for README.md and docs/performance.md.
+"""Renders the files in `benchmarks/results/` as Markdown for README.md and docs/.
 
 `docs.tables` calls this. Every table names its command, and says what was slower than
 another server as plainly as what was faster.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import compare_report, gpu_report
 from benchmarks.markdown import Content, markdown
+from benchmarks.simulation import pages
 from serving.settings import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -20,6 +21,7 @@ PLOTS = {
     "stress": "Mean latency by number of clients, for 1, 2, 4 and 8 instances",
     "jobs": "Images a second of own models and of one service",
     "scale": "Answers a second by web processes, measured, and by cores, calculated",
+    "simulate": "Simulated latency by load balancing policy, and answers during and after a surge",
 }
 """Results that `plots.py` draws as docs/images/NAME.svg, and what the plot shows."""
 
@@ -210,6 +212,21 @@ def chapters(folder: Path = RESULTS) -> str:
             parts += [f"![{PLOTS[name]}](images/{name}.svg)"] if name in PLOTS else []
             parts += [render(content)]
     return "\n\n".join(parts)
+
+
+def simulation(folder: Path = RESULTS) -> str:
+    """Returns the scenarios of `simulate`, and those of one policy with many more replicas."""
+    content, more = read(folder, "simulate"), read(folder, "simulate-10000")
+    plot = f"![{PLOTS['simulate']}](images/simulate.svg)"
+    return "\n\n".join(
+        [made_by(content), plot, pages.scenarios(content), made_by(more), pages.scenarios(more)]
+    )
+
+
+def validation(folder: Path = RESULTS) -> str:
+    """Returns the simulated figures of `simulate --validate` beside the measured ones."""
+    content = read(folder, "simulate-validation")
+    return f"{made_by(content)}\n\n{pages.validation(content)}"
 
 
 def headline(folder: Path = RESULTS) -> str:

@@ -1,4 +1,4 @@
-"""Draws the plots of README.md and docs/performance.md: `python -m benchmarks plots`.
+"""Draws the plots of README.md and docs/: `python -m benchmarks plots`.
 
 Each plot is an SVG made from one file in `benchmarks/results/`. The SVG carries that file's command and
 commit, so that a test finds a plot that is older than its figures.
@@ -12,6 +12,7 @@ import typer
 
 from benchmarks import chapters, compare_report, report, table
 from benchmarks.markdown import Content
+from benchmarks.simulation import pages
 from serving.settings import ROOT
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ PLOTS: dict[str, tuple[Plot, ...]] = {
     "stress": (latencies_by_clients,),
     "jobs": (images_per_second,),
     "scale": (rates_by_web_processes, rates_by_cores),
+    "simulate": (pages.hot_replicas, pages.retry_storm),
 }
 
 

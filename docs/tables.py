@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings
 
 from benchmarks import chapters
 from benchmarks.markdown import markdown
+from benchmarks.simulation.sizing import sizing
 from flask_app.settings import Settings as PageSettings
 from serving.errors import RequestError, RetryableError, ServingError
 from serving.settings import ROOT, Settings
@@ -83,6 +84,11 @@ def parts() -> dict[str, dict[str, str]]:
             "page settings": settings_table(PageSettings),
         },
         "docs/performance.md": {"figures": chapters.chapters()},
+        "docs/scale.md": {
+            "sizing": sizing(chapters.read(chapters.RESULTS, "scale")),
+            "simulation": chapters.simulation(),
+            "validation": chapters.validation(),
+        },
     }
 
 

@@ -27,7 +27,10 @@ def scenarios(content: Content) -> str:
             for name, variant in one["variants"].items()
         ]
         title = one["title"][0].upper() + one["title"][1:]
-        parts += [f"### {title}, {one['replicas']:,} replicas", one["result"]]
+        line = next(iter(one["variants"].values()))["timeline"]
+        seconds = line["bin_s"] * len(line["answered"])
+        simulated = f"Simulated: {seconds:.2g} s, which begin with idle replicas."
+        parts += [f"### {title}, {one['replicas']:,} replicas", f"{one['result']} {simulated}"]
         parts += [markdown(["", *HEAD], rows)]
     return "\n\n".join(parts)
 
@@ -42,7 +45,8 @@ def validation(content: Content) -> str:
         ]
         own = [str(case["replicas"]), f"{case['load']:.0%}", str(case["tries"])]
         rows.append([*own, *pairs, case["largest difference"], case["machine busy"]])
-    head = ["replicas", "load", "most tries", *MEASURED, "largest difference", "machine busy"]
+    pairs = [f"{name}: measured / simulated" for name in MEASURED]
+    head = ["replicas", "load", "most tries", *pairs, "largest difference", "machine busy"]
     missed = content["results"]["missed"]
     said = "; ".join(missed) if missed else "none"
     return f"{markdown(head, rows)}\n\nFigures that differ by more than 15 %: {said}."

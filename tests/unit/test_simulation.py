@@ -1,5 +1,6 @@
 """Simulation of many replicas: closed forms, conservation of requests, bounds, policies."""
 
+import asyncio
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from benchmarks import simulate
 from benchmarks.__main__ import app
+from benchmarks.http_client import Answer
 from benchmarks.loops import Arrivals, OpenLoop
 from benchmarks.simulation import pages, sizing, validation
 from benchmarks.simulation.balancing import POLICIES
@@ -182,6 +184,24 @@ def test_the_command_prints_a_table_and_writes_json_and_plot(tmp_path: Path) -> 
     assert found["result"].split()[0] in ended.output
     assert (tmp_path / "plot-balancing-3.svg").exists()
     assert CliRunner().invoke(app, ["simulate", "--scenario", "none"]).exit_code == 2
+
+
+class Replica:
+    """Stands in for a connection pool: answers with the given statuses in turn."""
+
+    def __init__(self, *statuses: str) -> None:
+        self.statuses = list(statuses)
+
+    async def ask(self, request: bytes) -> Answer:  # noqa: ARG002
+        return Answer(self.statuses.pop(0), b"")
+
+
+def test_the_load_generator_tries_a_refused_request_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica("503", "200", "503", "503", "200")
+    monkeypatch.setattr(validation, "Connections", lambda _: replica)
+    client = validation.BalancedClient(["http://a"], Policy.RANDOM, replace(AT_ONCE, tries=2), 0)
+    assert [asyncio.run(client.ask(b"")).status for _ in range(3)] == ["200", "503", "200"]
+    assert (client.tries, client.refused) == (5, 3)
 
 
 def test_the_validation_gives_both_the_same_due_times() -> None:
