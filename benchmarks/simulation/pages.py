@@ -29,7 +29,7 @@ def scenarios(content: Content) -> str:
         title = one["title"][0].upper() + one["title"][1:]
         line = next(iter(one["variants"].values()))["timeline"]
         seconds = line["bin_s"] * len(line["answered"])
-        simulated = f"Simulated: {seconds:.2g} s, which begin with idle replicas."
+        simulated = f"Simulated: {seconds:.3g} s, beginning with idle replicas."
         parts += [f"### {title}, {one['replicas']:,} replicas", f"{one['result']} {simulated}"]
         parts += [markdown(["", *HEAD], rows)]
     return "\n\n".join(parts)
