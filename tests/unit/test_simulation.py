@@ -76,7 +76,7 @@ def test_random_choice_makes_each_replica_a_queue_of_its_own() -> None:
 ALL_FAULTS = (
     Fault(Trouble.DOWN, 0.3, 0.3, 0.8),
     Fault(Trouble.REFUSING, 0.6, 1.0, 1.2),
-    Fault(Trouble.SLOW, 0.5, 1.5, slowness=4.0),
+    Fault(Trouble.SLOW, 0.5, 1.3, slowness=4.0),
 )
 
 
@@ -88,7 +88,7 @@ def test_every_request_ends_once_and_no_queue_exceeds_its_bound(
     policy: Policy, retries: Retries
 ) -> None:
     balancing = Balancing(policy, balancers=2, found_after_s=0.1, back_after_s=0.1, redispatches=1)
-    plan = Plan(BATCHING, 4, 1.1, 2.0, retries=retries, balancing=balancing, faults=ALL_FAULTS)
+    plan = Plan(BATCHING, 4, 1.1, 1.6, retries=retries, balancing=balancing, faults=ALL_FAULTS)
     cluster = Cluster(plan).run()
     clients = cluster.clients
     assert clients.started > 1000
@@ -165,7 +165,7 @@ def test_recovery_is_the_time_to_the_last_bad_part() -> None:
 
 
 def test_every_scenario_runs_and_says_its_result() -> None:
-    small = Service({1: 100.0, 2: 150.0}, web_ms=30.0, refusal_ms=3.0, queue_size=8)
+    small = Service({1: 200.0, 2: 300.0}, web_ms=60.0, refusal_ms=6.0, queue_size=8)
     for scenario in SCENARIOS.values():
         plans = scenario.plans(small, 2)
         runs = {name: Run.of(limited(plan, 1000)) for name, plan in plans.items()}
