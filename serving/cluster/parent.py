@@ -31,6 +31,7 @@ from serving.server import bind, listen
 from serving.settings import Settings
 
 RESTART_S = 0.5
+SIGNAL_S = 0.01  # in which the event loop hears of a signal
 PING_S = 5.0
 METRICS = "serving-metrics-"
 
@@ -168,7 +169,7 @@ class Cluster:
                 while data := await loop.sock_recv(frontend.sock, messages.MAX_MESSAGE):
                     self._on_message(frontend, json.loads(data))
             code = frontend.popen.wait()
-            await asyncio.sleep(0)  # a signal that has ended it may have come to this process, too
+            await asyncio.sleep(SIGNAL_S)  # the signal that has ended it may have come here, too
             self._on_death(frontend, code)
             await asyncio.sleep(RESTART_S if code > 0 else 0)
 
