@@ -38,7 +38,7 @@ class CpuNetwork:
     def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """Computes logits [N, classes] of normalised images [N, 3, H, W]; NaN for one not finite."""
         logits = self._run(self._no_pixels, batch)
-        logits[~np.isfinite(batch.sum((1, 2, 3)))] = np.nan  # int8 makes a number of NaN
+        logits[~np.isfinite(batch.sum((1, 2, 3)))] = np.nan  # ReLU and int8 make numbers of it
         return logits
 
     def _run(

@@ -68,7 +68,7 @@ class CpuNetwork:
 
 
 def read_int8(path: Path) -> nn.Module:
-    """Reads what `training.quantise_pt` has written. Raises ConfigurationError."""
+    """Reads what `training.int8_pt` has written. Raises ConfigurationError."""
     try:
         torch.backends.quantized.engine = ENGINE
         with warnings.catch_warnings():
