@@ -88,6 +88,7 @@ class ApiClient:
         photo: bytes,
         request_id: str | None = None,
         client_left: Callable[[], bool] = lambda: False,
+        traceparent: str | None = None,
     ) -> Answer:
         """Asks for the best classes of an image file. Raises ApiError.
 
@@ -96,6 +97,8 @@ class ApiClient:
         options: PredictOptions = {"top_k": TOP_K, "base64": self._native}
         if request_id:
             options["request_id"] = request_id
+        if traceparent:
+            options["traceparent"] = traceparent
         try:
             with translated():
                 prediction = wait_for(lambda: self._client.submit(photo, **options), client_left)

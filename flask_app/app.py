@@ -19,6 +19,7 @@ from flask_app.views import Views, answer_error
 
 logger = logging.getLogger(__name__)
 
+TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 FORM_SLACK = 64 * 1024  # names, boundaries and tokens around the photos
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -73,9 +74,14 @@ def create_app(settings: Settings) -> Flask:
 
 
 def note_request_id() -> None:
-    """Keeps the browser's X-Request-ID if it is harmless, else makes one; the API gets it, too."""
+    """Keeps the browser's X-Request-ID if it is harmless, else makes one; the API gets it, too.
+
+    So it is with a traceparent, of which none is made.
+    """
     given = request.headers.get("X-Request-ID", "")
     g.request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else uuid.uuid4().hex
+    given = request.headers.get("traceparent", "")
+    g.traceparent = given if TRACEPARENT.fullmatch(given) else None
 
 
 def refuse_cross_origin() -> None:

@@ -201,7 +201,7 @@ class Views:
             raise TooLargeError
         content = self._decoder.for_the_api(photo.content)
         client_left = request.environ.get("waitress.client_disconnected", lambda: False)
-        answer = self.api.predict(content, g.request_id, client_left)
+        answer = self.api.predict(content, g.request_id, client_left, g.traceparent)
         model = self.service.model()
         verdict = words.verdict(answer.top, model.thresholds if model else words.Thresholds())
         title = model.title if model else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
@@ -24,12 +25,16 @@ from serving.protocols.tcp import TcpServer
 from serving.protocols.v2 import http as v2
 from serving.settings import Settings
 
+if TYPE_CHECKING:
+    from serving.http.tracing import Tracer
+
 CORS_REQUEST_HEADERS = [
     "Authorization",
     "Content-Type",
     "X-Priority",
     "X-Request-ID",
     "X-Request-Timeout-Ms",
+    "traceparent",
 ]
 CORS_RESPONSE_HEADERS = ["X-Request-ID", "Server-Timing", "Retry-After"]
 
@@ -47,11 +52,14 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     service = InferenceService(Model.read(settings.model_dir), settings, metrics, provider)
     admission, catalog = Admission(service), ModelCatalog(service)
     tcp = TcpServer(service, admission.reader)
+    tracer = make_tracer(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.running(), tcp.running(), grpc_server(service, admission, catalog):
-            yield
+        grpc = grpc_server(service, admission, catalog, tracer)
+        with tracer.running() if tracer else nullcontext():
+            async with service.running(), tcp.running(), grpc:
+                yield
 
     app: FastAPI = FastAPIOffline(
         title="Food classifier",
@@ -65,12 +73,16 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     errors = ErrorResponses()
     for router in routers(service, admission, catalog, errors):
         app.router.routes.extend(router.routes)  # `include_router` adds a layer to every request: 20 us
-    app.middleware_stack = middleware_stack(app, settings, metrics, errors)
+    app.middleware_stack = middleware_stack(app, settings, metrics, errors, tracer)
     return app
 
 
 def middleware_stack(
-    app: FastAPI, settings: Settings, metrics: Metrics, errors: ErrorResponses
+    app: FastAPI,
+    settings: Settings,
+    metrics: Metrics,
+    errors: ErrorResponses,
+    tracer: "Tracer | None",
 ) -> ASGIApp:
     """Returns the layers around the router, in place of FastAPI's: one of them answers all errors."""
     stack: ASGIApp = ErrorMiddleware(AsyncExitStackMiddleware(app.router), errors)
@@ -82,7 +94,7 @@ def middleware_stack(
             allow_headers=CORS_REQUEST_HEADERS,
             expose_headers=CORS_RESPONSE_HEADERS,
         )
-    return AccessLogMiddleware(HeadMiddleware(stack), metrics)
+    return AccessLogMiddleware(HeadMiddleware(stack), metrics, tracer)
 
 
 def routers(
@@ -106,11 +118,20 @@ def routers(
 
 
 def grpc_server(
-    service: InferenceService, admission: Admission, catalog: ModelCatalog
+    service: InferenceService, admission: Admission, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AbstractAsyncContextManager[None]:
     """Returns the gRPC server where a port is set; nothing of gRPC is imported otherwise."""
     if service.settings.grpc_port is None:
         return nullcontext()
     from serving.protocols.v2 import grpc
 
-    return grpc.running(service, admission, catalog)
+    return grpc.running(service, admission, catalog, tracer)
+
+
+def make_tracer(settings: Settings) -> "Tracer | None":
+    """Returns what makes traces where a collector is set; nothing of it is imported otherwise."""
+    if settings.otlp_endpoint is None:
+        return None
+    from serving.http.tracing import Tracer
+
+    return Tracer(settings.otlp_endpoint)

@@ -3,6 +3,7 @@
 Composition roots make them and pass them on; a worker makes its own from the same environment.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -163,6 +164,10 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "json"
     """`json`: one object a line, for machines; `console`: for people."""
 
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")] | None = None
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP), such as `http://127.0.0.1:4318`, that
+    gets traces; unset: no traces. Needs the extra `otel`."""
+
     @classmethod
     def read(cls, **given: str | int) -> "Settings":
         """Reads the environment, which `given` overrides. Raises ConfigurationError with the names."""
@@ -194,6 +199,14 @@ class Settings(BaseSettings):
         """Splits text at its commas: `a, b` has two values."""
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def check_extra(cls, value: str | None) -> str | None:
+        """Checks that the packages are there: FastAPI itself brings OpenTelemetry's API only."""
+        if value and not (find_spec("opentelemetry") and find_spec("opentelemetry.exporter")):
+            raise ValueError("traces need the extra otel: pip install '.[otel]'")
         return value
 
     @field_validator("api_key", "admin_key")

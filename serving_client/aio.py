@@ -60,6 +60,7 @@ class AsyncClient(Options):
             lambda answer: self._dialect.prediction(answer, options.get("top_k")),
             deadline=started + budget,
             request_id=options.get("request_id"),
+            traceparent=options.get("traceparent"),
         )
         return prediction.after(time.monotonic() - started, tries)
 

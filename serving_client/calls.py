@@ -25,6 +25,9 @@ class PredictOptions(TypedDict, total=False):
     request_id: str
     """X-Request-ID, 1 to 128 printable ASCII characters; unset: a new one."""
 
+    traceparent: str
+    """Header of W3C Trace Context; OpenTelemetry's current span goes before it."""
+
 
 @dataclass(frozen=True)
 class Call:

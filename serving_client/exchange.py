@@ -11,6 +11,7 @@ time is left. 500: the service has already tried twice, and an image for which t
 
 import asyncio
 import math
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -70,6 +71,7 @@ class Exchange:
         deadline: float,
         tries: int | None = None,
         request_id: str | None = None,
+        traceparent: str | None = None,
     ) -> tuple[T, int]:
         """Sends `call`, with retries; returns what `read` makes of the answer, and the number of tries.
 
@@ -77,6 +79,7 @@ class Exchange:
         is an error. Raises the error of the last try.
         """
         headers = {**call.headers, "X-Request-ID": request_id or uuid.uuid4().hex}
+        headers |= current_trace() or ({"traceparent": traceparent} if traceparent else {})
         call = replace(call, headers=headers)
         count = 0
 
@@ -134,6 +137,16 @@ class Exchange:
         except httpx.TransportError as error:
             text = f"no connection to the service, or it broke: {error}".rstrip(": ")
             raise UnreachableError(text, request_id=request_id) from error
+
+
+def current_trace() -> dict[str, str]:
+    """Returns the headers of OpenTelemetry's current span; none in a program that does not use it."""
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.trace.propagation import tracecontext
+
+        tracecontext.TraceContextTextMapPropagator().inject(headers)
+    return headers
 
 
 async def read_all(response: httpx.Response) -> Answer:

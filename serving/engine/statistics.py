@@ -27,6 +27,15 @@ class Timings:
     output_s: float = 0.0
     """From there until the answer is made."""
 
+    admitted_at: float = 0.0
+    """time.monotonic() at admission."""
+
+    batch_size: int = 0
+    """Inputs in the largest of the batches that had one of the request's."""
+
+    model: str = ""
+    version: str = ""
+
 
 @dataclass
 class Totals:

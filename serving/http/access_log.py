@@ -45,6 +45,15 @@ class RequestContext:
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds per stage, for Server-Timing and the log."""
 
+    inference: Timings | None = None
+    """Where `timings` come from; None without inference."""
+
+    traceparent: str = ""
+    """The client's header of this name, unchecked; empty while traces are off."""
+
+    trace_id: str = ""
+    """Of the request's span; empty while traces are off."""
+
     @classmethod
     def of(cls, request: Request) -> "RequestContext":
         """Returns the context of an HTTP request in progress."""
@@ -53,6 +62,7 @@ class RequestContext:
 
     def set_timings(self, timings: Timings) -> None:
         """Takes over the stages that the inference service measured."""
+        self.inference = timings
         self.timings = {"decode": timings.decode_s, "queue": timings.queue_s, "infer": timings.infer_s}
 
     @cached_property
@@ -146,6 +156,7 @@ def record(
         code=context.code,
         client=client,
         ms=context.milliseconds,
+        **({"trace_id": context.trace_id} if context.trace_id else {}),
     )
 
 

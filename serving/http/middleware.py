@@ -3,28 +3,42 @@
 `app.create_app` stacks them in place of FastAPI's own, which answer errors in two more places.
 """
 
+from typing import TYPE_CHECKING
+
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.http.access_log import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
+from serving.http.access_log import (
+    CLIENT_GONE,
+    QUIET_PATHS,
+    RequestContext,
+    choose_id,
+    record,
+    to_client_error,
+)
 from serving.http.responses import ErrorResponses
 from serving.metrics import Metrics
+
+if TYPE_CHECKING:
+    from serving.http.tracing import Tracer
 
 
 class AccessLogMiddleware:
     """Gives a request its context, its answer two headers, and records how the request ended."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: "Tracer | None") -> None:
         self.app = app
         self.metrics = metrics
+        self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, and its answer with X-Request-ID and Server-Timing."""
         if scope["type"] != "http":  # an ASGI server's lifespan
             await self.app(scope, receive, send)
             return
-        offered = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
-        context = scope["context"] = RequestContext(choose_id(offered))
+        context = scope["context"] = RequestContext(choose_id(header(scope, b"x-request-id")))
+        if self.tracer:
+            context.traceparent = (header(scope, b"traceparent") or b"").decode("latin-1")
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -44,7 +58,10 @@ class AccessLogMiddleware:
             self._record(scope, context)
 
     def _record(self, scope: Scope, context: RequestContext) -> None:
-        series = getattr(scope.get("route"), "path", "other")
+        route = getattr(scope.get("route"), "path", None)
+        series = route or "other"
+        if self.tracer and scope["path"] not in QUIET_PATHS:
+            context.trace_id = self.tracer.record_http(context, scope["method"], scope["path"], route)
         record(
             self.metrics,
             context,
@@ -55,6 +72,11 @@ class AccessLogMiddleware:
             client=(scope.get("client") or ("", 0))[0],
             timed=series == "/predict" or bool(context.timings),  # and other protocols' inference
         )
+
+
+def header(scope: Scope, wanted: bytes) -> bytes | None:
+    """Returns the first header of this name, in lower case, or None."""
+    return next((value for name, value in scope["headers"] if name == wanted), None)
 
 
 class HeadMiddleware:

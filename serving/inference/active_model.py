@@ -163,13 +163,17 @@ class InferenceResult:
         """Computes the request's timings, and adds them to the statistics."""
         started = min(outcome.started_at for outcome in self.outcomes)
         finished = max(outcome.finished_at for outcome in self.outcomes)
+        sizes = [outcome.batch_size for outcome in self.outcomes]
         timings = Timings(
             decode_s=self.submitted_at - self.admitted_at,
             queue_s=started - self.submitted_at,
             infer_s=finished - started,
             output_s=time.monotonic() - finished,
+            admitted_at=self.admitted_at,
+            batch_size=max(sizes),
+            model=self.model.description.name,
+            version=self.model.description.version,
         )
-        sizes = [outcome.batch_size for outcome in self.outcomes]
         self.model.client.statistics.succeeded(self.signature, timings, sizes)
         return timings
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from serving import settings
 from serving.settings import Settings
 
 
@@ -35,6 +36,8 @@ from serving.settings import Settings
         ("MAX_BODY_BYTES", "3000000000"),
         ("INSTANCES", "100000"),
         ("MAX_CONNECTIONS", str(10**20)),
+        ("OTLP_ENDPOINT", "127.0.0.1:4318"),
+        ("OTLP_ENDPOINT", "http://127.0.0.1:4318/?a=b"),
     ],
 )
 def test_wrong_values_fail_at_start(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
@@ -81,3 +84,11 @@ def test_a_missing_folder_of_secrets_fails_at_start(
 
 def test_every_setting_is_described() -> None:
     assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_traces_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    assert Settings().otlp_endpoint == "http://127.0.0.1:4318"
+    monkeypatch.setattr(settings, "find_spec", {"opentelemetry": object()}.get)
+    with pytest.raises(ValidationError, match="need the extra otel"):
+        Settings()

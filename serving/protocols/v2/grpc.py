@@ -7,7 +7,7 @@ kernel hands each connection to one of them: gRPC's own listener cannot be share
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import msgspec
@@ -33,6 +33,9 @@ from serving.protocols.v2.grpc_streams import Streams
 from serving.protocols.v2.inference import infer
 from serving.protocols.v2.repository import Repository
 
+if TYPE_CHECKING:
+    from serving.http.tracing import Tracer
+
 STREAM = "ModelStreamInfer"
 STOP_S = 1.0
 Message = Any  # protobuf's classes are made at run time
@@ -43,13 +46,19 @@ Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
 class Service:
     """The methods of GRPCInferenceService, and of gRPC's own health service."""
 
-    def __init__(self, service: InferenceService, admission: Admission, catalog: ModelCatalog) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        admission: Admission,
+        catalog: ModelCatalog,
+        tracer: "Tracer | None",
+    ) -> None:
         self.service = service
         self.admission = admission
         self.catalog = catalog
         self.repository = Repository(service, catalog)
         self.reader = MessageReadLimiter(service.settings)
-        self.calls = Calls(service.metrics)
+        self.calls = Calls(service.metrics, tracer)
         self.streams = Streams(service.settings)
 
     def handlers(self) -> tuple[Any, Any]:
@@ -235,13 +244,13 @@ class Service:
 
 @asynccontextmanager
 async def running(
-    service: InferenceService, admission: Admission, catalog: ModelCatalog
+    service: InferenceService, admission: Admission, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AsyncIterator[None]:
     """Serves gRPC until the block ends. Raises ConfigurationError when the port is taken."""
     settings = service.settings
     limits = options(settings, service.provider.shares_ports)
     server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=CALLS)
-    server.add_generic_rpc_handlers(Service(service, admission, catalog).handlers())
+    server.add_generic_rpc_handlers(Service(service, admission, catalog, tracer).handlers())
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
         port = server.add_insecure_port(f"{host}:{settings.grpc_port}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -20,15 +20,20 @@ from serving.http.access_log import (
 from serving.metrics import Metrics
 from serving.protocols.v2.grpc_limits import check_fields
 
+if TYPE_CHECKING:
+    from serving.http.tracing import Tracer
+
 SERVICE = "inference.GRPCInferenceService"
 HEALTH, CHECK = HEALTH_PATH.strip("/").split("/")
 CODES = {
+    200: grpc.StatusCode.OK,
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
+    CLIENT_GONE: grpc.StatusCode.CANCELLED,
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -49,8 +54,9 @@ class Outcome:
 class Calls:
     """Counts and logs requests, as AccessLogMiddleware does for HTTP."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
         self._metrics = metrics
+        self._tracer = tracer
 
     @contextmanager
     def recording(self, name: str, context: Context) -> Iterator[Outcome]:
@@ -75,6 +81,10 @@ class Calls:
 
     def _record(self, name: str, status: int, context: Context, own: RequestContext) -> None:
         path = HEALTH_PATH if name == CHECK else f"/{SERVICE}/{name}"
+        if self._tracer and name != CHECK:
+            code = CODES.get(status, grpc.StatusCode.INTERNAL).name
+            about = {"rpc.system.name": "grpc", "rpc.method": path[1:], "rpc.response.status_code": code}
+            own.trace_id = self._tracer.record(own, status, path[1:], about)
         record(
             self._metrics,
             own,
@@ -90,7 +100,10 @@ class Calls:
 def own_context(context: Context) -> RequestContext:
     """Returns a new request context, with the client's request id if it sent one."""
     metadata = dict(context.invocation_metadata() or ())
-    return RequestContext(choose_id(str(metadata.get("x-request-id", "")).encode()))
+    return RequestContext(
+        choose_id(str(metadata.get("x-request-id", "")).encode()),
+        traceparent=str(metadata.get("traceparent", "")),
+    )
 
 
 def authorization(context: Context) -> str:
