@@ -28,10 +28,11 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_web_processes",
     "serving_worker_restarts_total",
 }
-OVERLAYS = {  # only add to services of other files
+OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
     "docker-compose-gpu",
     "docker-compose-secrets",
     "docker-compose-secrets-jupyter",
+    "docker-compose-tracing",
     "docker-compose-triton-gpu",
 }
 SERVICES: list[tuple[Path, str, dict[str, Any]]] = [  # Any: YAML
@@ -39,7 +40,11 @@ SERVICES: list[tuple[Path, str, dict[str, Any]]] = [  # Any: YAML
     for path in FILES
     for name, service in yaml.safe_load(path.read_text())["services"].items()
 ]
-DESCRIBED = [s for s in SERVICES if s[0].stem not in OVERLAYS and "extends" not in s[2]]
+DESCRIBED = [
+    (path, name, service)
+    for path, name, service in SERVICES
+    if (path.stem not in OVERLAYS or name == "jaeger") and "extends" not in service
+]
 
 
 def environment_of(service: dict[str, Any]) -> dict[str, str | None]:  # Any: YAML
