@@ -7,6 +7,7 @@ round, so that a busy neighbour slows all of them, and prints the median time of
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from serving.backends.base import Backend
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.image_classification import compute_logits
 
 Infer = Callable[[NDArray[np.uint8]], object]
 CALLS = 10  # in a row, per candidate and round
@@ -54,7 +56,7 @@ def candidates(model: Model) -> dict[str, Infer]:
     backends: dict[str, Backend] = {"fastapi_pt": TorchBackend(), "fastapi_onnx": OnnxBackend()}
     for name, backend in backends.items():
         backend.load(model, settings)
-        found[name] = backend.infer
+        found[name] = partial(compute_logits, backend)
     return found
 
 

@@ -18,6 +18,7 @@ from serving.backends.base import Backend
 from serving.backends.device_errors import OutOfDeviceMemoryError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.image_classification import compute_logits
 
 LARGEST = 256
 LEAST_CALLS = 5
@@ -27,10 +28,10 @@ def rate(backend: Backend, size: int, shape: tuple[int, int], seconds: float) ->
     """Returns images a second in batches of `size`; runs on this thread, which records CUDA graphs."""
     batch = np.random.default_rng(0).integers(0, 256, (size, *shape, 3), np.uint8)
     for _ in range(LEAST_CALLS):
-        backend.infer(batch)
+        compute_logits(backend, batch)
     calls, started = 0, time.perf_counter()
     while calls < LEAST_CALLS or time.perf_counter() - started < seconds:
-        backend.infer(batch)
+        compute_logits(backend, batch)
         calls += 1
     return calls * size / (time.perf_counter() - started)
 

@@ -28,6 +28,7 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image_classification import compute_logits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,11 +158,13 @@ class Limit:
 
         def inferring(backend: Backend, batch: int) -> Work:
             images = np.repeat(pixels[np.newaxis], batch, axis=0)
-            return lambda: len(backend.infer(images))
+            return lambda: len(compute_logits(backend, images))
 
         def answering(backend: Backend, batch: int) -> Work:
             return lambda: len(
-                backend.infer(np.stack([self.decoder.decode(self.photo) for _ in range(batch)]))
+                compute_logits(
+                    backend, np.stack([self.decoder.decode(self.photo) for _ in range(batch)])
+                )
             )
 
         candidates = [(figure("infer", n), [inferring(b, n) for b in backends]) for n in batches]

@@ -1,11 +1,10 @@
 """ONNX Runtime backend, on the CPU or a CUDA GPU; the engine's workers load and call it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from fastapi_onnx.cpu import INT8, CpuNetwork
 from fastapi_onnx.optimised import CPU
@@ -14,6 +13,7 @@ from serving.backends.int8 import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array, Signature
 
 LIBRARY = f"onnxruntime {ort.__version__}"
 
@@ -76,15 +76,11 @@ class OnnxBackend:
             precision_reason=network.reason,
         )
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, H, W, 3]."""
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Computes a batch, see `Backend.infer`: logits of images, or of normalised images."""
         assert self._network is not None  # noqa: S101 load comes first
-        return self._network.infer(batch)
-
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, H, W]."""
-        assert self._network is not None  # noqa: S101 load comes first
-        return self._network.infer_tensor(batch)
+        infer = self._network.infer if signature.normalises else self._network.infer_tensor
+        return [infer(*inputs)]
 
     def trim(self) -> None:
         """Gives back memory that only warm-up needed; a GPU's batch sizes need all of theirs."""

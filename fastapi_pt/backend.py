@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from serving.backends.int8 import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array, Signature
 
 
 class TorchBackend:
@@ -78,24 +79,21 @@ class TorchBackend:
             self._network = CudaNetwork(chosen, normalise, size, classes, graphs=settings.cuda_graphs)
         return precision, reason
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, H, W, 3]."""
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Computes a batch, see `Backend.infer`: logits of images, or of normalised images."""
         assert self._network is not None  # noqa: S101 load comes first
-        return self._network.infer(batch)
-
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, H, W]."""
-        assert self._network is not None  # noqa: S101 load comes first
-        return self._network.infer_tensor(batch)
+        infer = self._network.infer if signature.normalises else self._network.infer_tensor
+        return [infer(*inputs)]
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Makes the slots readable by the GPU; see `SlotReader`. Returns False on a CPU."""
         return isinstance(self._network, CudaNetwork) and self._network.attach(slots)
 
-    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
+    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], Sequence[Array]]:
         """Starts to copy slots to the GPU; see `SlotReader`."""
         assert isinstance(self._network, CudaNetwork)  # noqa: S101 attach comes first
-        return self._network.fetch(indices, size, place)
+        compute = self._network.fetch(indices, size, place)
+        return lambda: [compute()]
 
     def trim(self) -> None:
         """Empties PyTorch's cache of GPU memory; a CPU has none."""

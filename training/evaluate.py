@@ -23,6 +23,7 @@ from serving.model import Kind, Model, Thresholds
 from serving.settings import Settings
 from serving.tasks.image.classification import softmax
 from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image_classification import compute_logits
 from training import data
 
 Probabilities = NDArray[np.float64]
@@ -49,7 +50,7 @@ def predict(
     """Returns probabilities [N, classes] and true classes [N], computed one photo at a time."""
     rows, labels = [], []
     for photo, label in tqdm(photos, desc=name, unit=" photos", mininterval=2):
-        rows.append(softmax(backend.infer(decoder.decode(photo)[np.newaxis])[0].tolist()))
+        rows.append(softmax(compute_logits(backend, decoder.decode(photo)[np.newaxis])[0].tolist()))
         labels.append(label)
     return np.array(rows), np.asarray(labels)
 

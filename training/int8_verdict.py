@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from serving.backends.int8 import Infer, timed_answers
 from serving.model import Int8Verdict, Kind, Model
 from serving.settings import Settings
 from serving.tasks.image.classification import softmax
+from serving.tasks.image_classification import compute_logits
 from training.photos import Photos
 
 LEAST_AGREEMENT = 0.98
@@ -33,7 +35,7 @@ class Judge:
     def _load(self, precision: str) -> Infer:
         backend = self._make()
         backend.load(self._trial, Settings.model_validate({"device": "cpu", "precision": precision}))
-        return backend.infer
+        return partial(compute_logits, backend)
 
     @staticmethod
     def _probabilities(infer: Infer, chosen: Photos, name: str) -> NDArray[np.float64]:

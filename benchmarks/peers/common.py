@@ -19,6 +19,7 @@ from serving.model import ImagePipeline, Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
 from serving.tasks.image.decode import ImageDecoder, from_base64
+from serving.tasks.image_classification import compute_logits
 
 CORES = len(os.sched_getaffinity(0))
 GRAPHS = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}
@@ -82,7 +83,9 @@ class Classify:
 
     def infer_shared(self, data: bytes) -> NDArray[np.float32]:
         """Returns logits [classes] from the shared pipeline."""
-        logits: NDArray[np.float32] = self.backend.infer(self.decoder.decode(data)[np.newaxis])[0]
+        logits: NDArray[np.float32] = compute_logits(
+            self.backend, self.decoder.decode(data)[np.newaxis]
+        )[0]
         return logits
 
     def infer_plain(self, data: bytes) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
 from serving.tasks.image.decode import ImageDecoder, from_base64
+from serving.tasks.image_classification import compute_logits
 
 LARGEST = 64
 Pixels = NDArray[np.uint8]
@@ -46,12 +47,12 @@ class Infer:
         self.backend = OnnxBackend()
         self.backend.load(model, settings)
         for size in reversed(self.sizes):
-            self.backend.infer(self.room[:size])
+            compute_logits(self.backend, self.room[:size])
 
     def __call__(self, images: list[Pixels]) -> list[dict[str, Any]]:
         """Computes one batch."""
         count = len(images)
         self.room[:count] = images
-        logits = self.backend.infer(self.room[: batch_sizes.padded(count, self.sizes)])[:count]
+        logits = compute_logits(self.backend, self.room[: batch_sizes.padded(count, self.sizes)])[:count]
         scores = [best(self.labels, row, 1)[0] for row in logits]
         return [{"prediction": score.label, "probability": score.probability} for score in scores]

@@ -6,14 +6,15 @@ few cores can serve as many workers as one with many. `scale` and `simulate --va
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.backends.base import BackendInfo
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array, Signature
 
 BACKEND = "benchmarks.sleeping:SleepingBackend"
 
@@ -23,27 +24,19 @@ class SleepingBackend:
 
     def load(
         self,
-        model: Model,
-        settings: Settings,  # noqa: ARG002 the Protocol's
+        model: Model,  # noqa: ARG002 the Protocol's
+        settings: Settings,  # noqa: ARG002
         scratch: Path | None = None,  # noqa: ARG002
     ) -> BackendInfo:
         """Reads the duration of a batch."""
-        self.classes = len(model.labels)
         self.seconds = float(os.environ["BENCHMARK_SLEEP_MS"]) / 1000
         return BackendInfo("sleeping", "cpu", "none", "fp32", "it only sleeps")
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Sleeps."""
-        return self._sleep(len(batch))
-
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Sleeps."""
-        return self._sleep(len(batch))
-
-    def _sleep(self, count: int) -> NDArray[np.float32]:
         if self.seconds:
             time.sleep(self.seconds)
-        return np.zeros((count, self.classes), np.float32)
+        return [np.zeros((len(inputs[0]), *spec.sized({})), np.float32) for spec in signature.outputs]
 
     def trim(self) -> None:
         """Does nothing."""

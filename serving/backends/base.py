@@ -1,6 +1,6 @@
 """Backend protocol: `fastapi_onnx` and `fastapi_pt` implement it, the engine's workers call it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array, Signature
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,13 @@ class Backend(Protocol):
         `scratch` is a folder for files that this model's instances share while they run.
         """
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, height, width, 3]; one call at a time.
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Computes a batch: arrays [N, *shape], one per input of the signature, to one per output.
 
-        On a GPU the first call with a batch size may take long: the engine calls every size at warm-up,
-        and pads later batches to these sizes. Raises OutOfDeviceMemoryError and DeviceLostError for
-        errors of the GPU.
+        One call at a time. On a GPU the first call with a batch size may take long: the engine calls
+        every size at warm-up, and pads later batches to these sizes. Raises OutOfDeviceMemoryError and
+        DeviceLostError for errors of the GPU.
         """
-
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, height, width]; raises as `infer`."""
 
     def trim(self) -> None:
         """Gives back memory that only warm-up needed; called once, after warm-up."""
@@ -64,15 +62,21 @@ class Backend(Protocol):
 
 @runtime_checkable
 class SlotReader(Protocol):
-    """Backend whose device reads the slots itself, without a copy by the CPU; optional."""
+    """Backend whose device reads the slots itself, without a copy by the CPU; optional.
+
+    Only the first signature is read so, and only if it has one input, of a fixed size.
+    """
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """Makes all slots [S, height, width, 3] readable until `close`; returns whether that worked."""
+        """Makes the input's slots, [S, height, width, 3], readable until `close`.
 
-    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
+        Returns whether that worked.
+        """
+
+    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], Sequence[Array]]:
         """Starts to copy the images of these slots into buffer `place`, 0 or 1.
 
-        Returns a function that waits for the copy and computes logits [size, classes], the batch padded
-        to `size`; when it returns, nothing reads the slots any more. One thread may fetch into one
-        buffer while another thread computes the other.
+        Returns a function that waits for the copy and computes the outputs, the batch padded to `size`;
+        when it returns, nothing reads the slots any more. One thread may fetch into one buffer while
+        another thread computes the other.
         """

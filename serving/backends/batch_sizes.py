@@ -35,3 +35,8 @@ def padded(count: int, buckets: Sequence[int]) -> int:
 def halved(cap: int, buckets: Sequence[int]) -> int:
     """Returns the largest bucket up to half of `cap`, or half of `cap` without buckets; at least 1."""
     return max((size for size in buckets if size <= cap // 2), default=max(1, cap // 2))
+
+
+def next_power(count: int) -> int:
+    """Returns the smallest power of two that is not below `count`, at least 16."""
+    return max(16, 1 << (count - 1).bit_length())

@@ -10,8 +10,11 @@ import socket
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from serving.engine.memory import EngineFds, SlotLayout
 
+LAYOUT = TypeAdapter(SlotLayout)
 MAX_MESSAGE = 65536
 MAX_FDS = 8
 
@@ -47,7 +50,7 @@ def engine_fds(message: dict[str, Any], numbers: list[int]) -> EngineFds:
     memory_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
     return EngineFds(
         frontend=message["frontend"],
-        layout=SlotLayout(**message["layout"]),
+        layout=LAYOUT.validate_python(message["layout"]),
         memory_fd=memory_fd,
         work_fds=(interactive_fd, bulk_fd),
         done_fd=done_fd,

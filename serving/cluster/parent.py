@@ -29,6 +29,7 @@ from serving.model import Model
 from serving.protocols import tcp
 from serving.server import bind, listen
 from serving.settings import Settings
+from serving.tasks.image_classification import signatures
 
 RESTART_S = 0.5
 SIGNAL_S = 0.01  # in which the event loop hears of a signal
@@ -237,7 +238,7 @@ class Cluster:
     async def _load(self, version: str | None) -> None:
         """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
         model = Model.read(self._settings.model_dir, version)
-        supervisor = Supervisor(self._backend, model, self._settings, self._count)
+        supervisor = Supervisor(self._backend, model, signatures(model), self._settings, self._count)
         self._loading.append(supervisor)
         try:
             if self._stopping:

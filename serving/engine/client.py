@@ -11,14 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from serving.engine.memory import (
     EngineFds,
     Health,
     Memory,
-    Signature,
     State,
     generation_of,
     record,
@@ -33,6 +29,7 @@ from serving.errors import (
     UnavailableError,
     WorkerCrashedError,
 )
+from serving.tensors import Array, Item
 
 WATCH_S = 0.25
 NOTICE = 0xFFFFFFFFFFFFFFFF  # record in a done pipe: the engine's health has changed
@@ -42,8 +39,8 @@ NOTICE = 0xFFFFFFFFFFFFFFFF  # record in a done pipe: the engine's health has ch
 class Outcome:
     """Result of one input."""
 
-    logits: NDArray[np.float32]
-    """[classes]."""
+    outputs: list[Array]
+    """An array per output of the signature."""
 
     started_at: float
     """`time.monotonic()` at the start of the computation."""
@@ -71,7 +68,6 @@ def error_for(state: State) -> Exception:
     return errors.get(state) or InternalError("inference failed")
 
 
-Inputs = Sequence[NDArray[np.uint8]] | Sequence[NDArray[np.float32]] | NDArray[np.float32]
 OnFinished = Callable[[State, Outcome | None], None]
 
 
@@ -92,19 +88,25 @@ class Slots:
         if not self.submitted:
             self.client.free(self.indices)
 
-    async def submit(
-        self, signature: Signature, inputs: Inputs, deadline: float, bulk: bool
-    ) -> list[Outcome]:
-        """Computes one input per slot; returns their outcomes in order.
+    def extend(self, count: int, bulk: bool) -> None:
+        """Takes as many more slots, all or none. Raises OverloadedError."""
+        if count:
+            self.indices += self.client.acquire(bulk, count).indices
 
-        `Signature` has the inputs' shapes and types; `deadline` is a `time.monotonic()` time. If one
-        input fails or the call is cancelled, inputs that no worker has started are never computed.
-        Raises DeadlineExceededError, InternalError, WorkerCrashedError or UnavailableError.
+    async def submit(
+        self, signature: int, items: Sequence[Item], deadline: float, bulk: bool
+    ) -> list[Outcome]:
+        """Computes one item per slot; returns their outcomes in order.
+
+        `signature` is an index into the layout's signatures; every item is as that signature says.
+        `deadline` is a `time.monotonic()` time. If one item fails or the call is cancelled, items that
+        no worker has started are never computed. Raises DeadlineExceededError, InternalError,
+         WorkerCrashedError or UnavailableError.
         """
         client = self.client
         futures = [
-            client.enqueue(index, signature, value, deadline, bulk)
-            for index, value in zip(self.indices, inputs, strict=True)
+            client.enqueue(index, signature, item, deadline, bulk)
+            for index, item in zip(self.indices, items, strict=True)
         ]
         self.submitted = True
         try:
@@ -193,18 +195,14 @@ class EngineClient:
     def enqueue(
         self,
         slot: int,
-        signature: Signature,
-        value: NDArray[np.uint8] | NDArray[np.float32],
+        signature: int,
+        item: Item,
         deadline: float,
         bulk: bool,
     ) -> asyncio.Future[Outcome]:
-        """Writes an input into an acquired slot and queues the slot; see `Slots.submit`."""
+        """Writes an item into an acquired slot and queues the slot; see `Slots.submit`."""
         memory = self.memory
-        if signature is Signature.IMAGE:
-            memory.inputs[slot] = value
-        else:
-            memory.tensors[slot] = value
-        memory.signature[slot] = signature
+        memory.write_inputs(slot, signature, item)
         memory.generation[slot] = generation = (memory.generation[slot] + 1) & 0x7FFFFFFF
         memory.cancelled[slot] = 0
         memory.attempts[slot] = 0
@@ -274,9 +272,8 @@ class EngineClient:
         future = self._futures.pop(slot)
         outcome = self._outcome(slot) if state is State.DONE else None
         if outcome:
-            signature = Signature(memory.signature[slot])
             self.statistics.executed(
-                signature, outcome.batch_size, outcome.is_batch_leader, outcome.infer_s
+                memory.signature[slot], outcome.batch_size, outcome.is_batch_leader, outcome.infer_s
             )
         self._on_finished(state, outcome)
         if future is not None and not future.done():
@@ -284,13 +281,14 @@ class EngineClient:
                 future.set_result(outcome)
             else:
                 future.set_exception(error_for(state))
+        memory.discard(slot)
         self._release(slot)
 
     def _outcome(self, slot: int) -> Outcome:
         memory = self.memory
         started, finished = memory.started_at[slot], memory.finished_at[slot]
         return Outcome(
-            logits=memory.outputs[slot].copy(),
+            outputs=memory.read_outputs(slot),
             started_at=started,
             finished_at=finished,
             queue_s=started - memory.queued_at[slot],

@@ -1,4 +1,4 @@
-"""Runs batches of slots through a backend and writes the logits into the slots; used by `worker.py`.
+"""Runs batches of slots through a backend and writes the outputs into the slots; used by `worker.py`.
 
 Everything here runs on the worker's main thread. On a GPU only the backend is called on a second thread,
 so that the main thread gathers the next batch while the device computes.
@@ -7,24 +7,22 @@ so that the main thread gathers the next batch while the device computes.
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.backends import batch_sizes
 from serving.backends.base import Backend, SlotReader
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
-from serving.engine.memory import Memory, Signature, State, record, send
+from serving.engine.memory import Memory, SignatureSlots, State, TensorSlots, record, send
 from serving.engine.queue import WorkQueue
 from serving.logging import logger
+from serving.tensors import Array, Signature, check_outputs
 
-T = TypeVar("T", np.uint8, np.float32)
-Compute = Callable[[], NDArray[np.float32]]
+Compute = Callable[[], Sequence[Array]]
 
 DEVICE_LOST = 3  # exit code
 
@@ -70,19 +68,21 @@ class BatchBuffer:
     index: int
     """0 or 1: two batches may be in flight."""
 
-    images: NDArray[np.uint8]
-    """[size, height, width, 3]."""
-
-    tensors: NDArray[np.float32]
-    """[size, 3, height, width]."""
+    arrays: list[list[Array]]
+    """[size, *shape] for each input of each signature; empty for those whose sizes vary."""
 
     @classmethod
     def allocate(cls, memory: Memory, size: int, index: int) -> "BatchBuffer":
         """Returns a buffer for batches up to `size`."""
         return cls(
             index,
-            np.zeros((size, *memory.inputs.shape[1:]), np.uint8),
-            np.zeros((size, *memory.tensors.shape[1:]), np.float32),
+            [
+                [
+                    np.zeros((0 if spec.varies else size, *spec.sized(signature.limits)), spec.dtype)
+                    for spec in signature.inputs
+                ]
+                for signature in memory.layout.signatures
+            ],
         )
 
 
@@ -92,8 +92,8 @@ class InFlightBatch:
 
     slots: list[int]
     buffer: BatchBuffer
-    logits: Compute
-    """Waits for or computes the float32 logits [slots, classes]; raises what the backend raised."""
+    outputs: Compute
+    """Waits for or computes the outputs, each [slots, ...]; raises what the backend raised."""
 
 
 class BatchExecutor:
@@ -163,14 +163,14 @@ class BatchExecutor:
         )
 
     def finish(self, batch: InFlightBatch) -> None:
-        """Waits for the logits, writes them into the slots and reports the slots.
+        """Waits for the outputs, writes them into the slots and reports the slots.
 
         A batch that failed is computed again in smaller parts; an input that fails alone is FAILED.
         """
         slots = batch.slots
-        logits, parts = self._result(batch)
-        if logits is not None:
-            self._write(slots, logits)
+        outputs, parts = self._result(batch)
+        if outputs is not None:
+            self._write(slots, outputs)
         elif not parts:
             self._memory.state[slots[0]] = State.FAILED
             self.report(slots)
@@ -179,8 +179,8 @@ class BatchExecutor:
                 self._memory.attempts[slot] -= 1
             self.finish(self.begin(part))
 
-    def _result(self, batch: InFlightBatch) -> tuple[NDArray[np.float32] | None, list[list[int]]]:
-        """Waits for the logits [slots, classes] and frees the batch's buffer.
+    def _result(self, batch: InFlightBatch) -> tuple[Sequence[Array] | None, list[list[int]]]:
+        """Waits for the outputs, each [slots, ...], and frees the batch's buffer.
 
         Returns None for a failed batch, and the parts in which to compute it again. When this returns,
         nothing keeps the exception's frames, and the tensors in them, any more.
@@ -188,7 +188,7 @@ class BatchExecutor:
         slots = batch.slots
         parts: list[list[int]] = []
         try:
-            return batch.logits(), parts
+            return batch.outputs(), parts
         except DeviceLostError as error:
             logger().error("the device is lost, the worker ends", reason=str(error))
             os._exit(DEVICE_LOST)  # CUDA's own clean-up may hang
@@ -206,24 +206,40 @@ class BatchExecutor:
             self._free_buffers.append(batch.buffer)
         return None, parts
 
-    def _write(self, slots: list[int], logits: NDArray[np.float32]) -> None:
-        """Writes logits [slots, classes] into the slots and reports them.
+    def _write(self, slots: list[int], outputs: Sequence[Array]) -> None:
+        """Writes outputs, each [slots, ...], into the slots and reports them.
 
-        Rows of images must be finite, or their slots are FAILED. Tensors are the client's own numbers.
+        Where the signature says so, they must be finite, or their slots are FAILED.
         """
         memory = self._memory
+        each = memory.signatures[memory.signature[slots[0]]]
         finished = time.monotonic()
-        is_tensor = memory.signature[slots[0]] == Signature.TENSOR
-        usable = np.atleast_1d(np.isfinite(logits).all(axis=1)) | is_tensor
+        usable = np.ones(len(slots), bool)
+        if each.signature.checks_finite:
+            for array in outputs:
+                usable &= np.isfinite(array.reshape(len(slots), -1)).all(axis=1)
         leader = slots[int(usable.argmax())]
-        for slot, row, good in zip(slots, logits, usable, strict=True):
-            memory.outputs[slot] = row
+        for place, slot in enumerate(slots):
+            self._write_outputs(each, slot, [array[place] for array in outputs])
             memory.finished_at[slot] = finished
             memory.is_batch_leader[slot] = slot == leader
-            memory.state[slot] = State.DONE if good else State.FAILED
-            if not good:
+            memory.state[slot] = State.DONE if usable[place] else State.FAILED
+            if not usable[place]:
                 logger().error("the model answered with numbers that are not finite")
         self.report(slots)
+
+    def _write_outputs(self, each: SignatureSlots, slot: int, rows: Sequence[Array]) -> None:
+        """Writes an item's outputs: without padding, and with the sizes that only outputs have."""
+        axes, known = each.signature.axes, len(each.signature.input_axes)
+        sizes = self._memory.sizes[slot]
+        own = dict(zip(axes[:known], sizes[:known].tolist(), strict=True))
+        for tensor, row in zip(each.outputs, rows, strict=True):
+            if tensor.spec.varies:
+                for axis, size in zip(tensor.spec.shape, row.shape, strict=True):
+                    if isinstance(axis, str) and own.setdefault(axis, size) == size:
+                        sizes[axes.index(axis)] = size
+                row = row[tuple(map(slice, tensor.spec.sized(own)))]
+            tensor.write(slot, row)
 
     def _halve(self, slots: list[int], reason: str) -> list[list[int]]:
         """Halves the batch cap after a batch did not fit into the device's memory.
@@ -239,35 +255,89 @@ class BatchExecutor:
             return []
         return [slots[first : first + cap] for first in range(0, len(slots), cap)]
 
+    def split(self, slots: list[int]) -> list[list[int]]:
+        """Splits slots of one signature into batches whose items fit together.
+
+        Where sizes vary, the items of a batch are of one size, or of similar sizes if they are padded,
+        and the padded batch has no more elements than warm-up found to pay.
+        """
+        memory = self._memory
+        signature = memory.signatures[memory.signature[slots[0]]].signature
+        if not signature.input_axes:
+            return [slots]
+        sizes = {slot: memory.sizes_of(slot) for slot in slots}
+        elements = {slot: signature.elements(sizes[slot]) for slot in slots}
+        order = sorted(slots, key=lambda slot: (elements[slot], *sizes[slot].values()))
+        batches = [[order[0]]]
+        for slot in order[1:]:
+            together = signature.pads or sizes[slot] == sizes[batches[-1][0]]
+            if together and (len(batches[-1]) + 1) * elements[slot] <= memory.element_cap[0]:
+                batches[-1].append(slot)
+            else:
+                batches.append([slot])
+        return batches
+
     def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
         """Gathers the batch's inputs, on a GPU padded to the next bucket.
 
-        Returns a function that computes their float32 logits [slots, classes].
+        Returns a function that computes their outputs, each [slots, ...].
         """
         memory = self._memory
+        each = memory.signatures[memory.signature[slots[0]]]
+        signature = each.signature
         size = batch_sizes.padded(len(slots), self.buckets)
         is_only_request = self.all_cores_backend is not None and sum(memory.in_flight) <= 1
         all_cores = is_only_request and self._trial.use_all_cores()
         backend = self.all_cores_backend if all_cores else self.backend
         assert backend is not None  # noqa: S101 load comes first
+        sizes = self._padded_sizes(signature, slots)
         infer: Compute
-        if memory.signature[slots[0]] == Signature.TENSOR:
-            infer = partial(backend.infer_tensor, gather(memory.tensors, slots, buffer.tensors, size))
-        elif self.reader is not None:
+        if self.reader is not None and each.index == 0:
             infer = self.reader.fetch(slots, size, buffer.index)
         else:
-            infer = partial(backend.infer, gather(memory.inputs, slots, buffer.images, size))
+            arrays = zip(each.inputs, buffer.arrays[each.index], strict=True)
+            inputs = [self._gather_input(tensor, slots, room, size, sizes) for tensor, room in arrays]
+            infer = partial(backend.infer, signature, inputs)
 
-        def compute() -> NDArray[np.float32]:
+        def compute() -> Sequence[Array]:
             started = time.perf_counter()
-            logits = infer()
+            outputs = infer()
             if is_only_request:
-                self._trial.record(all_cores, time.perf_counter() - started)
-            if logits.shape != (size, memory.layout.classes):
-                raise ValueError(f"the model answered with shape {logits.shape} to {size} inputs")
-            return logits[: len(slots)]
+                seconds = time.perf_counter() - started
+                self._trial.record(all_cores, seconds / signature.elements(sizes))
+            check_outputs(signature, outputs, size, sizes)
+            return [array[: len(slots)] for array in outputs]
 
         return compute
+
+    def _padded_sizes(self, signature: Signature, slots: list[int]) -> dict[str, int]:
+        """Returns the sizes of the axes of a batch's inputs that vary: the largest of its items."""
+        if not signature.input_axes:
+            return {}
+        known = len(signature.input_axes)
+        largest = self._memory.sizes[slots, :known].max(axis=0).tolist()
+        if self.buckets and signature.pads:
+            largest = [batch_sizes.next_power(size) for size in largest]
+        return {
+            axis: min(size, signature.limits[axis])
+            for axis, size in zip(signature.input_axes, largest, strict=True)
+        }
+
+    def _gather_input(
+        self, tensor: TensorSlots, slots: list[int], room: Array, size: int, sizes: dict[str, int]
+    ) -> Array:
+        """Returns one input of a batch, [size, *shape]."""
+        spec = tensor.spec
+        if not spec.varies:
+            return gather(tensor.array, slots, room, size)
+        shape = spec.sized(sizes)
+        if len(slots) == size == 1 and not self.buckets:
+            return tensor.read(slots[0], sizes)[np.newaxis]
+        batch: Array = np.full((size, *shape), spec.padding, spec.dtype)
+        for row, slot in zip(batch, slots, strict=False):
+            item = tensor.read(slot, self._memory.sizes_of(slot))
+            row[tuple(map(slice, item.shape))] = item
+        return batch
 
     def report(self, slots: list[int]) -> None:
         """Sends slots' records to their frontends; never blocks: a done pipe has room for all slots."""
@@ -279,7 +349,7 @@ class BatchExecutor:
             send(self._done_fds[owner], *values)
 
 
-def gather(inputs: NDArray[T], slots: list[int], buffer: NDArray[T], size: int) -> NDArray[T]:
+def gather(inputs: Array, slots: list[int], buffer: Array, size: int) -> Array:
     """Copies the slots' inputs into `buffer` and returns its first `size` rows.
 
     Rows behind the inputs are padding and hold older inputs. A batch of one is a view, without a copy.
@@ -290,6 +360,6 @@ def gather(inputs: NDArray[T], slots: list[int], buffer: NDArray[T], size: int) 
     return buffer[:size]
 
 
-def fail(error: Exception) -> NDArray[np.float32]:
+def fail(error: Exception) -> Sequence[Array]:
     """Raises `error`: stands in for a computation whose inputs could not be gathered."""
     raise error

@@ -9,20 +9,27 @@ inbox; RUNNING while a worker computes it; then it is in a finished state until 
 result and made it FREE.
 """
 
+import contextlib
+import math
 import mmap
 import os
 import sys
 import tempfile
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.tensors import Array, Item, Signature, TensorSpec
+
 RECORD_BYTES = 8
 Code = Literal["b", "i", "I", "q", "Q"]
 PAGE = 4096
+KEPT_BYTES = 256 * 1024
+"""Of a slot's tensor whose size varies; what it used beyond is given back to the system."""
+
 TOTALS, PER_BATCH_SIZE = 10, 4
 
 
@@ -35,15 +42,8 @@ class State(IntEnum):
     DONE = 3
     SKIPPED = 4  # cancelled before its turn: never computed
     EXPIRED = 5  # past its deadline before its turn: never computed
-    FAILED = 6  # the backend raised, or its logits are not finite
+    FAILED = 6  # the backend raised, or its outputs are not finite
     CRASHED = 7  # two workers died while they computed it
-
-
-class Signature(IntEnum):
-    """Type of a slot's input; each type has an array, and pages that are never used cost nothing."""
-
-    IMAGE = 0  # uint8 [height, width, 3], as `tasks/image/decode.py` makes it
-    TENSOR = 1  # float32 [3, height, width], normalised by the client
 
 
 class Health(IntEnum):
@@ -67,9 +67,7 @@ class SlotLayout:
 
     workers: int
     max_batch: int
-    height: int
-    width: int
-    classes: int
+    signatures: tuple[Signature, ...]
 
     @property
     def slots_per_frontend(self) -> int:
@@ -96,6 +94,12 @@ class EngineFds:
 
     wakeup_fd: int
     """Write end of the pipe that wakes the supervisor up to check its workers."""
+
+
+def row_bytes(spec: TensorSpec, limits: dict[str, int]) -> int:
+    """Returns the bytes of one slot's tensor; whole pages where its size varies and may be large."""
+    size = math.prod(spec.sized(limits)) * np.dtype(spec.dtype).itemsize
+    return -(-size // PAGE) * PAGE if spec.varies and size > KEPT_BYTES else size
 
 
 def statistics_row(max_batch: int) -> int:
@@ -138,6 +142,39 @@ def anonymous_file(size: int) -> int:
     return fd
 
 
+class TensorSlots:
+    """One tensor of all slots: an array [slots, *shape], or flat [slots, elements] where sizes vary."""
+
+    def __init__(self, spec: TensorSpec, array: Array) -> None:
+        self.spec = spec
+        self.array = array
+
+    def write(self, slot: int, value: Array) -> None:
+        """Copies an item's array into a slot."""
+        if self.spec.varies:
+            self.array[slot, : value.size] = value.reshape(-1)
+        else:
+            self.array[slot] = value
+
+    def read(self, slot: int, sizes: dict[str, int]) -> Array:
+        """Returns a view of the item's array in a slot."""
+        if not self.spec.varies:
+            found: Array = self.array[slot]
+            return found
+        shape = self.spec.sized(sizes)
+        return self.array[slot, : math.prod(shape)].reshape(shape)
+
+
+class SignatureSlots:
+    """The tensors of one signature in all slots; pages that are never used cost nothing."""
+
+    def __init__(self, index: int, signature: Signature) -> None:
+        self.index = index
+        self.signature = signature
+        self.inputs: list[TensorSlots] = []
+        self.outputs: list[TensorSlots] = []
+
+
 class Memory:
     """Views into the mapping: arrays indexed by slot, by worker or by frontend."""
 
@@ -146,6 +183,7 @@ class Memory:
         self.layout = layout
         self._map = mmap.mmap(fd, self.size(layout))
         self._whole = memoryview(self._map)
+        self._address = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
         self._next = 0
         slots, workers, frontends = layout.slots, layout.workers, layout.frontends
 
@@ -153,6 +191,7 @@ class Memory:
         self.health = self._array("i", 1)
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
+        self.element_cap = self._array("q", 1)
         self.restarts = self._array("q", 1)
 
         # frontends, each written by itself
@@ -160,7 +199,7 @@ class Memory:
         self.connections = self._array("i", frontends)  # as of the last one that any of them accepted
 
         row = statistics_row(layout.max_batch)
-        self.statistics = [[self._array("q", row) for _ in Signature] for _ in range(frontends)]
+        self.statistics = [[self._array("q", row) for _ in layout.signatures] for _ in range(frontends)]
 
         # workers, each written by itself; an inbox has the records that are taken and not yet reported
         self.busy_since = self._times(workers)
@@ -189,19 +228,28 @@ class Memory:
         self.queued_at = self._times(slots)
         self.started_at = self._times(slots)
         self.finished_at = self._times(slots)
-        self.outputs: NDArray[np.float32] = self._numbers("f4", (slots, layout.classes))
-        size = layout.height, layout.width
-        self.inputs: NDArray[np.uint8] = self._numbers("u1", (slots, *size, 3))
-        self.tensors: NDArray[np.float32] = self._numbers("f4", (slots, 3, *size))
+        most = max((len(signature.axes) for signature in layout.signatures), default=0)
+        self.sizes: NDArray[np.int32] = self._numbers("i4", (slots, most))
+        self.signatures = [
+            SignatureSlots(index, signature) for index, signature in enumerate(layout.signatures)
+        ]
+        for each in self.signatures:
+            limits = each.signature.limits
+            each.inputs = [self._tensor(spec, limits) for spec in each.signature.inputs]
+            each.outputs = [self._tensor(spec, limits) for spec in each.signature.outputs]
 
     @staticmethod
     def size(layout: SlotLayout) -> int:
         """Returns the mapping's size in bytes; pages that are never touched cost nothing."""
-        pixels = layout.height * layout.width * 3
-        slot = 64 + layout.classes * 4 + pixels * (1 + np.dtype(np.float32).itemsize)
+        slot, pages = 64, 6
+        for signature in layout.signatures:
+            slot += 4 * len(signature.axes)
+            for spec in (*signature.inputs, *signature.outputs):
+                slot += row_bytes(spec, signature.limits)
+                pages += 1
         worker = 64 + layout.max_batch * 16
-        frontend = 16 + len(Signature) * (64 + 8 * statistics_row(layout.max_batch))
-        fixed = PAGE * 5 + 64 * (28 + layout.workers)
+        frontend = 16 + len(layout.signatures) * (64 + 8 * statistics_row(layout.max_batch))
+        fixed = PAGE * pages + 64 * (32 + layout.workers)
         return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
 
     @classmethod
@@ -226,11 +274,51 @@ class Memory:
         """Makes an array of `time.monotonic()` times; all processes share that clock."""
         return self._place(8 * length).cast("d")
 
-    def _numbers(self, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _numbers(self, dtype: str, shape: tuple[int, ...]) -> Array:
         start = -(-self._next // PAGE) * PAGE
-        array = np.ndarray(shape, dtype, self._map, start)
+        array: Array = np.ndarray(shape, dtype, self._map, start)
         self._next = start + array.nbytes
         return array
+
+    def _tensor(self, spec: TensorSpec, limits: dict[str, int]) -> TensorSlots:
+        item = row_bytes(spec, limits) // np.dtype(spec.dtype).itemsize
+        shape = (item,) if spec.varies else spec.sized({})
+        return TensorSlots(spec, self._numbers(spec.dtype, (self.layout.slots, *shape)))
+
+    def sizes_of(self, slot: int) -> dict[str, int]:
+        """Returns the size of each axis that varies, of the item in a slot."""
+        axes = self.layout.signatures[self.signature[slot]].axes
+        return dict(zip(axes, self.sizes[slot].tolist(), strict=False))
+
+    def write_inputs(self, slot: int, signature: int, item: Item) -> None:
+        """Copies an item, which is as the signature says, into a slot."""
+        self.signature[slot] = signature
+        each = self.signatures[signature]
+        for tensor, value in zip(each.inputs, item, strict=True):
+            tensor.write(slot, value)
+        if each.signature.input_axes:
+            sizes = list(each.signature.sizes(item).values())
+            self.sizes[slot, : len(sizes)] = sizes
+
+    def read_outputs(self, slot: int) -> list[Array]:
+        """Returns copies of the outputs in a slot."""
+        each = self.signatures[self.signature[slot]]
+        sizes = self.sizes_of(slot) if each.signature.axes else {}
+        return [tensor.read(slot, sizes).copy() for tensor in each.outputs]
+
+    def discard(self, slot: int) -> None:
+        """Gives the pages of a large item of varying size back to the system."""
+        each = self.signatures[self.signature[slot]]
+        if not each.signature.axes:
+            return
+        sizes = self.sizes_of(slot)
+        for tensor in (*each.inputs, *each.outputs):
+            row = tensor.array[slot]
+            used = math.prod(tensor.spec.sized(sizes)) * row.itemsize
+            if tensor.spec.varies and used > KEPT_BYTES:
+                start = row.__array_interface__["data"][0] - self._address
+                with contextlib.suppress(AttributeError, OSError):  # Linux only
+                    self._map.madvise(mmap.MADV_REMOVE, start, row.nbytes)
 
     @property
     def free_slots(self) -> int:

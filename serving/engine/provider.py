@@ -9,6 +9,7 @@ from serving.engine.memory import EngineFds
 from serving.engine.supervisor import Supervisor
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Signature
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class EngineHandle:
 
 
 Adopt = Callable[[EngineHandle], Awaitable[None]]
+SignaturesOf = Callable[[Model], tuple[Signature, ...]]
+"""Returns the signatures of a model; the first one is measured at warm-up."""
 
 
 class EngineProvider(Protocol):
@@ -48,9 +51,10 @@ class LocalEngine:
 
     shares_ports = False
 
-    def __init__(self, backend: str, settings: Settings) -> None:
+    def __init__(self, backend: str, settings: Settings, signatures: SignaturesOf) -> None:
         self._backend = backend
         self._settings = settings
+        self._signatures = signatures
         self._loading: Supervisor | None = None
 
     async def first(self) -> EngineHandle:
@@ -68,7 +72,9 @@ class LocalEngine:
 
     async def _load(self, version: str | None) -> EngineHandle:
         model = Model.read(self._settings.model_dir, version)
-        self._loading = supervisor = Supervisor(self._backend, model, self._settings)
+        self._loading = supervisor = Supervisor(
+            self._backend, model, self._signatures(model), self._settings
+        )
         try:
             await asyncio.to_thread(supervisor.start)
         finally:

@@ -8,7 +8,7 @@ Durations are whole nanoseconds. Everything runs on the event loop.
 import time
 from dataclasses import dataclass
 
-from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, Signature
+from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory
 
 
 @dataclass(slots=True)  # not frozen: that costs time in every request
@@ -77,16 +77,14 @@ BATCH_EXECUTIONS, BATCH_DECODE_NS, BATCH_INFER_NS, BATCH_OUTPUT_NS = range(PER_B
 
 
 class Statistics:
-    """Adds to one frontend's rows and reads the rows of all frontends."""
+    """Adds to one frontend's rows and reads the rows of all frontends; signatures are indices."""
 
     def __init__(self, memory: Memory, frontend: int) -> None:
         self._rows = memory.statistics
         self._own = memory.statistics[frontend]
         self._max_batch = memory.layout.max_batch
 
-    def executed(
-        self, signature: Signature, batch_size: int, is_batch_leader: bool, infer_s: float
-    ) -> None:
+    def executed(self, signature: int, batch_size: int, is_batch_leader: bool, infer_s: float) -> None:
         """Counts the batch of an input that was computed, if the input is the batch's leader."""
         if is_batch_leader:
             row = self._own[signature]
@@ -95,7 +93,7 @@ class Statistics:
             row[offset + BATCH_EXECUTIONS] += 1
             row[offset + BATCH_INFER_NS] += nanoseconds(infer_s)
 
-    def succeeded(self, signature: Signature, timings: Timings, batch_sizes: list[int]) -> None:
+    def succeeded(self, signature: int, timings: Timings, batch_sizes: list[int]) -> None:
         """Counts an answered request; `batch_sizes` has the size of each input's batch."""
         row = self._own[signature]
         decode, output = nanoseconds(timings.decode_s), nanoseconds(timings.output_s)
@@ -112,18 +110,18 @@ class Statistics:
             row[offset + BATCH_DECODE_NS] += decode // len(batch_sizes)
             row[offset + BATCH_OUTPUT_NS] += output // len(batch_sizes)
 
-    def failed(self, signature: Signature, seconds: float) -> None:
+    def failed(self, signature: int, seconds: float) -> None:
         """Counts a request that was refused, expired, cancelled or failed after this time."""
         row = self._own[signature]
         row[FAILURES] += 1
         row[FAILURE_NS] += nanoseconds(seconds)
 
-    def totals(self, signature: Signature) -> Totals:
+    def totals(self, signature: int) -> Totals:
         """Returns the totals over all frontends."""
         columns = [[row[place] for row in self._rows_of(signature)] for place in range(TOTALS)]
         return Totals(max(columns[LAST]), *(sum(column) for column in columns[1:]))
 
-    def by_batch_size(self, signature: Signature) -> dict[int, BatchTotals]:
+    def by_batch_size(self, signature: int) -> dict[int, BatchTotals]:
         """Returns the totals over all frontends for each batch size that was computed."""
         found = {}
         for batch_size in range(1, self._max_batch + 1):
@@ -134,7 +132,7 @@ class Statistics:
                 found[batch_size] = batch
         return found
 
-    def _rows_of(self, signature: Signature) -> list[memoryview]:
+    def _rows_of(self, signature: int) -> list[memoryview]:
         return [rows[signature] for rows in self._rows]
 
 

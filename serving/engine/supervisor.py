@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import time
-from dataclasses import asdict
 from typing import Any
 
 from serving.backends import batch_sizes
@@ -24,17 +23,24 @@ from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Signature
 
 
 class Supervisor:
     """Engine of one model version: `start`, then `fds` for every frontend, then `close`."""
 
-    def __init__(self, backend: str, model: Model, settings: Settings, frontends: int = 1) -> None:
+    def __init__(
+        self,
+        backend: str,
+        model: Model,
+        signatures: tuple[Signature, ...],
+        settings: Settings,
+        frontends: int = 1,
+    ) -> None:
         self._backend = backend
         self._model = model
         self._settings = settings
         self.version = model.description.version
-        height, width = model.description.image.output_size
         per_device = topology.instances(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(
@@ -42,9 +48,7 @@ class Supervisor:
             frontends=frontends,
             workers=per_device * len(gpus),
             max_batch=batch_sizes.largest_batch(settings, "cuda"),
-            height=height,
-            width=width,
-            classes=len(model.labels),
+            signatures=signatures,
         )
         self.profile: dict[str, Any] = {}
         """What `Worker.load` of the first ready worker returned, and the number of web processes."""
@@ -206,7 +210,7 @@ class Supervisor:
             version=self._model.description.version,
             scratch=str(self._scratch) if self._scratch else None,
             gpu=process.gpu,
-            layout=asdict(self.layout),
+            layout=self.layout,
             memory_fd=self.memory.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
             done_fds=tuple(writer for _, writer in self._done),
@@ -230,6 +234,7 @@ class Supervisor:
         if not self.memory.batch_cap[0]:
             self.memory.batch_cap[0] = min(message["batch_cap"], self.layout.max_batch)
             self.profile["batch_cap"] = self.memory.batch_cap[0]
+            self.memory.element_cap[0] = message["element_cap"]
         if message["info"]["device"] == "cpu":
             for waiting in self._processes:  # no usable GPU: the other cores get workers, too
                 if waiting.popen is None and waiting.start_at is None:

@@ -6,20 +6,18 @@ call the backend.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.backends.base import Backend
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.settings import Settings
-
-T = TypeVar("T", np.uint8, np.float32)
+from serving.tensors import Signature, check_outputs, examples
 
 NEARLY_BEST = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # measured per size, if nothing disturbs
@@ -27,49 +25,87 @@ MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 
 
-def warm_up(
-    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: Iterable[int]
-) -> dict[int, float]:
-    """Runs images [N, *shape] and one tensor; returns the time in ms of each batch size, ascending.
+LENGTHS = (16, 64, 256)
+"""Sizes of the varying axes for which the batch sizes are measured, where they are not too large."""
 
-    Raises ConfigurationError for a wrong output. Tensors need no measurement of their own: behind the
-    normalisation the network is the same.
+MAX_CALL_S = 0.5
+"""Batches that would take longer are not measured where sizes vary."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What warm-up measured of the first signature."""
+
+    batch_ms: dict[int, float]
+    """Milliseconds of each batch size, ascending; where sizes vary, for items of a medium size."""
+
+    batch_cap: int
+    """Largest batch that pays."""
+
+    element_cap: int
+    """Largest batch that pays where sizes vary, in elements of the largest input."""
+
+
+def warm_up(
+    backend: Backend, signatures: Sequence[Signature], batch_sizes: Sequence[int], settings: Settings
+) -> Profile:
+    """Runs and measures batches of the first signature, and one item of each other signature.
+
+    Raises ConfigurationError for wrong outputs. The other signatures need no measurement of their own:
+    they call the same network.
     """
-    profile = measure(backend, shape, classes, batch_sizes)
-    height, width, channels = shape
-    tensor = np.zeros((1, channels, height, width), np.float32)
-    check_logits(run(backend.infer_tensor, tensor), 1, classes)
-    return profile
+    first, *others = signatures
+    profiles = {
+        length: measure(backend, first, batch_sizes, length)
+        for length in (LENGTHS if first.input_axes else (0,))
+    }
+    for signature in others:
+        run(backend, signature, 1, sizes_for(signature, LENGTHS[0]))
+    caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in profiles.items()}
+    return Profile(
+        batch_ms=list(profiles.values())[len(profiles) // 2],
+        batch_cap=max(caps.values()),
+        element_cap=max(cap * first.elements(sizes_for(first, length)) for length, cap in caps.items()),
+    )
+
+
+def sizes_for(signature: Signature, length: int) -> dict[str, int]:
+    """Returns the sizes of an item whose varying axes are as long, within their limits."""
+    return {axis: min(length, signature.limits[axis]) for axis in signature.input_axes}
 
 
 def measure(
-    backend: Backend, shape: tuple[int, int, int], classes: int, batch_sizes: Iterable[int]
+    backend: Backend, signature: Signature, batch_sizes: Iterable[int], length: int = 0
 ) -> dict[int, float]:
     """Returns the time in ms of each batch size that fits into the device's memory, ascending.
 
     The time is the shortest of several calls, as on a quiet machine. The sizes take turns, so that other
-    programs disturb all sizes alike. Raises ConfigurationError for a wrong output, and if not even one
-    image fits into the memory.
+    programs disturb all sizes alike. Varying axes have the size `length`. Raises ConfigurationError for
+    a wrong output, and if not even one item fits into the memory.
     """
-    batches = {size: np.zeros((size, *shape), np.uint8) for size in batch_sizes}
-    times: dict[int, list[float]] = {size: [] for size in sorted(batches)}
+    sizes = sizes_for(signature, length)
+    left = list(batch_sizes)
+    times: dict[int, list[float]] = {size: [] for size in sorted(left)}
     too_large = ""
     for number in range(MAX_ROUNDS):
-        for size, batch in list(batches.items()):
+        for size in list(left):
             started = time.perf_counter()
             try:
-                logits = run(backend.infer, batch)
+                run(backend, signature, size, sizes)
             except OutOfDeviceMemoryError as error:
                 too_large = str(error)
                 logger().warning("a batch size does not fit into the device's memory", size=size)
-                del batches[size], times[size]
+                left.remove(size)
+                del times[size]
                 continue
             times[size].append(time.perf_counter() - started)
-            check_logits(logits, size, classes)
-        if not batches:
-            raise ConfigurationError(f"the device's memory is too small for one picture: {too_large}")
+            if sizes and times[size][-1] > MAX_CALL_S and size > 1:
+                left.remove(size)
+                del times[size]
+        if not left:
+            raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
         measured = sum(sum(one[1:]) for one in times.values())  # the first call plans and allocates
-        if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(batches):
+        if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(left):
             continue
         if measured > MAX_ROUNDS_S or is_undisturbed([min(one) / size for size, one in times.items()]):
             break
@@ -86,32 +122,27 @@ def is_undisturbed(seconds: Sequence[float]) -> bool:
     return falls and all(after >= before * NEARLY_BEST for before, after in pairwise(seconds[best:]))
 
 
-def run(infer: Callable[[NDArray[T]], NDArray[np.float32]], batch: NDArray[T]) -> NDArray[np.float32]:
-    """Computes a batch. Turns every error but the device's own into ConfigurationError."""
+def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]) -> None:
+    """Computes a batch of examples and checks the outputs.
+
+    Turns every error but the device's own into ConfigurationError.
+    """
     try:
-        return infer(batch)
+        outputs = backend.infer(signature, examples(signature, size, sizes))
+        check_outputs(signature, outputs, size, sizes)
     except (OutOfDeviceMemoryError, DeviceLostError):
         raise
     except Exception as error:  # every library has exception types of its own
         reason = " ".join(str(error).split())
-        if len(batch) > 1:
+        if size > 1:
             raise ConfigurationError(
-                f"the model cannot compute {len(batch)} pictures at once; if its file is of a fixed "
+                f"the model cannot compute {size} inputs at once; if its file is of a fixed "
                 f"batch size, export it with an open one, or set SERVING_MAX_BATCH_SIZE=1: {reason}"
             ) from error
-        raise ConfigurationError(f"the model cannot compute a picture: {reason}") from error
-
-
-def check_logits(logits: NDArray[np.float32], size: int, classes: int) -> None:
-    """Raises ConfigurationError unless the logits are finite and of shape [size, classes]."""
-    if logits.shape != (size, classes):
+        raise ConfigurationError(f"the model cannot compute an input: {reason}") from error
+    if signature.checks_finite and not all(np.isfinite(array).all() for array in outputs):
         raise ConfigurationError(
-            f"the model answers with shape {logits.shape} to {size} pictures, "
-            f"but model.json has {classes} labels"
-        )
-    if not np.isfinite(logits).all():
-        raise ConfigurationError(
-            "the model answers numbers that are not finite to a black picture: "
+            "the model answers numbers that are not finite to an input of zeros: "
             "its weights, or mean and std in model.json, are damaged"
         )
 

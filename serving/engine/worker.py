@@ -28,11 +28,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from serving.backends import batch_sizes, cuda_driver
 from serving.backends.base import Backend, BackendInfo, SlotReader
 from serving.engine import topology, warmup
 from serving.engine.executor import BatchExecutor, InFlightBatch
-from serving.engine.memory import Memory, Signature, SlotLayout, State, generation_of, slot_of
+from serving.engine.memory import Memory, State, generation_of, slot_of
 from serving.engine.queue import WorkQueue
 from serving.engine.worker_args import WorkerArgs
 from serving.errors import ConfigurationError
@@ -50,7 +52,7 @@ class Worker:
         self._args = args
         own = {"devices": [args.gpu], "device": args.device}
         self._settings = settings.model_copy(update=own)
-        self._memory = Memory(args.memory_fd, SlotLayout(**args.layout))
+        self._memory = Memory(args.memory_fd, args.layout)
         self._queue = WorkQueue(
             self._memory, args.index, args.work_fds, args.control_fd, settings, args.epoll_fd
         )
@@ -70,39 +72,41 @@ class Worker:
         if on_gpu:
             sizes.reverse()  # the largest allocates the memory that the others then share
             executor.device = ThreadPoolExecutor(1, "device")
-        warm_up = partial(self._warm_up, backend, sizes)
+        warm_up = partial(warmup.warm_up, backend, self._args.layout.signatures, sizes, settings)
         profile = executor.device.submit(warm_up).result() if executor.device else warm_up()
         threads = None if on_gpu else topology.idle_threads(settings)
         if on_gpu:
-            executor.buckets = list(profile)
-            if isinstance(backend, SlotReader) and backend.attach(memory.inputs):
-                executor.reader = backend
+            executor.buckets = list(profile.batch_ms)
+            executor.reader = self._slot_reader(backend)
         elif threads and (self._args.epoll_fd is None or self._args.index < topology.LONE_INPUT_WORKERS):
             executor.all_cores_backend = self._load_all_cores_backend(model, threads)
         return {
             "info": asdict(info),
             "gpu_uuid": gpu_uuid(self._args.gpu) if on_gpu else None,
-            "batch_ms": profile,
-            "batch_cap": cap or warmup.choose_cap(settings, profile),
+            "batch_ms": profile.batch_ms,
+            "batch_cap": cap or profile.batch_cap,
+            "element_cap": memory.element_cap[0] or profile.element_cap,
             "idle_threads": threads,
         }
 
     def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
         changes = {"intra_op_threads": threads, "device": "cpu"}
         backend, _ = self._load_backend(model, self._settings.model_copy(update=changes))
-        self._warm_up(backend, [1])
+        warmup.warm_up(backend, self._args.layout.signatures, [1], self._settings)
         return backend
+
+    def _slot_reader(self, backend: Backend) -> SlotReader | None:
+        """Returns the backend if its device can read the first signature's slots."""
+        (first, *others) = self._memory.signatures[0].inputs
+        if others or first.spec.varies or not isinstance(backend, SlotReader):
+            return None
+        return backend if backend.attach(first.array) else None
 
     def _load_backend(self, model: Model, settings: Settings) -> tuple[Backend, BackendInfo]:
         module, _, name = self._args.backend.partition(":")
         backend: Backend = getattr(importlib.import_module(module), name)()
         scratch = Path(self._args.scratch) if self._args.scratch else None
         return backend, backend.load(model, settings, scratch)
-
-    def _warm_up(self, backend: Backend, sizes: list[int]) -> dict[int, float]:
-        """Runs every batch size; returns each size's time in ms."""
-        layout = self._memory.layout
-        return warmup.warm_up(backend, (layout.height, layout.width, 3), layout.classes, sizes)
 
     def serve(self) -> None:
         """Takes and computes batches until the supervisor closes the control pipe."""
@@ -153,7 +157,7 @@ class Worker:
         """
         memory = self._memory
         now = time.monotonic()
-        by_signature: tuple[list[int], ...] = tuple([] for _ in Signature)
+        by_signature: list[list[int]] = [[] for _ in memory.signatures]
         requeued, dropped = [], []
         for value in taken:
             slot = slot_of(value)
@@ -171,7 +175,9 @@ class Worker:
                 by_signature[memory.signature[slot]].append(slot)
         if dropped:
             self._executor.report(dropped)
-        return [slots for slots in by_signature if slots], requeued
+        return [
+            batch for slots in by_signature if slots for batch in self._executor.split(slots)
+        ], requeued
 
 
 def gpu_uuid(index: int) -> str | None:
@@ -189,7 +195,7 @@ def trim_heap() -> None:
 
 def main() -> None:
     """Loads, reports the result, waits for the command to serve, and serves."""
-    args = WorkerArgs(**json.loads(sys.argv[1]))
+    args = TypeAdapter(WorkerArgs).validate_json(sys.argv[1])
     die_with_parent(args.parent)
     settings = Settings()
     configure_logging(settings)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from serving.engine.memory import SlotLayout
+
 SERVE = b"s"
 """Command on the control pipe: start to take work."""
 
@@ -31,7 +33,7 @@ class WorkerArgs:
     device: str
     """`cpu`, `cuda` or `auto`, as in the settings."""
 
-    layout: dict[str, int]
+    layout: SlotLayout
     memory_fd: int
     work_fds: tuple[int, int]
     """Read ends of the work pipes: interactive, bulk."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from serving.engine import gpu_monitor
 from serving.engine.client import EngineClient, Outcome
-from serving.engine.memory import Signature
 from serving.engine.provider import EngineHandle
 from serving.engine.statistics import BatchTotals, Timings, Totals
 from serving.errors import InvalidTensorError
@@ -63,6 +62,7 @@ class ActiveModel:
         self.description = handle.model.description
         self.labels = handle.model.labels
         self.decoder = ImageDecoder(self.description.image, settings.max_image_pixels)
+        self.signatures = handle.fds.layout.signatures
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)
         on_gpu = handle.profile["info"]["device"] != "cpu"
@@ -82,15 +82,15 @@ class ActiveModel:
 
     def metadata(self) -> ModelMetadata:
         """Returns the description that protocols give their clients."""
-        layout, profile = self.handle.fds.layout, self.handle.profile
+        profile = self.handle.profile
         return ModelMetadata(
             description=self.description,
             version=self.description.version,
             labels=self.labels,
-            image_size=(layout.height, layout.width),
+            image_size=self.description.image.output_size,
             backend=profile["info"]["backend"],
             on_gpu=profile["info"]["device"] != "cpu",
-            instances=layout.workers,
+            instances=self.handle.fds.layout.workers,
             ready_instances=self.client.memory.ready_workers[0],
             batch_cap=profile["batch_cap"],
         )
@@ -111,7 +111,7 @@ class ActiveModel:
             "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],
         }
 
-    def statistics(self, signature: Signature) -> tuple[Totals, dict[int, BatchTotals]]:
+    def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
         """Returns totals over all requests, and by batch size, since the version is in service."""
         counted = self.client.statistics
         return counted.totals(signature), counted.by_batch_size(signature)
@@ -151,7 +151,7 @@ class InferenceResult:
     """The engine's outcomes for one request."""
 
     model: ActiveModel
-    signature: Signature
+    signature: int
     outcomes: list[Outcome]
     admitted_at: float
     """time.monotonic() when the slots were acquired."""

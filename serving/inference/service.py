@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine import topology
-from serving.engine.client import Inputs
-from serving.engine.memory import Health, Signature
+from serving.engine.memory import Health
 from serving.engine.provider import EngineHandle, EngineProvider
 from serving.engine.statistics import BatchTotals, Totals
 from serving.errors import (
@@ -24,7 +23,6 @@ from serving.errors import (
     DeadlineExceededError,
     DrainingError,
     InvalidRequestError,
-    InvalidTensorError,
     ServingError,
     UnavailableError,
 )
@@ -43,9 +41,11 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
 from serving.tasks.image.decode import MAX_CHEAP_BYTES
+from serving.tasks.image_classification import IMAGE, TENSOR
+from serving.tensors import Item
 
 T = TypeVar("T")
-Prepare = Callable[[ActiveModel], Awaitable[Inputs]]
+Prepare = Callable[[ActiveModel], Awaitable[list[Item]]]
 
 
 class InferenceService:
@@ -169,7 +169,7 @@ class InferenceService:
         """Returns the content of `GET /model`. Raises UnavailableError before the model is loaded."""
         return self.active.describe()
 
-    def statistics(self, signature: Signature) -> tuple[Totals, dict[int, BatchTotals]]:
+    def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
         """Returns totals over all requests, and by batch size, since the version is in service."""
         return self.active.statistics(signature)
 
@@ -199,7 +199,7 @@ class InferenceService:
         if self.active.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
 
-    def check_free_slot(self, bulk: bool, signature: Signature = Signature.IMAGE) -> None:
+    def check_free_slot(self, bulk: bool, signature: int = IMAGE) -> None:
         """Refuses a request before its body is read. Raises RetryableError where it would fail later."""
         self._check_open()
         try:
@@ -225,15 +225,16 @@ class InferenceService:
         UnavailableError, DeadlineExceededError or WorkerCrashedError.
         """
 
-        async def decode(model: ActiveModel) -> Inputs:
+        async def decode(model: ActiveModel) -> list[Item]:
             if len(images) == 1:
-                return [await self._decode(model, images[0], bulk)]
+                return [[await self._decode(model, images[0], bulk)]]
             decoding = (self._decode_on_thread(model, image, bulk) for image in images)
-            return list(all_or_error(await asyncio.gather(*decoding, return_exceptions=True)))
+            pixels = all_or_error(await asyncio.gather(*decoding, return_exceptions=True))
+            return [[each] for each in pixels]
 
-        result = await self._infer(Signature.IMAGE, len(images), decode, deadline, bulk)
+        result = await self._infer(IMAGE, len(images), decode, deadline, bulk)
         labels = result.model.labels
-        tops = [best(labels, outcome.logits, top_k) for outcome in result.outcomes]
+        tops = [best(labels, outcome.outputs[0], top_k) for outcome in result.outcomes]
         return Predictions(tops, result.timings())
 
     async def infer(self, tensors: NDArray[np.float32], deadline: float, bulk: bool = False) -> Logits:
@@ -243,15 +244,11 @@ class InferenceService:
         Raises InvalidTensorError for another shape, and otherwise what `classify` raises.
         """
 
-        async def check(model: ActiveModel) -> Inputs:
-            layout = model.handle.fds.layout
-            expected = (3, layout.height, layout.width)
-            if tensors.shape[1:] != expected:
-                raise InvalidTensorError(f"the tensor's shape is {tensors.shape[1:]}, not {expected}")
-            return tensors
+        async def check(model: ActiveModel) -> list[Item]:
+            return model.signatures[TENSOR].items([tensors])
 
-        result = await self._infer(Signature.TENSOR, len(tensors), check, deadline, bulk)
-        rows = np.stack([outcome.logits for outcome in result.outcomes])
+        result = await self._infer(TENSOR, len(tensors), check, deadline, bulk)
+        rows = np.stack([outcome.outputs[0] for outcome in result.outcomes])
         return Logits(rows, result.model.labels, result.timings())
 
     async def run_on_thread(self, work: Callable[[], T], bulk: bool) -> T:
@@ -259,7 +256,7 @@ class InferenceService:
         return await self._threads.run(work, bulk)
 
     async def _infer(
-        self, signature: Signature, count: int, prepare: Prepare, deadline: float, bulk: bool
+        self, signature: int, count: int, prepare: Prepare, deadline: float, bulk: bool
     ) -> InferenceResult:
         """Acquires slots, prepares the inputs, and passes them through the engine."""
         self._check_open()

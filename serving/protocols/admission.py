@@ -19,10 +19,10 @@ from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError, UnauthorizedError
 from serving.http.body import BodyReader
 from serving.inference.service import InferenceService
+from serving.tasks.image_classification import IMAGE
 
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
@@ -99,7 +99,7 @@ class Admission:
         )
         self.small = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, self.reader.timeout_s)
 
-    def admit(self, request: Request, signature: Signature = Signature.IMAGE) -> RequestOptions:
+    def admit(self, request: Request, signature: int = IMAGE) -> RequestOptions:
         """Checks key, headers and a free slot, before the body is read.
 
         Raises UnauthorizedError, InvalidRequestError or RetryableError.
@@ -113,7 +113,7 @@ class Admission:
         )
 
     def admit_headers(
-        self, authorization: str, timeout_ms: str | None, priority: str | None, signature: Signature
+        self, authorization: str, timeout_ms: str | None, priority: str | None, signature: int
     ) -> RequestOptions:
         """Does the same as `admit` with the headers' values, or gRPC's metadata."""
         self.check_key.check(authorization)

@@ -6,9 +6,9 @@ name in `model.json` is another name of the first.
 
 from dataclasses import dataclass
 
-from serving.engine.memory import Signature
 from serving.errors import NotFoundError
 from serving.inference.service import InferenceService
+from serving.tasks.image_classification import IMAGE, TENSOR
 
 IMAGE_MODEL, TENSOR_MODEL = "food_classifier", "food_classifier_onnx"
 
@@ -31,7 +31,7 @@ class CatalogEntry:
 
     name: str
     version: str
-    signature: Signature
+    signature: int
     input: TensorSpec
     outputs: tuple[TensorSpec, ...]
 
@@ -43,9 +43,9 @@ class ModelCatalog:
         self._service = service
         own = service.model.description.name
         self.signatures = {
-            own: Signature.IMAGE,
-            IMAGE_MODEL: Signature.IMAGE,
-            TENSOR_MODEL: Signature.TENSOR,
+            own: IMAGE,
+            IMAGE_MODEL: IMAGE,
+            TENSOR_MODEL: TENSOR,
         }
         self._described: object = None
         self._entries: dict[str, CatalogEntry] = {}
@@ -66,7 +66,7 @@ class ModelCatalog:
 
     def _describe(self, name: str) -> CatalogEntry:
         model, signature = self._service.metadata(), self.signatures[name]
-        if signature is Signature.IMAGE:
+        if signature is IMAGE:
             image = TensorSpec("INPUT_IMAGE", "BYTES", (1,))
             outputs = TensorSpec("FOOD_LABEL", "BYTES", (1,)), TensorSpec("PROBABILITY", "FP32", (1,))
             return CatalogEntry(name, model.version, signature, image, outputs)

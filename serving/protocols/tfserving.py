@@ -13,7 +13,6 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from serving.engine.memory import Signature
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, NotFoundError, ServingError
 from serving.http.access_log import RequestContext
@@ -25,6 +24,7 @@ from serving.protocols.admission import Admission, DirectRoute, RequestOptions, 
 from serving.protocols.catalog import CatalogEntry, ModelCatalog, TensorSpec
 from serving.protocols.v2.codec import check_size, commas
 from serving.tasks.image.decode import from_base64
+from serving.tasks.image_classification import IMAGE, TENSOR
 
 SEGMENT = "v1"
 SIGNATURE = "serving_default"
@@ -132,7 +132,7 @@ def value_of(named: Named, model: CatalogEntry) -> bytes:
 
 def column(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDArray[np.float32]:
     """Parses the batch of the one input; a single image may come without brackets."""
-    if model.signature is Signature.IMAGE:
+    if model.signature is IMAGE:
         if bytes(memoryview(raw)[:1]) != b"[":
             return [text_of(decode_json(IMAGE_TEXT, raw))]
         texts = [text_of(value) for value in decode_json(IMAGES, raw)]
@@ -220,7 +220,7 @@ def predict_router(service: InferenceService, admission: Admission, catalog: Mod
         options = admission.admit(request, model.signature)
         async with admission.body(request, compressed=True) as content:
             parse_content = partial(parse, content, model, service.largest_request)
-            if len(content) > LARGE and model.signature is Signature.TENSOR:
+            if len(content) > LARGE and model.signature is TENSOR:
                 inputs = await service.run_on_thread(parse_content, options.bulk)
             else:
                 inputs = parse_content()

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError, NotSupportedError, ServingError
 from serving.http.access_log import RequestContext
 from serving.http.body import IMAGE_FIELDS, file_from_form, image_from_json, parsed_content_type
@@ -18,6 +17,7 @@ from serving.inference.active_model import EncodedImage
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
+from serving.tasks.image_classification import TENSOR
 
 SEGMENTS = ("predictions", "explanations", "ping", "models")
 TOP = 5
@@ -102,7 +102,7 @@ def predictions_router(
     @router.post("/predictions/{model}/{version}")
     @router.put("/predictions/{model}/{version}")
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
-        if find(catalog, model, version).signature is Signature.TENSOR:
+        if find(catalog, model, version).signature is TENSOR:
             raise InvalidRequestError(f"{model} takes tensors, which this protocol has no form for")
         options = admission.admit(request)
         async with admission.body(request, compressed=True) as body:

@@ -9,6 +9,7 @@ from serving.model import ImagePipeline, Model
 from serving.settings import Settings
 from serving.tasks.image.classification import softmax
 from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image_classification import compute_logits
 from tests import pictures
 
 
@@ -37,11 +38,11 @@ def logits(batch: np.ndarray) -> list[np.ndarray]:
     answers = []
     for backend in (OnnxBackend(), TorchBackend()):
         backend.load(model, settings)
-        whole = backend.infer(batch)
-        single = np.concatenate([backend.infer(batch[i : i + 1]) for i in range(len(batch))])
+        whole = compute_logits(backend, batch)
+        single = np.concatenate([compute_logits(backend, batch[i : i + 1]) for i in range(len(batch))])
         normalised = normalise(batch, model.description.image)
-        tensors = backend.infer_tensor(normalised)
-        alone = backend.infer_tensor(normalised[:1])
+        tensors = compute_logits(backend, normalised)
+        alone = compute_logits(backend, normalised[:1])
         backend.close()
         np.testing.assert_allclose(tensors, whole, atol=1e-3)
         np.testing.assert_allclose(alone, whole[:1], atol=1e-3)

@@ -15,7 +15,6 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.engine.memory import Signature
 from serving.engine.provider import LocalEngine
 from serving.errors import (
     DeadlineExceededError,
@@ -32,6 +31,7 @@ from serving.inference.service import InferenceService
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.image_classification import IMAGE, TENSOR, signatures
 from tests.fake import BACKEND
 from tests.fake.backend import Failure, command, command_tensor
 
@@ -53,7 +53,7 @@ async def engine(
     for name, value in {**settings, "SERVING_QUEUE_SIZE": "16", **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
-    provider = LocalEngine(BACKEND, chosen)
+    provider = LocalEngine(BACKEND, chosen, signatures)
     service = InferenceService(Model.read(chosen.model_dir), chosen, Metrics(), provider)
     async with service.running():
         yield service
@@ -111,9 +111,9 @@ async def test_tensors_come_back_in_order_and_in_batches(
         assert classes(await many) == [3, 1, 4, 1, 5]
         await until(lambda: free_slots(service) == 16)
         statistics = service.active.client.statistics
-        totals = statistics.totals(Signature.TENSOR)
+        totals = statistics.totals(TENSOR)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 2, 0)
-        batches = statistics.by_batch_size(Signature.TENSOR)
+        batches = statistics.by_batch_size(TENSOR)
         assert {size: batch.executions for size, batch in batches.items()} == {1: 2, 4: 1}
 
 
@@ -132,7 +132,7 @@ async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
         await first
         assert [top[0].label for top in (await photos).tops] == ["7", "8"]
         assert classes(await arrays) == [5, 6]
-        for kind in Signature:
+        for kind in (IMAGE, TENSOR):
             assert service.active.client.statistics.by_batch_size(kind)[2].executions == 1
 
 
@@ -165,7 +165,7 @@ async def test_one_poisonous_tensor_fails_alone(
         assert isinstance(after, Logits)
         assert (classes(before), classes(after)) == ([1, 2], [3])
         assert type(failed) is error
-        totals = service.active.client.statistics.totals(Signature.TENSOR)
+        totals = service.active.client.statistics.totals(TENSOR)
         assert (totals.successes, totals.failures) == (3, 1)
 
 
@@ -217,7 +217,7 @@ async def test_deadline_and_cancellation_leave_nothing_behind(
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
         await until(lambda: free_slots(service) == 16)
-        totals = service.active.client.statistics.totals(Signature.TENSOR)
+        totals = service.active.client.statistics.totals(TENSOR)
         assert (totals.inferences, totals.successes, totals.failures) == (1, 1, 2)
 
 

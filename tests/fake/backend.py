@@ -11,9 +11,8 @@ is a file into which it writes the size of every batch. With FAKE_READER=1 it re
 import io
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryErr
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array, Signature
 
 
 class Failure(IntEnum):
@@ -69,7 +69,14 @@ class FakeBackend:
             "fake 1", os.environ.get("FAKE_DEVICE", "cpu"), "fake", "fp32", "it is a fake"
         )
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Obeys the first pixel of each picture, or the first number of each channel as its colour."""
+        (batch,) = inputs
+        if not signature.normalises:
+            batch = batch[:, :, :1, :1].transpose(0, 2, 3, 1).astype(np.uint8)
+        return [self.obey(batch)]
+
+    def obey(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Obeys the first pixel of each picture."""
         logits = np.zeros((len(batch), self.classes), np.float32)
         time.sleep(float(os.environ.get("FAKE_MS", "0")) / 1000)
@@ -96,22 +103,18 @@ class FakeBackend:
                 row[:] = np.nan
         return logits
 
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Obeys the first number of each channel, as if it were a pixel's colour."""
-        return self.infer(batch[:, :, :1, :1].transpose(0, 2, 3, 1).astype(np.uint8))
-
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Reads them where FAKE_READER says so."""
         self.slots = slots
         return os.environ.get("FAKE_READER") == "1"
 
-    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
+    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], Sequence[Array]]:
         """Pads with pictures of class 0."""
         assert self.slots is not None
         assert place in (0, 1)
         batch = np.zeros((size, *self.slots.shape[1:]), np.uint8)
         batch[: len(indices)] = self.slots[indices]
-        return partial(self.infer, batch)
+        return lambda: [self.obey(batch)]
 
     def trim(self) -> None:
         """Nothing to give back."""

@@ -14,6 +14,7 @@ from serving.backends.device_errors import OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.image_classification import compute_logits
 from tests.gpu.conftest import fraction
 
 pytestmark = pytest.mark.gpu
@@ -57,14 +58,16 @@ def test_every_bucket_answers_as_the_cpu_does(
     load: Load, pixels: NDArray[np.uint8], precision: str, graphs: bool
 ) -> None:
     on_cpu = load(device="cpu")
-    expected = np.concatenate([on_cpu.infer(pixels[at : at + 8]) for at in range(0, LARGEST, 8)])
+    expected = np.concatenate(
+        [compute_logits(on_cpu, pixels[at : at + 8]) for at in range(0, LARGEST, 8)]
+    )
     on_gpu = load(device="cuda", precision=precision, cuda_graphs=graphs)
     close = TOLERANCE[precision]
     sizes = batch_sizes.sizes(Settings(max_batch_size=LARGEST), "cuda")
     for size in [*reversed(sizes), *sizes]:  # recorded, then each after another
         for first in {0, LARGEST - size}:
             part = slice(first, first + size)
-            found = on_gpu.infer(pixels[part])
+            found = compute_logits(on_gpu, pixels[part])
             np.testing.assert_allclose(found, expected[part], atol=close, rtol=close)
     on_gpu.close()
 
@@ -75,11 +78,11 @@ def test_tensors_take_the_same_network(load: Load, pixels: NDArray[np.uint8], pr
     mean, std = (np.asarray(values, np.float32) for values in (image.mean, image.std))
     photos: NDArray[np.float32] = np.empty((8, 3, *image.output_size), np.float32)
     photos[:] = ((pixels[:8] / 255 - mean) / std).transpose(0, 3, 1, 2)
-    expected = load(device="cpu").infer_tensor(photos)
+    expected = compute_logits(load(device="cpu"), photos)
     backend = load(device="cuda", precision=precision)
     close = TOLERANCE[precision]
-    np.testing.assert_allclose(backend.infer_tensor(photos), expected, atol=close, rtol=close)
-    np.testing.assert_allclose(backend.infer(pixels[:8]), expected, atol=close, rtol=close)
+    np.testing.assert_allclose(compute_logits(backend, photos), expected, atol=close, rtol=close)
+    np.testing.assert_allclose(compute_logits(backend, pixels[:8]), expected, atol=close, rtol=close)
     backend.close()
 
 
@@ -93,10 +96,10 @@ def test_slots_are_read_by_the_device(load: Load, pixels: NDArray[np.uint8]) -> 
         other = backend.fetch([7], 4, 1)
         found = backend.fetch(indices, 4, 0)()[: len(indices)]
         other()
-        expected = backend.infer(pixels[[*indices, *[0] * (4 - len(indices))]])[: len(indices)]
+        expected = compute_logits(backend, pixels[[*indices, *[0] * (4 - len(indices))]])[: len(indices)]
         np.testing.assert_array_equal(found, expected)
     slots[0] = 255 - slots[0]  # it looks again every time
-    assert np.abs(backend.fetch([0], 1, 0)() - backend.infer(pixels[:1])).max() > 0
+    assert np.abs(backend.fetch([0], 1, 0)() - compute_logits(backend, pixels[:1])).max() > 0
     backend.close()
     backend.close()
 
@@ -106,10 +109,10 @@ def test_a_batch_that_does_not_fit_leaves_the_device_usable(
 ) -> None:
     room = fraction(ROOM[package])
     backend = load(device="cuda", precision="fp16", gpu_memory_fraction=room, max_batch_size=512)
-    before = backend.infer(pixels[:1])
+    before = compute_logits(backend, pixels[:1])
     with pytest.raises(OutOfDeviceMemoryError):
-        backend.infer(np.repeat(pixels, 8, axis=0))
-    np.testing.assert_array_equal(backend.infer(pixels[:1]), before)
+        compute_logits(backend, np.repeat(pixels, 8, axis=0))
+    np.testing.assert_array_equal(compute_logits(backend, pixels[:1]), before)
     backend.close()
 
 

@@ -11,6 +11,7 @@ from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
+from serving.tasks.image_classification import image_signatures
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def decodes_on_event_loop(
     """Returns what a web process of such a service decides."""
     monkeypatch.setattr(cpus, "usable", lambda: cores)
     layout = SlotLayout(
-        slots=64, frontends=64, workers=workers, max_batch=4, height=8, width=8, classes=9
+        slots=64, frontends=64, workers=workers, max_batch=4, signatures=image_signatures((8, 8), 9)
     )
     profile = {
         "info": {"device": device},

@@ -22,9 +22,10 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
+from serving.tasks.image_classification import image_signatures
 
 pytestmark = pytest.mark.anyio
-LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, height=8, width=8, classes=9)
+LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
 End = tuple[FrontendProcess, socket.socket]
 
 
@@ -226,6 +227,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
+    monkeypatch.setattr(cluster, "signatures", lambda _: ())
     monkeypatch.setattr(Model, "read", Mock())
     return made
 

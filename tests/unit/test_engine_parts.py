@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from array import array as array_of
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,13 @@ from serving.engine.worker_process import WorkerProcess, describe_exit
 from serving.errors import ConfigurationError
 from serving.settings import Settings
 from serving.system import cpus
+from serving.tasks.image_classification import image_signatures
+from serving.tensors import Array, Signature
 
-LAYOUT = SlotLayout(slots=12, frontends=3, workers=2, max_batch=8, height=5, width=7, classes=11)
+LAYOUT = SlotLayout(
+    slots=12, frontends=3, workers=2, max_batch=8, signatures=image_signatures((5, 7), 11)
+)
+IMAGES = LAYOUT.signatures[0]
 
 
 @pytest.fixture
@@ -95,25 +100,25 @@ def test_arrays_do_not_overlap(memory: Memory) -> None:
     rows = [row for rows in memory.statistics for row in rows]
     for row in rows:
         row[:] = array_of("q", [99] * len(row))
-    memory.outputs[:] = 100
-    memory.inputs[:] = 101
-    memory.tensors[:] = 102
+    tensors = [tensor.array for each in memory.signatures for tensor in (*each.inputs, *each.outputs)]
+    for number, tensor in enumerate(tensors, start=100):
+        tensor[:] = number
+    memory.sizes[:] = 98
     for place, (name, array) in enumerate(arrays.items(), start=1):
         assert set(array.tolist()) == {place}, name
     assert all(set(row.tolist()) == {99} for row in rows)
-    assert (memory.outputs == 100).all()
-    assert (memory.inputs == 101).all()
-    assert memory.inputs.shape == (12, 5, 7, 3)
-    assert memory.tensors.shape == (12, 3, 5, 7)
+    assert all((tensor == number).all() for number, tensor in enumerate(tensors, start=100))
+    assert (memory.sizes == 98).all()
+    assert [tensor.shape for tensor in tensors[:3]] == [(12, 5, 7, 3), (12, 11), (12, 3, 5, 7)]
     assert [memory.owner(slot) for slot in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_another_mapping_of_the_same_descriptor_sees_the_same(memory: Memory) -> None:
     other = Memory(os.dup(memory.fd), LAYOUT)
     memory.state[3] = State.DONE
-    memory.inputs[3] = 9
+    memory.signatures[0].inputs[0].array[3] = 9
     assert other.state[3] == State.DONE
-    assert (other.inputs[3] == 9).all()
+    assert (other.signatures[0].inputs[0].array[3] == 9).all()
     other.close()
 
 
@@ -216,12 +221,13 @@ def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap() -> None:
     class Disturbed:
         calls = 0
 
-        def infer(self, batch: np.ndarray) -> np.ndarray:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            (batch,) = inputs
             self.calls += len(batch) == 2
             time.sleep(0.08 if len(batch) == 2 and self.calls <= warmup.MIN_ROUNDS else 0.002)
-            return np.zeros((len(batch), 3), np.float32)
+            return [np.zeros((len(batch), 11), np.float32)]
 
-    profile = warmup.measure(Disturbed(), (2, 2, 3), 3, [1, 2, 4])  # type: ignore[arg-type]
+    profile = warmup.measure(Disturbed(), IMAGES, [1, 2, 4])  # type: ignore[arg-type]
     assert profile[2] < 80
     assert warmup.choose_cap(Settings(), profile) == 4
 
@@ -235,25 +241,28 @@ def test_every_power_of_two_and_the_largest_are_run() -> None:
 
 def test_measuring_needs_outputs_of_the_right_shape() -> None:
     class Wrong:
-        def infer(self, batch: np.ndarray) -> np.ndarray:
-            return np.zeros((len(batch), 3), np.float32)
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            return [np.zeros((len(inputs[0]), 3), np.float32)]
 
-    with pytest.raises(Exception, match=r"but model\.json has 11 labels"):
-        warmup.measure(Wrong(), (5, 7, 3), 11, [1])  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigurationError, match=r"\[1, 3\], not .* \[1, 11\]: model\.json has 11 labels"
+    ):
+        warmup.measure(Wrong(), IMAGES, [1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("most", "words"), [(1, "SERVING_MAX_BATCH_SIZE=1"), (0, "cannot compute a picture"), (4, "finite")]
+    ("most", "words"), [(1, "SERVING_MAX_BATCH_SIZE=1"), (0, "cannot compute an input"), (4, "finite")]
 )
 def test_warm_up_says_what_a_model_cannot(most: int, words: str) -> None:
     class Limited:
-        def infer(self, batch: np.ndarray) -> np.ndarray:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            (batch,) = inputs
             if len(batch) > most:
                 raise RuntimeError("a reason\nof many\nlines")
-            return np.full((len(batch), 3), 1.0 if most == 1 else np.nan, np.float32)
+            return [np.full((len(batch), 11), 1.0 if most == 1 else np.nan, np.float32)]
 
     with pytest.raises(ConfigurationError, match=words) as caught:
-        warmup.measure(Limited(), (5, 7, 3), 3, [1, 2])  # type: ignore[arg-type]
+        warmup.measure(Limited(), IMAGES, [1, 2])  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -389,7 +398,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         scratch=None,
         gpu=0,
         device="cpu",
-        layout={},
+        layout=LAYOUT,
         memory_fd=memory.fd,
         work_fds=(0, 0),
         done_fds=(),

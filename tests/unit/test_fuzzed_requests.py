@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.memory import Signature
 from serving.errors import ServingError
 from serving.http import body
 from serving.protocols import tcp_frames as frames
@@ -18,22 +17,23 @@ from serving.protocols import tfserving, torchserve
 from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2 import grpc_messages
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
+from serving.tasks.image_classification import IMAGE, TENSOR
 
 PHOTO = CatalogEntry(
     "photo",
     "1",
-    Signature.IMAGE,
+    IMAGE,
     TensorSpec("INPUT_IMAGE", "BYTES", (1,)),
     (TensorSpec("o", "FP32", (1,)),),
 )
-TENSOR = CatalogEntry(
+NUMBERS = CatalogEntry(
     "tensor",
     "1",
-    Signature.TENSOR,
+    TENSOR,
     TensorSpec("input", "FP32", (3, 2, 2)),
     (TensorSpec("o", "FP32", (4,)),),
 )
-MODELS = st.sampled_from([PHOTO, TENSOR])
+MODELS = st.sampled_from([PHOTO, NUMBERS])
 MOST = 4
 
 FLOATS = st.floats(width=32)
@@ -83,7 +83,7 @@ REQUEST = st.builds(
 def check_elements(data: Any, model: CatalogEntry) -> None:  # Any: pictures, or an array
     """As many as a request may have, of the model's own shape."""
     assert 1 <= len(data) <= MOST
-    if model.signature is Signature.TENSOR:
+    if model.signature is TENSOR:
         assert isinstance(data, np.ndarray)
         assert data.dtype == np.float32
         assert data.shape[1:] == model.input.dims

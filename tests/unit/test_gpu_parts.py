@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -24,8 +24,10 @@ from serving.engine.queue import WorkQueue
 from serving.errors import ConfigurationError
 from serving.metrics import Metrics
 from serving.settings import Settings
+from serving.tasks.image_classification import image_signatures
+from serving.tensors import Array, Signature
 
-LAYOUT = SlotLayout(slots=4, frontends=1, workers=2, max_batch=8, height=2, width=2, classes=3)
+LAYOUT = SlotLayout(slots=4, frontends=1, workers=2, max_batch=8, signatures=image_signatures((2, 2), 3))
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
@@ -65,19 +67,19 @@ class Small:
     def __init__(self, fits: int) -> None:
         self.fits = fits
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
         """Zeros [N, 3]."""
-        if len(batch) > self.fits:
+        if len(inputs[0]) > self.fits:
             raise OutOfDeviceMemoryError("full")
-        return np.zeros((len(batch), 3), np.float32)
+        return [np.zeros((len(inputs[0]), 3), np.float32)]
 
 
 def test_sizes_that_do_not_fit_are_left_out_at_warm_up() -> None:
-    profile = warmup.measure(Small(4), (2, 2, 3), 3, [8, 4, 2, 1])  # type: ignore[arg-type]
+    profile = warmup.measure(Small(4), LAYOUT.signatures[0], [8, 4, 2, 1])  # type: ignore[arg-type]
     assert list(profile) == [1, 2, 4]
     assert warmup.choose_cap(Settings(max_batch_size=8), profile) == 4
-    with pytest.raises(ConfigurationError, match="too small for one picture: full"):
-        warmup.measure(Small(0), (2, 2, 3), 3, [2, 1])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="too small for one input: full"):
+        warmup.measure(Small(0), LAYOUT.signatures[0], [2, 1])  # type: ignore[arg-type]
 
 
 class Forgetful:
@@ -86,12 +88,12 @@ class Forgetful:
     def __init__(self) -> None:
         self.held: weakref.ref[NDArray[np.float32]] | None = None
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
         """Zeros [1, 3]; by then the attempt with two has let go of everything."""
-        if len(batch) == 1:
+        if len(inputs[0]) == 1:
             assert self.held is not None
             assert self.held() is None
-            return np.zeros((1, 3), np.float32)
+            return [np.zeros((1, 3), np.float32)]
         activations = np.zeros(1, np.float32)
         self.held = weakref.ref(activations)
         with translate_errors():

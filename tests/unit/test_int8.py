@@ -19,6 +19,7 @@ from serving.backends.shared_choice import shared_choice
 from serving.errors import ConfigurationError
 from serving.model import Int8Verdict, Model
 from serving.settings import Settings
+from serving.tasks.image_classification import compute_logits
 
 FILE = "model_quantized.onnx"
 IMAGES = precision_check.sample_images((8, 8))
@@ -102,7 +103,7 @@ def test_the_setting_and_the_verdict_decide(
     backend = OnnxBackend()
     info = backend.load(model_with(tmp_path, verdict, listed), settings)
     assert (info.precision, info.precision_reason) == (precision, reason)
-    assert backend.infer(precision_check.sample_images((224, 224))).shape == (8, 11)
+    assert compute_logits(backend, precision_check.sample_images((224, 224))).shape == (8, 11)
 
 
 def test_without_an_int8_file_auto_is_fp32_and_int8_is_refused(tmp_path: Path) -> None:
@@ -134,8 +135,8 @@ def test_the_shipped_int8_file_answers_as_fp32_does_and_makes_no_class_of_nan() 
     for precision in ("fp32", "int8"):
         backend = OnnxBackend()
         backend.load(model, Settings.model_validate({"device": "cpu", "precision": precision}))
-        answers[precision] = backend.infer(images)
-        finite = np.isfinite(backend.infer_tensor(tensors)).all(axis=1)
+        answers[precision] = compute_logits(backend, images)
+        finite = np.isfinite(compute_logits(backend, tensors)).all(axis=1)
         assert finite.tolist() == [True, False, False]
     recorded = model.description.int8[f"1/{FILE}"]
     assert recorded.fit

@@ -20,6 +20,7 @@ from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryErr
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.image_classification import compute_logits
 
 
 class Queue:
@@ -90,7 +91,7 @@ def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What the CPU says of them."""
     backend = TorchBackend()
     backend.load(model, Settings(device="cpu", precision="fp32"))
-    return backend.infer(pixels)
+    return compute_logits(backend, pixels)
 
 
 def network_of(model: Model, dtype: torch.dtype = torch.float32) -> cuda.CudaNetwork:

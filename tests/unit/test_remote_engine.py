@@ -17,10 +17,13 @@ from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.provider import EngineHandle
 from serving.errors import ConfigurationError
 from serving.settings import Settings
+from serving.tasks.image_classification import image_signatures
 from tests.e2e.conftest import write_model
 
 pytestmark = pytest.mark.anyio
-LAYOUT = SlotLayout(slots=2, frontends=1, workers=1, max_batch=1, height=8, width=8, classes=4096)
+LAYOUT = SlotLayout(
+    slots=2, frontends=1, workers=1, max_batch=1, signatures=image_signatures((8, 8), 4096)
+)
 
 
 @pytest.fixture

@@ -9,9 +9,12 @@ import pytest
 from serving.engine.client import EngineClient
 from serving.engine.memory import EngineFds, Memory, SlotLayout, State
 from serving.errors import OverloadedError
+from serving.tasks.image_classification import image_signatures
 
 pytestmark = pytest.mark.anyio
-LAYOUT = SlotLayout(slots=12, frontends=3, workers=1, max_batch=1, height=2, width=2, classes=2)
+LAYOUT = SlotLayout(
+    slots=12, frontends=3, workers=1, max_batch=1, signatures=image_signatures((2, 2), 2)
+)
 
 
 @contextmanager

@@ -5,10 +5,11 @@ from dataclasses import fields
 
 import pytest
 
-from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, Signature, SlotLayout
+from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, SlotLayout
 from serving.engine.statistics import BatchTotals, Statistics, Timings, Totals
+from serving.tasks.image_classification import IMAGE, TENSOR, image_signatures
 
-LAYOUT = SlotLayout(slots=4, frontends=2, workers=1, max_batch=8, height=2, width=2, classes=3)
+LAYOUT = SlotLayout(slots=4, frontends=2, workers=1, max_batch=8, signatures=image_signatures((2, 2), 3))
 
 
 @pytest.fixture
@@ -25,41 +26,41 @@ def test_the_rows_have_room_for_the_fields() -> None:
 
 
 def test_nothing_has_happened_at_first(frontends: list[Statistics]) -> None:
-    assert frontends[0].totals(Signature.IMAGE) == Totals()
-    assert frontends[0].by_batch_size(Signature.TENSOR) == {}
+    assert frontends[0].totals(IMAGE) == Totals()
+    assert frontends[0].by_batch_size(TENSOR) == {}
 
 
 def test_figures_of_all_web_processes_add_up(frontends: list[Statistics]) -> None:
     for web, statistics in enumerate(frontends):
         for is_batch_leader in (True, False, False):  # three inputs of two requests
-            statistics.executed(Signature.IMAGE, 3, is_batch_leader, 0.5)
-        statistics.succeeded(Signature.IMAGE, Timings(0.25, 0.5, 1.0, 0.125), [3])
-        statistics.succeeded(Signature.IMAGE, Timings(0.5, 0.5, 1.0, 0.25), [3, 3])
-        statistics.failed(Signature.IMAGE, web)
+            statistics.executed(IMAGE, 3, is_batch_leader, 0.5)
+        statistics.succeeded(IMAGE, Timings(0.25, 0.5, 1.0, 0.125), [3])
+        statistics.succeeded(IMAGE, Timings(0.5, 0.5, 1.0, 0.25), [3, 3])
+        statistics.failed(IMAGE, web)
     for statistics in frontends:
-        totals = statistics.totals(Signature.IMAGE)
+        totals = statistics.totals(IMAGE)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 4, 2)
         assert totals.last_inference_ms > 0
         assert totals.failure_ns == 1_000_000_000
         parts = totals.decode_ns + totals.queue_ns + totals.infer_ns + totals.output_ns
         assert parts == totals.success_ns
-        batches = statistics.by_batch_size(Signature.IMAGE)
+        batches = statistics.by_batch_size(IMAGE)
         assert list(batches) == [3]
         assert batches[3].executions * 3 == totals.inferences
         assert batches[3].infer_ns == 1_000_000_000
         assert batches[3].decode_ns == totals.decode_ns
         assert batches[3].output_ns == totals.output_ns
-        assert statistics.totals(Signature.TENSOR) == Totals()
+        assert statistics.totals(TENSOR) == Totals()
 
 
 def test_every_batch_size_has_a_place_of_its_own(frontends: list[Statistics]) -> None:
     for batch_size in range(1, 9):
         for _ in range(batch_size):
-            frontends[0].executed(Signature.TENSOR, batch_size, True, 0.0)
-    found = frontends[1].by_batch_size(Signature.TENSOR)
+            frontends[0].executed(TENSOR, batch_size, True, 0.0)
+    found = frontends[1].by_batch_size(TENSOR)
     assert {size: batch.executions for size, batch in found.items()} == {n: n for n in range(1, 9)}
 
 
 def test_clocks_that_disagree_count_as_no_time(frontends: list[Statistics]) -> None:
-    frontends[0].succeeded(Signature.IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
-    assert frontends[0].totals(Signature.IMAGE).success_ns == 500_000_000
+    frontends[0].succeeded(IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
+    assert frontends[0].totals(IMAGE).success_ns == 500_000_000

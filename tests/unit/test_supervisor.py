@@ -12,13 +12,14 @@ from serving.engine.worker_args import REFRESH_HEARTBEAT
 from serving.engine.worker_process import WorkerProcess
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.image_classification import signatures
 
 
 @pytest.fixture
 def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     """With three places for workers; its thread starts none of them."""
     monkeypatch.setattr(Supervisor, "_start_due", lambda _: None)
-    made = Supervisor("no:Backend", model, Settings(instances=3))
+    made = Supervisor("no:Backend", model, signatures(model), Settings(instances=3))
     made._allocate()
     made._startup_over.set()
     yield made

@@ -17,6 +17,7 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
 from serving.tasks.image.decode import ImageDecoder
+from serving.tasks.image_classification import compute_logits
 from tests import pictures
 from tests.fake import triton_backend as backend
 from tests.fake.triton_backend import Request
@@ -49,7 +50,7 @@ def expected() -> list[list[tuple[str, float]]]:
     network.load(served, SETTINGS)
     decoder = ImageDecoder(served.description.image, SETTINGS.max_image_pixels)
     pixels = np.stack([decoder.decode(photo) for photo in PHOTOS])
-    rows = [best(served.labels, row, 11) for row in network.infer(pixels)]
+    rows = [best(served.labels, row, 11) for row in compute_logits(network, pixels)]
     return [[(score.label, score.probability) for score in row] for row in rows]
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.memory import Signature
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, ServingError
 from serving.http.body import pack, unpack
@@ -20,12 +19,13 @@ from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.codec import header_length, parse
 from serving.protocols.v2.inference import InferRequest, WantedOutput, infer
 from serving.tasks.image.decode import image_bytes
+from serving.tasks.image_classification import IMAGE, TENSOR
 
 PHOTO = CatalogEntry(
-    "photo", "1", Signature.IMAGE, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
+    "photo", "1", IMAGE, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
 )
-TENSOR = CatalogEntry(
-    "tensor", "1", Signature.TENSOR, TensorSpec("i", "FP32", (3, 2, 2)), (TensorSpec("o", "FP32", (4,)),)
+ARRAY = CatalogEntry(
+    "tensor", "1", TENSOR, TensorSpec("i", "FP32", (3, 2, 2)), (TensorSpec("o", "FP32", (4,)),)
 )
 MOST = 4
 
@@ -72,13 +72,13 @@ def check_question(body: bytes, length: str | None, model: CatalogEntry) -> None
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
     assert 1 <= len(question.data) <= MOST
-    if model.signature is Signature.TENSOR:
+    if model.signature is TENSOR:
         assert isinstance(question.data, np.ndarray)
         assert question.data.dtype == np.float32
         assert question.data.shape[1:] == model.input.dims
 
 
-@pytest.mark.parametrize("model", [PHOTO, TENSOR], ids=["photo", "tensor"])
+@pytest.mark.parametrize("model", [PHOTO, ARRAY], ids=["photo", "tensor"])
 @settings(max_examples=300, deadline=None)
 @given(request=REQUEST, tail=st.binary(max_size=100), length=st.none() | st.integers(-3, 3))
 def test_requests_that_are_nearly_right(
@@ -89,7 +89,7 @@ def test_requests_that_are_nearly_right(
     check_question(head, None, model)
 
 
-@pytest.mark.parametrize("model", [PHOTO, TENSOR], ids=["photo", "tensor"])
+@pytest.mark.parametrize("model", [PHOTO, ARRAY], ids=["photo", "tensor"])
 @settings(max_examples=200, deadline=None)
 @given(body=st.binary(max_size=200), length=st.none() | st.text(max_size=4))
 def test_bodies_of_any_bytes(model: CatalogEntry, body: bytes, length: str | None) -> None:
@@ -115,7 +115,7 @@ def test_numbers_are_a_view_of_the_body() -> None:
     values = np.arange(24, dtype="<f4")
     tensor = {"name": "i", "datatype": "FP32", "shape": [2, 3, 2, 2]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 96}}]}).encode()
-    question: InferRequest = parse(head + values.tobytes(), len(head), TENSOR, MOST)
+    question: InferRequest = parse(head + values.tobytes(), len(head), ARRAY, MOST)
     assert isinstance(question.data, np.ndarray)
     assert question.data.ravel().tolist() == values.tolist()
     assert not question.data.flags.owndata
@@ -150,7 +150,7 @@ def test_compressed_bodies_unpack_within_the_limit(data: bytes, encoding: str, c
             assert broken is data
 
 
-@pytest.mark.parametrize("model", [PHOTO, TENSOR])
+@pytest.mark.parametrize("model", [PHOTO, ARRAY])
 @pytest.mark.parametrize("text", ['{"inputs": [%s]}', '{"outputs": [%s]}', '{"id": [%s]}'])
 def test_a_flood_of_small_things_is_refused_before_they_are_built(
     model: CatalogEntry, text: str
@@ -174,6 +174,6 @@ class Switched:
 
 def test_classes_are_named_by_the_version_that_computed_them() -> None:
     data = np.zeros((1, 3, 2, 2), np.float32)
-    question = InferRequest(TENSOR, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
+    question = InferRequest(ARRAY, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
     answer = asyncio.run(infer(Switched(), question, RequestOptions(1000, False)))  # type: ignore[arg-type]
     assert answer.outputs[0].data == [b"1.000000:1:old b", b"0.000000:0:old a"]

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,12 @@ from serving.engine.worker import Worker
 from serving.engine.worker_args import WorkerArgs
 from serving.engine.worker_process import managed_pipe
 from serving.settings import Settings
+from serving.tasks.image_classification import image_signatures
 from tests.e2e.conftest import CLASSES, write_model
 
-LAYOUT = SlotLayout(slots=2, frontends=1, workers=3, max_batch=1, height=8, width=8, classes=CLASSES)
+LAYOUT = SlotLayout(
+    slots=2, frontends=1, workers=3, max_batch=1, signatures=image_signatures((8, 8), CLASSES)
+)
 
 
 def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object) -> bool:
@@ -37,7 +39,7 @@ def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object
             scratch=None,
             gpu=0,
             device="cpu",
-            layout=asdict(LAYOUT),
+            layout=LAYOUT,
             memory_fd=memory.fd,
             work_fds=(interactive[0], bulk[0]),
             done_fds=(done[1],),

@@ -11,7 +11,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError
 from serving.http.body import decode_json
 from serving.protocols.catalog import CatalogEntry
@@ -30,6 +29,7 @@ from serving.protocols.v2.inference import (
     flag,
     whole_number,
 )
+from serving.tasks.image_classification import IMAGE
 
 HEADER = "Inference-Header-Content-Length"
 MAX_DIMS, MAX_TENSORS = 8, 8
@@ -121,7 +121,7 @@ def raw_request(body: bytes, model: CatalogEntry) -> InferRequest:
     """Takes the body for the one input: an image file, or the bytes of float32 numbers."""
     shape = list(model.input.dims)
     data: EncodedElements | NDArray[np.float32]
-    if model.signature is Signature.IMAGE:
+    if model.signature is IMAGE:
         if not body:
             raise InvalidRequestError("the body is empty")
         data = [body]
@@ -143,14 +143,14 @@ def content(
             raise InvalidRequestError(
                 f"{given.name} has binary_data_size {size}, but {len(tail)} bytes follow the JSON"
             )
-        if model.signature is Signature.IMAGE:
+        if model.signature is IMAGE:
             return binary_elements(tail, count)
         return float_tensor(tail, model, count)
     if tail:
         raise InvalidRequestError(f"{len(tail)} bytes follow the JSON, but no input claims them")
     if given.data is msgspec.UNSET:
         raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
-    if model.signature is Signature.IMAGE:
+    if model.signature is IMAGE:
         return json_texts(given.data, count)
     return json_floats(given.data, given.shape, model, count)
 
@@ -242,7 +242,7 @@ def check_size(
     An image has a comma behind it, and one in its data URL; `others` are commas outside of inputs.
     Raises InvalidRequestError.
     """
-    of_one = 2 if model.signature is Signature.IMAGE else int(np.prod(model.input.dims))
+    of_one = 2 if model.signature is IMAGE else int(np.prod(model.input.dims))
     if commas(text) > of_one * most + others:
         raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
 

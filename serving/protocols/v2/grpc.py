@@ -13,7 +13,6 @@ import grpc
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from serving.engine.memory import Signature
 from serving.errors import (
     ConfigurationError,
     NotFoundError,
@@ -229,7 +228,7 @@ class Service:
         self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    def _admit(self, context: Context, signature: Signature) -> RequestOptions:
+    def _admit(self, context: Context, signature: int) -> RequestOptions:
         """Admits a call as `Admission.admit` does, with the client's own deadline."""
         headers = dict(context.invocation_metadata() or ())
         options = self.admission.admit_headers(

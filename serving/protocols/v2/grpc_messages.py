@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.memory import Signature
 from serving.errors import InvalidRequestError
 from serving.protocols.catalog import CatalogEntry
 from serving.protocols.v2.codec import (
@@ -29,6 +28,7 @@ from serving.protocols.v2.inference import (
     check_parameters,
     whole_number,
 )
+from serving.tasks.image_classification import IMAGE
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 16 * 1024  # numbers
@@ -90,10 +90,10 @@ def content(
     if raw:
         if len(raw) != 1 or any(typed):
             raise InvalidRequestError(f"{given.name} needs one raw content, or its typed contents")
-        if model.signature is Signature.IMAGE:
+        if model.signature is IMAGE:
             return binary_elements(memoryview(raw[0]), count)
         return float_tensor(memoryview(raw[0]), model, count)
-    if model.signature is Signature.IMAGE:
+    if model.signature is IMAGE:
         if len(typed[1]) != count:
             raise InvalidRequestError(f"bytes_contents has {len(typed[1])} elements, its shape {count}")
         return list(typed[1])

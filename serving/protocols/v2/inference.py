@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engine.memory import Signature
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError
 from serving.inference.active_model import EncodedImage, Logits
@@ -20,6 +19,7 @@ from serving.protocols.catalog import CatalogEntry, TensorSpec
 from serving.protocols.v2.metadata import SHARED_MEMORY
 from serving.tasks.image.classification import Score
 from serving.tasks.image.decode import image_bytes
+from serving.tasks.image_classification import IMAGE
 
 RESERVED = "triton_"
 MAX_TIMEOUT_US = 2**53
@@ -142,7 +142,7 @@ async def infer(
     options = options.within(request.timeout_us)
     model, batched = request.model, len(request.shape) > len(request.model.input.dims)
     specs = {spec.name: spec for spec in model.outputs}
-    if model.signature is Signature.IMAGE:
+    if model.signature is IMAGE:
         images = [EncodedImage(len(element), partial(image_bytes, element)) for element in request.data]
         top_k = max(request.top_k, *(output.classes for output in request.outputs))
         found = await service.classify(images, top_k, options.deadline(), options.bulk)

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from serving import __version__
-from serving.engine.memory import Signature
 from serving.engine.statistics import BatchTotals, Totals
 from serving.inference.active_model import ModelMetadata
 from serving.inference.service import InferenceService
 from serving.protocols.catalog import CatalogEntry, TensorSpec
+from serving.tasks.image_classification import TENSOR
 
 SERVER = "food-classifier-serving"
 EXTENSIONS = [
@@ -87,7 +87,7 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
             "dims": list(spec.dims),
         }
 
-    layout = "FORMAT_NCHW" if entry.signature is Signature.TENSOR else "FORMAT_NONE"
+    layout = "FORMAT_NCHW" if entry.signature is TENSOR else "FORMAT_NONE"
     settings, model = service.settings, service.metadata()
     return {
         "name": entry.name,
