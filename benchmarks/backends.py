@@ -34,7 +34,7 @@ def eager(model: Model) -> Infer:
 
     torch.set_num_threads(1)
     network = read_network(model)
-    image = model.description.image
+    image = model.description.pipeline
     steps = v2.Compose(
         [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(image.mean, image.std)]
     )
@@ -67,7 +67,7 @@ def main(
     """Prints the milliseconds for one image and the speed relative to eager PyTorch."""
     model = Model.read(model_dir)
     pixels = np.random.default_rng(0).integers(
-        0, 256, (1, *model.description.image.output_size, 3), np.uint8
+        0, 256, (1, *model.description.pipeline.output_size, 3), np.uint8
     )
     times: dict[str, list[float]] = {}
     everyone = candidates(model)

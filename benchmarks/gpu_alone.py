@@ -56,7 +56,7 @@ def measure(
     found = []
     for size in reversed(batch_sizes.sizes(settings, "cuda")):
         try:
-            per_second = rate(backend, size, model.description.image.output_size, seconds)
+            per_second = rate(backend, size, model.description.pipeline.output_size, seconds)
         except OutOfDeviceMemoryError:
             continue
         row = {"backend": package, "precision": info.precision, "graphs": graphs, "batch": size}

@@ -124,7 +124,7 @@ class Limit:
     def __init__(self, model_dir: Path, photo: bytes, device: str, seconds: float, rounds: int) -> None:
         settings = Settings(model_dir=model_dir)
         self.model = Model.read(model_dir)
-        self.decoder = ImageDecoder(self.model.description.image, settings.max_image_pixels)
+        self.decoder = ImageDecoder(self.model.description.pipeline, settings.max_image_pixels)
         self.photo = photo
         self.device = device
         self.seconds = seconds

@@ -47,7 +47,7 @@ def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
     """Returns the median ms of each part in this process."""
     settings = Settings(model_dir=model_dir, device="cpu")
     described = Model.read(model_dir)
-    image = described.description.image
+    image = described.description.pipeline
     decoder = ImageDecoder(image, settings.max_image_pixels)
     body = json.dumps({"image": b64encode(photo).decode()}).encode()
     text = IMAGE_JSON.decode(body).image

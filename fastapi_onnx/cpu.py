@@ -27,7 +27,7 @@ class CpuNetwork:
     ) -> None:
         """Opens a session with the file of `precision`. Raises ConfigurationError."""
         self._session = open_session(model, precision, settings, scratch)
-        height, width = model.description.image.output_size
+        height, width = model.description.pipeline.output_size
         self._no_pixels = np.empty((0, height, width, 3), np.uint8)
         self._no_tensor = np.empty((0, 3, height, width), np.float32)
 
@@ -67,7 +67,7 @@ def open_session(
     path = model.file(FILES[precision])
 
     def graph() -> bytes:
-        made: bytes = with_two_inputs(onnx.load(path), model.description.image).SerializeToString()
+        made: bytes = with_two_inputs(onnx.load(path), model.description.pipeline).SerializeToString()
         return made
 
     try:

@@ -195,7 +195,7 @@ class CudaNetwork:
             raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
         self._device = device
         self._lanes: dict[int, Lane] = {}
-        pipeline, classes = model.description.image, len(model.labels)
+        pipeline, classes = model.description.pipeline, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
         tensors = fixed.normalised(images, pipeline)
         graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), tensors)

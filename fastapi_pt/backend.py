@@ -66,11 +66,11 @@ class TorchBackend:
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
         torch.backends.cudnn.benchmark = True  # plans are made at warm-up, and used for ever
         torch.backends.cudnn.allow_tf32 = False  # fp32 means full precision
-        size, classes = model.description.image.output_size, len(model.labels)
+        size, classes = model.description.pipeline.output_size, len(model.labels)
         precision, reason = "fp32", precision_check.FORCED.format("fp32")
         with translate_errors():
             fp32 = network.to(device, **CHANNELS_LAST)
-            normalise = Normalise(model.description.image).to(device)
+            normalise = Normalise(model.description.pipeline).to(device)
             if settings.precision != "fp32":
                 fp16 = copy.deepcopy(fp32).half()
                 insist = settings.precision == "fp16"

@@ -39,12 +39,12 @@ class CpuNetwork:
         """
         self._threads = settings.intra_op_threads
         torch.set_num_threads(self._threads)
-        self._normalise = Normalise(model.description.image)
+        self._normalise = Normalise(model.description.pipeline)
         if precision == "int8":
             self._network = read_int8(model.file(INT8))
         else:
             network = folded(read_network(model)).to(**CHANNELS_LAST)
-            self._network = optimised(network, model.description.image.output_size, scratch, form)
+            self._network = optimised(network, model.description.pipeline.output_size, scratch, form)
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Computes logits [N, classes] of RGB images [N, H, W, 3]."""

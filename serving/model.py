@@ -18,11 +18,14 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
+    PositiveInt,
     ValidationError,
     model_validator,
 )
 
 from serving.errors import ConfigurationError, in_words
+
+IMAGE_CLASSIFICATION = "image-classification"
 
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Length in pixels; a batch of larger images would not fit into memory."""
@@ -130,10 +133,25 @@ class ModelDescription(BaseModel):
     """Subfolder that holds the weights."""
 
     description: str = ""
-    labels: Annotated[list[str], Field(min_length=1)]
+    task: str = IMAGE_CLASSIFICATION
+    """What a request means: `image-classification`, `tensor` for a graph that is asked in tensors only,
+    or `module:Class`, a class of one's own."""
+
+    labels: list[str] = []
     """Class names in the order of the outputs."""
 
-    image: ImagePipeline
+    image: ImagePipeline | None = None
+    """Preprocessing, of an image classifier."""
+
+    limits: dict[str, PositiveInt] = {}
+    """Largest size of each axis of the graph's tensors that varies, by the axis' name in the graph."""
+
+    aliases: dict[str, Literal["request", "tensor"]] = {}
+    """Other names of the model in the protocols that have names, and the form in which each is asked."""
+
+    names: dict[str, str] = {}
+    """Names of the request's and the answer's fields there, in place of the same in capital letters."""
+
     architecture: str | None = None
     """Name in torchvision.models; the PyTorch backend needs it."""
 
@@ -149,6 +167,20 @@ class ModelDescription(BaseModel):
     thresholds: Thresholds | None = None
     accuracy: dict[str, float | int | dict[str, float | int]] = {}
     """Accuracy, measured through the served pipeline."""
+
+    @model_validator(mode="after")
+    def check_task_is_complete(self) -> "ModelDescription":
+        """Checks that an image classifier has what it needs."""
+        if self.task == IMAGE_CLASSIFICATION and not (self.image and self.labels):
+            raise ValueError(f"{IMAGE_CLASSIFICATION} needs labels and image")
+        return self
+
+    @property
+    def pipeline(self) -> ImagePipeline:
+        """Preprocessing of an image classifier. Raises ConfigurationError for other models."""
+        if self.image is None:
+            raise ConfigurationError(f"{self.name} is no image classifier, but {self.task}")
+        return self.image
 
     def json_text(self) -> str:
         """Returns one line of JSON without `files` and `int8`, a parameter of Triton's `ModelConfig`."""

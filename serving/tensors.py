@@ -59,6 +59,9 @@ class Signature:
     pads: bool = False
     """Whether items of several sizes share a batch, padded to the largest; else only equal ones do."""
 
+    batch_elements: int = 0
+    """Most elements of a padded batch, in its largest input; 0: warm-up measures how many pay."""
+
     normalises: bool = False
     """Whether the input is an image, uint8 [height, width, 3], that the backend normalises first."""
 

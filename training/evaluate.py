@@ -147,7 +147,7 @@ def main(
     """Prints the accuracy of both backends on val and on the sharp photos."""
     model = Model.read(model_dir)
     settings = Settings(model_dir=model_dir)
-    decoder = ImageDecoder(model.description.image, settings.max_image_pixels)
+    decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
     results: dict[str, dict[str, Any]] = {}
     answers: dict[str, list[NDArray[np.int64]]] = {}
     for name, file, precision, make_backend in BACKENDS:

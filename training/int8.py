@@ -105,7 +105,7 @@ def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: O
     out = path_in(trial, ONNX[1])
     judge = Judge(trial, OnnxBackend, compared)
     if options.file is not None:
-        image = trial.description.image
+        image = trial.description.pipeline
         graph, notes = given_graph.as_served(given_graph.read(options.file), image.output_size, None)
         notes += given_graph.tried(graph, image, len(trial.labels))
         for note in notes:

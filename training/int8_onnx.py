@@ -67,7 +67,7 @@ class Quantiser:
         """`pixels` [N, height, width, 3] are the photos for calibration; graphs are written to `out`."""
         self._model = model
         self._out = out
-        self._tensors = fixed.normalised(pixels, model.description.image)
+        self._tensors = fixed.normalised(pixels, model.description.pipeline)
         self._folder = TemporaryDirectory()
         self._graph = Path(self._folder.name, "fp32.onnx")
 

@@ -30,7 +30,7 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
     try:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the tools' age
-            normalise = Normalise(model.description.image)
+            normalise = Normalise(model.description.pipeline)
             images = [normalise(torch.from_numpy(one[np.newaxis])) for one in pixels]
             example = images[0]
             body = prepare_fx(

@@ -59,7 +59,7 @@ class Judge:
                 accuracy[name] = round(float((answers.argmax(1) == labels).mean()), 4)
         objection = objection_to(agreement, accuracy)
         sizes = [round(self._trial.file(kind).stat().st_size / 1e6, 1) for kind in files]
-        samples = precision_check.sample_images(self._trial.description.image.output_size)
+        samples = precision_check.sample_images(self._trial.description.pipeline.output_size)
         logits = [timed_answers(infer, samples)[0] for infer in (self._fp32, int8)]
         return Int8Verdict(
             fit=objection is None,

@@ -50,7 +50,7 @@ def read(path: Path, model: Model, most: int) -> Photos:
     """
     found = files(path)
     order = np.random.default_rng(SEED).permutation(len(found)).tolist()
-    decoder = ImageDecoder(model.description.image, MAX_PIXELS)
+    decoder = ImageDecoder(model.description.pipeline, MAX_PIXELS)
     pixels, labels, unread = [], [], 0
     for name, data in tqdm([found[i] for i in order], desc=f"reading {path.name}", delay=2):
         try:

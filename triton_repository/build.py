@@ -45,8 +45,8 @@ def build(out: Path, settings: Settings) -> None:
     model = Model.read(settings.model_dir)
     description = model.description
     original = onnx.load(model.file("model.onnx"))
-    named = with_known_names(original, description.image.output_size, len(description.labels))
-    with_pixels = with_two_inputs(original, description.image)
+    named = with_known_names(original, description.pipeline.output_size, len(description.labels))
+    with_pixels = with_two_inputs(original, description.pipeline)
     configs = Configs(description, settings)
 
     photo = emptied(out / IMAGE_MODEL)

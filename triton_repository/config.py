@@ -68,7 +68,7 @@ class Configs:
 
     def tensor(self) -> str:
         """Returns `food_classifier_onnx`'s: FP32 [N, 3, height, width] to logits [N, classes]."""
-        height, width = self.description.image.output_size
+        height, width = self.description.pipeline.output_size
         return TENSOR_CONFIG.format(
             name=TENSOR_MODEL,
             height=height,

@@ -49,7 +49,7 @@ class TritonPythonModel:
 
         description = ModelDescription.model_validate_json(parameter("model.json"))
         self.labels = description.labels
-        self.decoder = ImageDecoder(description.image, int(parameter("max_image_pixels")))
+        self.decoder = ImageDecoder(description.pipeline, int(parameter("max_image_pixels")))
         options = ort.SessionOptions()
         options.intra_op_num_threads = int(parameter("intra_op_threads"))
         options.inter_op_num_threads = 1
@@ -57,7 +57,7 @@ class TritonPythonModel:
         path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
         self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self.pixels, self.tensor = (given.name for given in self.session.get_inputs())
-        self.no_tensor = np.empty((0, 3, *description.image.output_size), np.float32)
+        self.no_tensor = np.empty((0, 3, *description.pipeline.output_size), np.float32)
 
     def execute(self, requests: list[Request]) -> list[Response]:
         """Returns one response for each request, in order; computes all readable photos as one batch."""

@@ -51,7 +51,7 @@ class Classify:
         settings = Settings(model_dir=Path(model_dir), device="cpu")
         model = Model.read(settings.model_dir)
         self.labels = model.labels
-        self.image = model.description.image
+        self.image = model.description.pipeline
         self.plain = pipeline == "plain"
         if self.plain:
             options = ort.SessionOptions()

@@ -27,7 +27,7 @@ class Decode:
 
     def __init__(self, model_dir: str) -> None:
         settings = Settings(model_dir=Path(model_dir))
-        image = Model.read(settings.model_dir).description.image
+        image = Model.read(settings.model_dir).description.pipeline
         self.decoder = ImageDecoder(image, settings.max_image_pixels)
 
     def __call__(self, base64: str) -> Pixels:
@@ -43,7 +43,7 @@ class Infer:
         model = Model.read(settings.model_dir)
         self.labels = model.labels
         self.sizes = batch_sizes.sizes(settings, "cuda")
-        self.room = np.zeros((LARGEST, *model.description.image.output_size, 3), np.uint8)
+        self.room = np.zeros((LARGEST, *model.description.pipeline.output_size, 3), np.uint8)
         self.backend = OnnxBackend()
         self.backend.load(model, settings)
         for size in reversed(self.sizes):

@@ -21,7 +21,7 @@ class Eager:
         model = Model.read(Path(model_dir))
         self.labels = model.labels
         self.network = read_network(model)
-        self.transform = v2.Compose(steps(model.description.image))
+        self.transform = v2.Compose(steps(model.description.pipeline))
 
     def text(self, base64: str) -> dict[str, Any]:
         """Answers base64 text."""

@@ -48,7 +48,7 @@ def chosen_precision(
         return "fp32", f"model.json does not say whether {file} is fit"
     if not verdict.fit:
         return "fp32", f"{file} is not fit: {verdict.reason}"
-    images = precision_check.sample_images(model.description.image.output_size)
+    images = precision_check.sample_images(model.description.pipeline.output_size)
     difference = verdict.sample_difference
     return shared_choice(scratch, f"{file}.choice", lambda: trial(load, images, difference))
 

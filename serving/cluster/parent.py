@@ -248,7 +248,7 @@ class Cluster:
             self._loading.remove(supervisor)
         if not self._engines and self._settings.web_processes == "auto":
             self._count, self._count_reason = balance.web_processes(
-                self._settings, supervisor, model.description.image
+                self._settings, supervisor, model.description.pipeline
             )
         supervisor.profile["web_processes"] = self._count
         supervisor.profile["web_processes_reason"] = self._count_reason

@@ -55,17 +55,16 @@ def warm_up(
     they call the same network.
     """
     first, *others = signatures
-    profiles = {
-        length: measure(backend, first, batch_sizes, length)
-        for length in (LENGTHS if first.input_axes else (0,))
-    }
+    lengths = LENGTHS if first.input_axes and not first.batch_elements else LENGTHS[:1]
+    profiles = {length: measure(backend, first, batch_sizes, length) for length in lengths}
     for signature in others:
         run(backend, signature, 1, sizes_for(signature, LENGTHS[0]))
     caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in profiles.items()}
     return Profile(
         batch_ms=list(profiles.values())[len(profiles) // 2],
         batch_cap=max(caps.values()),
-        element_cap=max(cap * first.elements(sizes_for(first, length)) for length, cap in caps.items()),
+        element_cap=first.batch_elements
+        or max(cap * first.elements(sizes_for(first, length)) for length, cap in caps.items()),
     )
 
 

@@ -61,7 +61,7 @@ class ActiveModel:
         self.handle = handle
         self.description = handle.model.description
         self.labels = handle.model.labels
-        self.decoder = ImageDecoder(self.description.image, settings.max_image_pixels)
+        self.decoder = ImageDecoder(self.description.pipeline, settings.max_image_pixels)
         self.signatures = handle.fds.layout.signatures
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)
@@ -87,7 +87,7 @@ class ActiveModel:
             description=self.description,
             version=self.description.version,
             labels=self.labels,
-            image_size=self.description.image.output_size,
+            image_size=self.description.pipeline.output_size,
             backend=profile["info"]["backend"],
             on_gpu=profile["info"]["device"] != "cpu",
             instances=self.handle.fds.layout.workers,

@@ -13,7 +13,7 @@ IMAGE, TENSOR = 0, 1
 
 def signatures(model: Model) -> tuple[Signature, ...]:
     """Returns how an image classifier is called, see `image_signatures`."""
-    return image_signatures(model.description.image.output_size, len(model.labels))
+    return image_signatures(model.description.pipeline.output_size, len(model.labels))
 
 
 def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:

@@ -17,7 +17,7 @@ from tests import pictures
 def batch() -> np.ndarray:
     """Every readable test picture, and noise; uint8 [N, 224, 224, 3]."""
     settings = Settings()
-    decoder = ImageDecoder(Model.read(settings.model_dir).description.image, 50_000_000)
+    decoder = ImageDecoder(Model.read(settings.model_dir).description.pipeline, 50_000_000)
     drawn = [decoder.decode(make()) for make in pictures.READABLE.values()]
     noise = np.random.default_rng(3).integers(0, 256, (8, 224, 224, 3), np.uint8)
     return np.concatenate([np.stack(drawn), noise])
@@ -40,7 +40,7 @@ def logits(batch: np.ndarray) -> list[np.ndarray]:
         backend.load(model, settings)
         whole = compute_logits(backend, batch)
         single = np.concatenate([compute_logits(backend, batch[i : i + 1]) for i in range(len(batch))])
-        normalised = normalise(batch, model.description.image)
+        normalised = normalise(batch, model.description.pipeline)
         tensors = compute_logits(backend, normalised)
         alone = compute_logits(backend, normalised[:1])
         backend.close()

@@ -47,7 +47,7 @@ def tensor_input(values: np.ndarray, binary: bool = True) -> Any:
 def normalised() -> np.ndarray:
     """The test photo as a client prepares it: float32 [1, 3, height, width]."""
     model = Model.read(Settings().model_dir)
-    pipeline = model.description.image
+    pipeline = model.description.pipeline
     pixels = ImageDecoder(pipeline, 50_000_000).decode(PHOTO)
     photo = (pixels / 255 - np.array(pipeline.mean)) / np.array(pipeline.std)
     return np.ascontiguousarray(photo.transpose(2, 0, 1)[np.newaxis], np.float32)

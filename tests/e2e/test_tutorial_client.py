@@ -67,7 +67,7 @@ def native(url: str, photo: bytes) -> dict[str, float]:
 
 
 def test_the_premise() -> None:
-    image = Model.read(Settings().model_dir).description.image
+    image = Model.read(Settings().model_dir).description.pipeline
     assert (image.resize, image.center_crop, image.enlarge) == (SIDE, SIDE, (224, 224))
 
 
@@ -89,7 +89,7 @@ def test_elsewhere_only_the_resizing_differs(
     """With the service's own pixels that client gets the service's answer, with its own another."""
     model = Model.read(Settings().model_dir)
     photo = pictures.jpeg(*size)
-    pixels = ImageDecoder(model.description.image, 10**6).decode(photo)
+    pixels = ImageDecoder(model.description.pipeline, 10**6).decode(photo)
     as_served = pictures.encode(Image.fromarray(pixels), "PNG")
     wanted, found = native(backend_url, photo), classified(client, as_served)
     np.testing.assert_allclose(found, [wanted[label] for label in model.labels], atol=1e-3)

@@ -47,7 +47,7 @@ def load(package: str) -> Load:
 def pixels() -> NDArray[np.uint8]:
     """As many pictures as the largest batch has, no two alike."""
     model = Model.read(Settings().model_dir)
-    eight = precision_check.sample_images(model.description.image.output_size)
+    eight = precision_check.sample_images(model.description.pipeline.output_size)
     rounds = LARGEST // len(eight)
     return np.concatenate([np.roll(eight, 8 * shift, axis=1) for shift in range(rounds)])
 
@@ -74,7 +74,7 @@ def test_every_bucket_answers_as_the_cpu_does(
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_tensors_take_the_same_network(load: Load, pixels: NDArray[np.uint8], precision: str) -> None:
-    image = Model.read(Settings().model_dir).description.image
+    image = Model.read(Settings().model_dir).description.pipeline
     mean, std = (np.asarray(values, np.float32) for values in (image.mean, image.std))
     photos: NDArray[np.float32] = np.empty((8, 3, *image.output_size), np.float32)
     photos[:] = ((pixels[:8] / 255 - mean) / std).transpose(0, 3, 1, 2)

@@ -18,4 +18,4 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def pixels(model: Model) -> NDArray[np.uint8]:
     """Eight pictures."""
-    return precision_check.sample_images(model.description.image.output_size)
+    return precision_check.sample_images(model.description.pipeline.output_size)

@@ -110,7 +110,7 @@ def test_sessions_share_the_weights_on_disk_and_answer_as_before(tmp_path: Path)
     assert (folder / WEIGHTS).stat() == written
     mapped = [region.path for region in psutil.Process().memory_maps()]
     assert str(folder / WEIGHTS) in mapped
-    height, width = model.description.image.output_size
+    height, width = model.description.pipeline.output_size
     pixels = np.random.default_rng(1).integers(0, 256, (2, height, width, 3), np.uint8)
     tensor = np.random.default_rng(2).normal(size=(2, 3, height, width)).astype(np.float32)
     for shared in (first, second):
@@ -124,7 +124,7 @@ def test_sessions_share_the_weights_on_disk_and_answer_as_before(tmp_path: Path)
 
 def test_workers_that_start_together_make_the_optimised_graph_once(tmp_path: Path) -> None:
     model = Model.read(Settings().model_dir)
-    made = with_two_inputs(onnx.load(model.file("model.onnx")), model.description.image)
+    made = with_two_inputs(onnx.load(model.file("model.onnx")), model.description.pipeline)
     makers: list[int] = []
     all_ask = threading.Barrier(4)
 
@@ -158,7 +158,7 @@ def test_a_damaged_shared_copy_is_not_used(tmp_path: Path, damage: str) -> None:
         tmp_path = tmp_path / "removed"
     backend = OnnxBackend()
     backend.load(model, settings, tmp_path)
-    height, width = model.description.image.output_size
+    height, width = model.description.pipeline.output_size
     assert compute_logits(backend, np.zeros((1, height, width, 3), np.uint8)).shape == (
         1,
         len(model.labels),

@@ -29,7 +29,7 @@ def write(folder: Path, **changes: object) -> Path:
 def test_a_model_is_described(tmp_path: Path) -> None:
     model = Model.read(write(tmp_path))
     assert model.labels == ["a", "b"]
-    assert model.description.image.output_size == (224, 224)
+    assert model.description.pipeline.output_size == (224, 224)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_every_size_answers_as_on_the_cpu(
     device = Processor()
     network = cuda.CudaNetwork(model, device, precision)  # type: ignore[arg-type]
     assert network.precision == precision
-    photos = fixed.normalised(pixels, model.description.image)
+    photos = fixed.normalised(pixels, model.description.pipeline)
     for size in (4, 1, 4):
         for first in (0, 4):
             part = slice(first, first + size)
@@ -173,7 +173,7 @@ def test_a_provider_that_does_not_load_is_named(
     assert device.provider == (cuda.TENSORRT if tensorrt else cuda.CUDA)
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match=r"CUDA cannot be used: .*; .*\.so"):
-        device.open(fixed.normalisation(model.description.image, 1), 0.5, tensorrt)
+        device.open(fixed.normalisation(model.description.pipeline, 1), 0.5, tensorrt)
 
 
 def test_the_memory_is_shared_out_among_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

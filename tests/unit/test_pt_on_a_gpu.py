@@ -97,7 +97,7 @@ def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 def network_of(model: Model, dtype: torch.dtype = torch.float32) -> cuda.CudaNetwork:
     """The shipped one, in this type."""
     network = folded(read_network(model)).to(dtype)
-    image = model.description.image
+    image = model.description.pipeline
     return cuda.CudaNetwork(
         network, Normalise(image), image.output_size, len(model.labels), graphs=False
     )
@@ -115,7 +115,7 @@ def test_every_size_answers_as_on_the_cpu(
     tolerance: float,
 ) -> None:
     network = network_of(model, dtype)
-    photos = Normalise(model.description.image)(torch.from_numpy(pixels)).contiguous().numpy()
+    photos = Normalise(model.description.pipeline)(torch.from_numpy(pixels)).contiguous().numpy()
     for size in (4, 1, 4):
         for first in (0, 4):
             part = slice(first, first + size)
@@ -235,7 +235,7 @@ def test_errors_are_translated(
 def test_half_precision_is_only_used_where_it_agrees(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, image = read_network(model), model.description.image
+    network, image = read_network(model), model.description.pipeline
     half = copy.deepcopy(network).half()
     with_half = partial(compared, network, half, Normalise(image), image.output_size)
     assert with_half(insist=True) == ("fp16", "SERVING_PRECISION=fp16")

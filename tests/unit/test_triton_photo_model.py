@@ -48,7 +48,7 @@ def expected() -> list[list[tuple[str, float]]]:
     served = Model.read(SETTINGS.model_dir)
     network = OnnxBackend()
     network.load(served, SETTINGS)
-    decoder = ImageDecoder(served.description.image, SETTINGS.max_image_pixels)
+    decoder = ImageDecoder(served.description.pipeline, SETTINGS.max_image_pixels)
     pixels = np.stack([decoder.decode(photo) for photo in PHOTOS])
     rows = [best(served.labels, row, 11) for row in compute_logits(network, pixels)]
     return [[(score.label, score.probability) for score in row] for row in rows]
