@@ -1,5 +1,6 @@
 """Model with random weights, with which servers are compared: MobileNetV2 at 224x224."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -43,6 +44,13 @@ def fit_normalisation(network: "nn.Module") -> None:
     network.eval()
 
 
+TUTORIAL_NAMES = {
+    "aliases": {"food_classifier": "request", "food_classifier_onnx": "tensor"},
+    "names": {"image": "INPUT_IMAGE", "label": "FOOD_LABEL"},
+}
+"""Names by which the requests of the benchmarks ask every model, as Triton's repository has them."""
+
+
 def main(
     out: Annotated[Path, typer.Option(help="The model's folder.")] = FOLDER,
     architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "mobilenet_v2",
@@ -70,6 +78,8 @@ def main(
             architecture=architecture,
             resize="224x224",
         )
+    path = out / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **TUTORIAL_NAMES}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

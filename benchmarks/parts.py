@@ -23,11 +23,11 @@ from PIL import Image
 
 from benchmarks import model, running, servers
 from fastapi_onnx.backend import OnnxBackend
-from serving.http.body import IMAGE_JSON
+from serving.base64 import decode_base64
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder, decode_base64
+from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 
 CALLS = 200
@@ -50,7 +50,7 @@ def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
     image = described.description.pipeline
     decoder = ImageDecoder(image, settings.max_image_pixels)
     body = json.dumps({"image": b64encode(photo).decode()}).encode()
-    text = IMAGE_JSON.decode(body).image
+    text = json.loads(body)["image"]
     pixels = decoder.decode(photo)
     slot = np.empty_like(pixels)
     backend = OnnxBackend()

@@ -2,7 +2,8 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
@@ -21,6 +22,7 @@ from serving.model import Model
 from serving.protocols import admin, native, tfserving, torchserve
 from serving.protocols.admission import Admission
 from serving.protocols.catalog import ModelCatalog
+from serving.protocols.documentation import describe_model
 from serving.protocols.tcp import TcpServer
 from serving.protocols.v2 import http as v2
 from serving.settings import Settings
@@ -63,19 +65,27 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
                 yield
 
     app: FastAPI = FastAPIOffline(
-        title="Food classifier",
+        title="Model server",
         version=__version__,
-        description="A photo in, its class out. See `/model` for what is served.",
+        description="A request in, the model's answer out. See `/model` for what is served.",
         lifespan=lifespan,
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # asked at every request
     )
     app.state.service = service
+    app.openapi = partial(document, app, service, catalog)  # type: ignore[method-assign]
     errors = ErrorResponses()
     for router in routers(service, admission, catalog, errors):
         app.router.routes.extend(router.routes)  # `include_router` adds a layer to every request: 20 us
     app.middleware_stack = middleware_stack(app, settings, metrics, errors, tracer)
     return app
+
+
+def document(app: FastAPI, service: InferenceService, catalog: ModelCatalog) -> dict[str, Any]:
+    """Returns the OpenAPI document, with what the model in service takes and answers."""
+    schema = FastAPI.openapi(app)
+    describe_model(schema, service.active.task, catalog.entries)
+    return schema
 
 
 def middleware_stack(

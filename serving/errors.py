@@ -7,6 +7,7 @@ ServingError
 │   ├── InvalidBase64Error        400 invalid_base64
 │   ├── InvalidImageError         400 invalid_image
 │   ├── InvalidTensorError        400 invalid_tensor
+│   ├── InvalidTextError          400 invalid_text
 │   ├── UnauthorizedError         401 unauthorized
 │   ├── NotFoundError             404 not_found
 │   ├── MethodNotAllowedError     405 method_not_allowed
@@ -96,6 +97,12 @@ class InvalidTensorError(RequestError):
     """Numbers, or their shape, are not what the model takes."""
 
     code = "invalid_tensor"
+
+
+class InvalidTextError(RequestError):
+    """Bytes are not text in UTF-8."""
+
+    code = "invalid_text"
 
 
 class UnauthorizedError(RequestError):

@@ -183,9 +183,10 @@ class ModelDescription(BaseModel):
         return self.image
 
     def json_text(self) -> str:
-        """Returns one line of JSON without `files` and `int8`, a parameter of Triton's `ModelConfig`."""
+        """Returns one line of JSON for Triton's `ModelConfig`: without digests, verdicts and names."""
         without = self.model_copy(update={"files": {}})
-        return without.model_dump_json(exclude={"int8"}, exclude_none=True)
+        left_out = {"int8", "task", "limits", "aliases", "names"}
+        return without.model_dump_json(exclude=left_out, exclude_none=True)
 
 
 class Model:

@@ -17,14 +17,14 @@ import onnx
 
 from fastapi_onnx.graph import with_two_inputs
 from serving.model import Model
-from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL
 from serving.settings import ROOT, Settings
-from triton_repository.config import LABELS_FILE, Configs
+from triton_repository.config import IMAGE_MODEL, LABELS_FILE, TENSOR_MODEL, Configs
 from triton_repository.graph import with_known_names
 
 PHOTO_CODE = Path(__file__).with_name("photo_model.py")
 CARRIED = (
     "__init__",
+    "base64",
     "errors",
     "model",
     "tasks/__init__",

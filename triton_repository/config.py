@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass
 
 from serving.model import ModelDescription
-from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL
 from serving.settings import Settings
 from serving.system import cpus
 
+IMAGE_MODEL, TENSOR_MODEL = "food_classifier", "food_classifier_onnx"
 MAX_BATCH_SIZE = 16  # for `auto`, which the service would measure
 LABELS_FILE = "labels.txt"
 KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}

@@ -17,10 +17,11 @@ import onnxruntime as ort
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
+from serving.base64 import to_bytes
 from serving.errors import InvalidRequestError, ServingError
 from serving.model import ModelDescription
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder, image_bytes
+from serving.tasks.image.decode import ImageDecoder
 
 Request = Any  # Triton's classes exist only in Triton
 Response = Any
@@ -91,7 +92,7 @@ class TritonPythonModel:
         found = []
         for index, element in enumerate(elements):
             try:
-                found.append(self.decoder.decode(image_bytes(element)))
+                found.append(self.decoder.decode(to_bytes(element)))
             except ServingError as error:
                 if len(elements) > 1:
                     error.detail = f"element {index}: {error.detail}"

@@ -7,6 +7,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -14,11 +15,11 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.http.body import image_from_json
+from serving.base64 import from_base64
 from serving.model import ImagePipeline, Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder, from_base64
+from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 
 CORES = len(os.sched_getaffinity(0))
@@ -29,6 +30,15 @@ GRAPHS = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}
 def graph(model: Model, precision: str) -> Path:
     """Returns the path of a model's graph, which may be missing for int8."""
     return model.folder / model.description.version / GRAPHS[precision]
+
+
+class ImageJson(msgspec.Struct):
+    """`{"image": "<base64>"}`."""
+
+    image: str
+
+
+IMAGE_JSON = msgspec.json.Decoder(ImageJson)
 
 
 class Classify:
@@ -69,7 +79,7 @@ class Classify:
         """Answers the body `{"image": "<base64>"}`."""
         if self.plain:
             return self.text(json.loads(body)["image"])
-        return self.image_file(image_from_json(body))
+        return self.image_file(from_base64(IMAGE_JSON.decode(body).image))
 
     def text(self, base64: str) -> dict[str, Any]:
         """Answers base64 text."""

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from fastapi_onnx.backend import OnnxBackend
 from serving.backends import batch_sizes
+from serving.base64 import from_base64
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
-from serving.tasks.image.decode import ImageDecoder, from_base64
+from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 
 LARGEST = 64

@@ -30,6 +30,7 @@ from serving.protocols import tcp
 from serving.server import bind, listen
 from serving.settings import Settings
 from serving.tasks.image_classification import signatures
+from serving.tasks.registry import task_of
 
 RESTART_S = 0.5
 SIGNAL_S = 0.01  # in which the event loop hears of a signal
@@ -248,7 +249,7 @@ class Cluster:
             self._loading.remove(supervisor)
         if not self._engines and self._settings.web_processes == "auto":
             self._count, self._count_reason = balance.web_processes(
-                self._settings, supervisor, model.description.pipeline
+                self._settings, supervisor, task_of(model, self._settings)
             )
         supervisor.profile["web_processes"] = self._count
         supervisor.profile["web_processes_reason"] = self._count_reason

@@ -1,4 +1,4 @@
-"""Reads a request's body within its limits, and finds the image in it; the protocols call it.
+"""Reads a request's body within its limits, its JSON and its forms; the protocols call it.
 
 Also gzip and deflate of whole bodies, both ways; a body that unpacks to more than its limit is refused.
 """
@@ -6,9 +6,9 @@ Also gzip and deflate of whole bodies, both ways; a body that unpacks to more th
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from fastapi import Request
@@ -17,7 +17,6 @@ from python_multipart.multipart import Field, File, FormParser, parse_options_he
 
 from serving.errors import (
     InvalidBodyError,
-    InvalidImageError,
     InvalidJsonError,
     InvalidRequestError,
     OverloadedError,
@@ -25,9 +24,7 @@ from serving.errors import (
     SlowBodyError,
     UnsupportedMediaTypeError,
 )
-from serving.tasks.image.decode import from_base64
 
-IMAGE_FIELDS = (b"image", b"file")
 MAX_PARTS = 16
 FORM_CONFIG = {"MAX_MEMORY_FILE_SIZE": None}  # nothing is written to a disk
 MAX_BOUNDARY = 70  # RFC 2046
@@ -39,13 +36,6 @@ FAST = 1
 WORTH_IT = 512  # bytes; a smaller answer travels in one packet anyway
 
 
-class ImageJson(msgspec.Struct):
-    """`{"image": "<base64>"}`; other keys are skipped, not built."""
-
-    image: Annotated[str, msgspec.Meta(min_length=1)]
-
-
-IMAGE_JSON = msgspec.json.Decoder(ImageJson)
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
 T = Any  # what a decoder returns is told by its type
 
@@ -124,37 +114,11 @@ class BodyReader:
             raise OverloadedError("too many bytes are waiting already")
 
 
-def image_bytes(body: bytes, content_type: str | None) -> bytes:
-    """Finds the image's bytes in a body: JSON with base64, multipart form, or the bytes themselves.
-
-    A body without a content type counts as the image itself. Raises RequestError.
-    """
-    media_type, options = parsed_content_type(content_type or "application/octet-stream")
-    if media_type == b"application/json":
-        return image_from_json(body)
-    if media_type == b"multipart/form-data":
-        return file_from_form(body, options.get(b"boundary"))
-    if media_type == b"application/octet-stream" or media_type.startswith(b"image/"):
-        if not body:
-            raise InvalidImageError("the body is empty")
-        return body
-    raise UnsupportedMediaTypeError(
-        "send application/json, multipart/form-data, image/* or application/octet-stream, "
-        f"not {media_type.decode('latin-1')[:80]!r}"
-    )
-
-
 def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
     """Returns the media type in small letters, and its parameters. Raises UnsupportedMediaTypeError."""
     if len(text) > MAX_CONTENT_TYPE:
         raise UnsupportedMediaTypeError(f"the content type has more than {MAX_CONTENT_TYPE} characters")
     return parse_options_header(text)
-
-
-def image_from_json(body: bytes) -> bytes:
-    """`{"image": "<base64>"}` -> the image's bytes. Raises RequestError."""
-    image: ImageJson = decode_json(IMAGE_JSON, body, "body")
-    return from_base64(image.image)
 
 
 def decode_json(
@@ -174,7 +138,7 @@ def decode_json(
 def file_from_form(
     body: bytes,
     boundary: bytes | None,
-    fields: tuple[bytes, ...] = IMAGE_FIELDS,
+    fields: Sequence[str],
     nameless: bool = False,
 ) -> bytes:
     """Returns the one file in one of these fields of a multipart form (RFC 7578).
@@ -183,6 +147,7 @@ def file_from_form(
     """
     if not boundary or len(boundary) > MAX_BOUNDARY:
         raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
+    wanted = [name.encode() for name in fields]
     parts: list[Field | File] = []
     ends: list[bool] = []
 
@@ -204,10 +169,10 @@ def file_from_form(
     if not ends:
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
     found = [
-        part for part in parts if part.field_name in fields and (nameless or isinstance(part, File))
+        part for part in parts if part.field_name in wanted and (nameless or isinstance(part, File))
     ]
     if len(found) != 1:
-        names = " or ".join(name.decode() for name in fields)
+        names = " or ".join(fields)
         raise InvalidRequestError(f"send one file in the field {names}; got {len(found)}")
     content = found[0]
     if isinstance(content, Field):

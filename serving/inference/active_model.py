@@ -1,12 +1,11 @@
 """One model version in service, and the results of its engine; `service.py` works with both."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.engine import gpu_monitor
 from serving.engine.client import EngineClient, Outcome
@@ -17,21 +16,21 @@ from serving.metrics import Metrics
 from serving.model import ModelDescription
 from serving.settings import Settings
 from serving.system import cpus
-from serving.tasks.image.classification import Score
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image.jpeg import Header
+from serving.tasks.base import Candidate, Fields, Prepared, Task
+from serving.tasks.registry import task_of
+from serving.tensors import Array, Signature
 
-SLOW = 750.0  # images a second; an event loop decodes more than that of 400x300 pixels
+SLOW = 750.0  # inputs a second; an event loop decodes more images than that of 400x300 pixels
 
 
-class EncodedImage(NamedTuple):
-    """An image file within a request; finding it in the body may be work for a thread."""
+class Input(NamedTuple):
+    """One input of a request; finding its fields in the body may be work for a thread."""
 
     size: int
     """Bytes that the client sent."""
 
-    read: Callable[[], bytes]
-    """Returns the file's bytes. Raises RequestError."""
+    read: Callable[[], Fields]
+    """Returns the task's fields. Raises RequestError."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,8 @@ class ModelMetadata:
 
     description: ModelDescription
     version: str
-    labels: list[str]
-    image_size: tuple[int, int]
-    """(height, width) of the network's input."""
-
+    task: Task
+    signatures: tuple[Signature, ...]
     backend: str
     """Library and version, such as `onnxruntime 1.31.1`."""
 
@@ -55,13 +52,12 @@ class ModelMetadata:
 
 
 class ActiveModel:
-    """A model version in service: its description, its image decoder, its engine."""
+    """A model version in service: its description, its task, its engine."""
 
     def __init__(self, handle: EngineHandle, settings: Settings, metrics: Metrics) -> None:
         self.handle = handle
         self.description = handle.model.description
-        self.labels = handle.model.labels
-        self.decoder = ImageDecoder(self.description.pipeline, settings.max_image_pixels)
+        self.task = task_of(handle.model, settings)
         self.signatures = handle.fds.layout.signatures
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)
@@ -69,16 +65,16 @@ class ActiveModel:
         if not on_gpu:  # the web processes and the workers have the same cores
             wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
         self.web_processes: int = handle.profile["web_processes"]
-        self.decodes_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
+        self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
             on_gpu and self.web_processes >= cores - handle.fds.layout.workers
         )
-        """Whether the event loop decodes small images: where one thread a web process keeps all workers
+        """Whether the event loop prepares cheap inputs: where one thread a web process keeps all workers
         busy, and beside a GPU where every core has a web process already."""
 
-    def decode(self, data: bytes, header: Header | None = None) -> tuple[NDArray[np.uint8], float]:
-        """Decodes an image file to pixels [height, width, 3]; returns the seconds taken, too."""
+    def preprocess(self, fields: Fields, hint: object | None = None) -> tuple[Prepared, float]:
+        """Makes the engine's items of an input; returns the seconds taken, too."""
         started = time.perf_counter()
-        return self.decoder.decode(data, header), time.perf_counter() - started
+        return self.task.preprocess(fields, hint), time.perf_counter() - started
 
     def metadata(self) -> ModelMetadata:
         """Returns the description that protocols give their clients."""
@@ -86,8 +82,8 @@ class ActiveModel:
         return ModelMetadata(
             description=self.description,
             version=self.description.version,
-            labels=self.labels,
-            image_size=self.description.pipeline.output_size,
+            task=self.task,
+            signatures=self.signatures,
             backend=profile["info"]["backend"],
             on_gpu=profile["info"]["device"] != "cpu",
             instances=self.handle.fds.layout.workers,
@@ -97,7 +93,8 @@ class ActiveModel:
 
     def describe(self) -> dict[str, Any]:
         """Returns the content of `GET /model`."""
-        fields = {"name", "version", "description", "labels", "image", "thresholds", "accuracy"}
+        fields = {"name", "version", "description", "task", "labels", "image"}
+        fields |= {"thresholds", "accuracy"}
         profile, memory = self.handle.profile, self.client.memory
         return {
             **self.description.model_dump(include=fields),
@@ -119,31 +116,36 @@ class ActiveModel:
 
 @dataclass(slots=True)
 class Predictions:
-    """The best classes of each image of a request, in the request's order."""
+    """The answers to the inputs of a request, in the request's order."""
 
-    tops: list[list[Score]]
-    """The `top_k` classes of each image, most probable first."""
+    task: Task
+    """Of the version that computed them."""
+
+    tops: list[list[Candidate]]
+    """The candidates of each answer, the best first."""
 
     timings: Timings
 
 
 @dataclass(slots=True)
-class Logits:
-    """The logits of each tensor of a request, in the request's order."""
+class Tensors:
+    """The outputs of a request in tensors."""
 
-    rows: NDArray[np.float32]
-    """[tensors, classes]."""
+    signature: Signature
+    arrays: list[Array]
+    """[items, *shape] for each output of the signature."""
 
-    labels: list[str]
-    """Of the version that computed them, in the order of a row."""
+    labels: Sequence[str]
+    """Classes of the version that computed them, if it classifies."""
 
     timings: Timings
 
     def check_finite(self) -> None:
         """Raises InvalidTensorError for infinities and NaN, which JSON cannot carry."""
-        finite = np.isfinite(self.rows).all(axis=1)
-        if not finite.all():
-            raise InvalidTensorError(f"the logits of element {finite.argmin()} are not finite")
+        for spec, array in zip(self.signature.outputs, self.arrays, strict=True):
+            finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+            if not finite.all():
+                raise InvalidTensorError(f"the {spec.name} of element {finite.argmin()} is not finite")
 
 
 @dataclass(slots=True)
@@ -152,6 +154,9 @@ class InferenceResult:
 
     model: ActiveModel
     signature: int
+    tops: list[list[Candidate]]
+    """The candidates of each input of a task; empty for tensors."""
+
     outcomes: list[Outcome]
     admitted_at: float
     """time.monotonic() when the slots were acquired."""
@@ -179,7 +184,7 @@ class InferenceResult:
 
 
 def throughput(handle: EngineHandle) -> float:
-    """Returns the images a second that all workers can compute, as measured at warm-up."""
+    """Returns the inputs a second that all workers can compute, as measured at warm-up."""
     batch_ms: dict[str, float] = handle.profile["batch_ms"]
     fastest = max(int(size) / ms for size, ms in batch_ms.items())
     return 1000 * fastest * handle.fds.layout.workers

@@ -1,20 +1,21 @@
-"""The core call of every protocol: images or tensors in, classes or logits out.
+"""The core call of every protocol: a task's inputs in, its answers out; or tensors in, tensors out.
 
 `InferenceService` is all that protocols know of models and engines. A request holds its slots from here
-to its answer, so that overload is decided before any work: acquire the slots, decode the images (on the
-event loop or a thread), hand the inputs to the workers, await the logits, pick the best classes.
+to its answer, so that overload is decided before any work: acquire the slots, preprocess (on the event
+loop or a thread), hand the items to the workers, await their outputs, postprocess.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.engine import topology
+from serving.engine.client import Outcome
 from serving.engine.memory import Health
 from serving.engine.provider import EngineHandle, EngineProvider
 from serving.engine.statistics import BatchTotals, Totals
@@ -23,29 +24,28 @@ from serving.errors import (
     DeadlineExceededError,
     DrainingError,
     InvalidRequestError,
+    NotSupportedError,
     ServingError,
     UnavailableError,
 )
 from serving.inference.active_model import (
     ActiveModel,
-    EncodedImage,
     InferenceResult,
-    Logits,
+    Input,
     ModelMetadata,
     Predictions,
+    Tensors,
 )
 from serving.inference.thread_pool import ThreadPool
 from serving.logging import logger
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.image.classification import best
-from serving.tasks.image.decode import MAX_CHEAP_BYTES
-from serving.tasks.image_classification import IMAGE, TENSOR
-from serving.tensors import Item
+from serving.tasks.base import Candidate, Prepared, Task
+from serving.tensors import Array
 
 T = TypeVar("T")
-Prepare = Callable[[ActiveModel], Awaitable[list[Item]]]
+Prepare = Callable[[], Awaitable[list[Prepared]]]
 
 
 class InferenceService:
@@ -199,7 +199,11 @@ class InferenceService:
         if self.active.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
 
-    def check_free_slot(self, bulk: bool, signature: int = IMAGE) -> None:
+    def _open_model(self) -> ActiveModel:
+        self._check_open()
+        return self.active
+
+    def check_free_slot(self, bulk: bool, signature: int = 0) -> None:
         """Refuses a request before its body is read. Raises RetryableError where it would fail later."""
         self._check_open()
         try:
@@ -213,66 +217,85 @@ class InferenceService:
         """Inputs that one request may have: half of a web process's slots."""
         return max(1, self.active.handle.fds.layout.slots_per_frontend // 2)
 
-    async def classify(
-        self, images: Sequence[EncodedImage], top_k: int, deadline: float, bulk: bool = False
+    async def predict(
+        self, inputs: Sequence[Input], top_k: int, deadline: float, bulk: bool = False
     ) -> Predictions:
-        """Classifies images, admitted together or not at all: the `top_k` classes of each, in order.
+        """Answers inputs of the task, admitted together or not at all: the best candidates of each.
 
-        `deadline` is a time of time.monotonic(); `bulk` gives way to all other requests. Where one image
+        `deadline` is a time of time.monotonic(); `bulk` gives way to all other requests. Where one input
         fails, so does the request. Cancelling the task frees the slots, and work that has not begun is
-        never computed. Raises InvalidImageError, ImageTooLargeError, what `EncodedImage.read` raises,
-        InvalidRequestError for more than `largest_request` images, OverloadedError, DrainingError,
-        UnavailableError, DeadlineExceededError or WorkerCrashedError.
+        never computed. Raises what `Input.read` and the task raise, InvalidRequestError for more than
+        `largest_request` inputs, OverloadedError, DrainingError, UnavailableError,
+        DeadlineExceededError, InternalError or WorkerCrashedError.
         """
 
-        async def decode(model: ActiveModel) -> list[Item]:
-            if len(images) == 1:
-                return [[await self._decode(model, images[0], bulk)]]
-            decoding = (self._decode_on_thread(model, image, bulk) for image in images)
-            pixels = all_or_error(await asyncio.gather(*decoding, return_exceptions=True))
-            return [[each] for each in pixels]
+        model = self._open_model()
 
-        result = await self._infer(IMAGE, len(images), decode, deadline, bulk)
-        labels = result.model.labels
-        tops = [best(labels, outcome.outputs[0], top_k) for outcome in result.outcomes]
-        return Predictions(tops, result.timings())
+        async def preprocess() -> list[Prepared]:
+            if len(inputs) == 1:
+                return [await self._preprocess(model, inputs[0], bulk)]
+            work = (self._preprocess_on_thread(model, each, bulk) for each in inputs)
+            return list(all_or_error(await asyncio.gather(*work, return_exceptions=True)))
 
-    async def infer(self, tensors: NDArray[np.float32], deadline: float, bulk: bool = False) -> Logits:
-        """Normalised images [N, 3, height, width] -> logits, admitted together or not at all.
+        signature = model.task.form or 0
+        result = await self._infer(model, signature, len(inputs), preprocess, top_k, deadline, bulk)
+        return Predictions(model.task, result.tops, result.timings())
 
-        A tensor's numbers are the client's own, so its logits need not be finite.
-        Raises InvalidTensorError for another shape, and otherwise what `classify` raises.
+    async def infer(self, inputs: Sequence[Array], deadline: float, bulk: bool = False) -> Tensors:
+        """Computes the network's outputs of tensors, an array [N, *shape] for each of its inputs.
+
+        The numbers are the client's own, so the outputs need not be finite. Raises InvalidTensorError
+        for other types or shapes, NotSupportedError, and otherwise what `predict` raises.
         """
+        model = self._open_model()
+        if model.task.tensor_form is None:
+            raise NotSupportedError(f"{model.description.name} does not take tensors")
+        signature = model.signatures[model.task.tensor_form]
 
-        async def check(model: ActiveModel) -> list[Item]:
-            return model.signatures[TENSOR].items([tensors])
+        async def check() -> list[Prepared]:
+            return [Prepared(signature.items(inputs))]
 
-        result = await self._infer(TENSOR, len(tensors), check, deadline, bulk)
-        rows = np.stack([outcome.outputs[0] for outcome in result.outcomes])
-        return Logits(rows, result.model.labels, result.timings())
+        result = await self._infer(
+            model, model.task.tensor_form, len(inputs[0]), check, None, deadline, bulk
+        )
+        columns = zip(*(outcome.outputs for outcome in result.outcomes), strict=True)
+        arrays = [np.stack(column) for column in columns]
+        return Tensors(signature, arrays, model.task.labels, result.timings())
 
     async def run_on_thread(self, work: Callable[[], T], bulk: bool) -> T:
         """Runs blocking work on one of the preprocessing threads: there are as many as cores."""
         return await self._threads.run(work, bulk)
 
     async def _infer(
-        self, signature: int, count: int, prepare: Prepare, deadline: float, bulk: bool
+        self,
+        model: ActiveModel,
+        signature: int,
+        count: int,
+        prepare: Prepare,
+        top_k: int | None,
+        deadline: float,
+        bulk: bool,
     ) -> InferenceResult:
-        """Acquires slots, prepares the inputs, and passes them through the engine."""
-        self._check_open()
-        model = self.active
-        if not 1 <= count <= self.largest_request:
-            raise InvalidRequestError(
-                f"one request may have 1 to {self.largest_request} inputs, not {count}"
-            )
+        """Acquires slots, prepares the items, passes them through the engine, and postprocesses.
+
+        Without `top_k` there is no task to postprocess.
+        """
+        self._check_count(count)
         loop = asyncio.get_running_loop()
         admitted_at = time.monotonic()
+        tops: list[list[Candidate]] = []
         try:
             with model.client.acquire(bulk, count) as slots:
                 async with asyncio.timeout_at(loop.time() + deadline - admitted_at):
-                    inputs = await prepare(model)
+                    prepared = await prepare()
+                    items = [item for each in prepared for item in each.items]
+                    if len(items) > count:
+                        self._check_count(len(items))
+                        slots.extend(len(items) - count, bulk)
                     submitted_at = time.monotonic()
-                    outcomes = await slots.submit(signature, inputs, deadline, bulk)
+                    outcomes = await slots.submit(signature, items, deadline, bulk)
+                    if top_k is not None:
+                        tops = await self._postprocess(model.task, prepared, outcomes, top_k, bulk)
         except BaseException as error:
             model.client.statistics.failed(signature, time.monotonic() - admitted_at)
             if isinstance(error, TimeoutError | DeadlineExceededError):
@@ -283,36 +306,61 @@ class InferenceService:
             if isinstance(error, asyncio.CancelledError):
                 self.metrics.cancelled.inc()
             raise
-        return InferenceResult(model, signature, outcomes, admitted_at, submitted_at)
+        return InferenceResult(model, signature, tops, outcomes, admitted_at, submitted_at)
 
-    async def _decode(self, model: ActiveModel, image: EncodedImage, bulk: bool) -> NDArray[np.uint8]:
-        """Decodes to pixels [height, width, 3]: on the event loop where that is cheap, else on a thread.
+    def _check_count(self, count: int) -> None:
+        if not 1 <= count <= self.largest_request:
+            raise InvalidRequestError(
+                f"one request may have 1 to {self.largest_request} inputs, not {count}"
+            )
 
-        The event loop saves two changes of threads. It decodes small JPEGs, the one format whose cost is
-        known beforehand, where the workers are slow or idle enough.
+    async def _preprocess(self, model: ActiveModel, given: Input, bulk: bool) -> Prepared:
+        """Makes an input's items: on the event loop where that is cheap, else on a thread.
+
+        The event loop saves two changes of threads. It prepares small inputs that the task knows to be
+        cheap, where the workers are slow or idle enough.
         """
-        on_event_loop = model.decodes_on_event_loop or model.client.alone
-        if image.size <= MAX_CHEAP_BYTES and not bulk and on_event_loop:
-            data = image.read()
-            header = model.decoder.cheap_header(data)
-            if header is not None:
-                return self._observe_decode(model.decode(data, header))
-            image = EncodedImage(image.size, lambda: data)
-        return await self._decode_on_thread(model, image, bulk)
+        on_event_loop = model.prepares_on_event_loop or model.client.alone
+        if given.size <= model.task.most_cheap_bytes and not bulk and on_event_loop:
+            fields = given.read()
+            hint = model.task.hint(fields)
+            if hint is not None:
+                return self._observe_decode(model.preprocess(fields, hint))
+            given = Input(given.size, lambda: fields)
+        return await self._preprocess_on_thread(model, given, bulk)
 
-    async def _decode_on_thread(
-        self, model: ActiveModel, image: EncodedImage, bulk: bool
-    ) -> NDArray[np.uint8]:
-        work = self._threads.run(lambda: model.decode(image.read()), bulk)
+    async def _preprocess_on_thread(self, model: ActiveModel, given: Input, bulk: bool) -> Prepared:
+        work = self._threads.run(lambda: model.preprocess(given.read()), bulk)
         return self._observe_decode(await work)
 
-    def _observe_decode(self, result: tuple[NDArray[np.uint8], float]) -> NDArray[np.uint8]:
-        pixels, seconds = result
+    def _observe_decode(self, result: tuple[Prepared, float]) -> Prepared:
+        prepared, seconds = result
         self.metrics.decode.observe(seconds)
-        return pixels
+        return prepared
+
+    async def _postprocess(
+        self,
+        task: Task,
+        prepared: Sequence[Prepared],
+        outcomes: Sequence[Outcome],
+        top_k: int,
+        bulk: bool,
+    ) -> list[list[Candidate]]:
+        """Makes the candidates of each input; on a thread for an input of several items."""
+        tops, first = [], 0
+        for each in prepared:
+            end = first + len(each.items)
+            outputs = [outcome.outputs for outcome in outcomes[first:end]]
+            if len(outputs) == 1:
+                tops.append(task.postprocess(each, outputs, top_k))
+            else:
+                work = partial(task.postprocess, each, outputs, top_k)
+                tops.append(await self._threads.run(work, bulk))
+            first = end
+        return tops
 
 
-def all_or_error(results: Sequence[NDArray[np.uint8] | BaseException]) -> Iterator[NDArray[np.uint8]]:
+def all_or_error(results: Sequence[Prepared | BaseException]) -> Iterator[Prepared]:
     """Yields what `gather` found. Raises the first error, naming the element that it is about."""
     for index, result in enumerate(results):
         if isinstance(result, BaseException):

@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 from serving.errors import InvalidRequestError, UnauthorizedError
 from serving.http.body import BodyReader
 from serving.inference.service import InferenceService
-from serving.tasks.image_classification import IMAGE
 
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
@@ -99,7 +98,7 @@ class Admission:
         )
         self.small = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, self.reader.timeout_s)
 
-    def admit(self, request: Request, signature: int = IMAGE) -> RequestOptions:
+    def admit(self, request: Request, signature: int = 0) -> RequestOptions:
         """Checks key, headers and a free slot, before the body is read.
 
         Raises UnauthorizedError, InvalidRequestError or RetryableError.

@@ -1,65 +1,32 @@
 """The native API: `/predict`, `/health`, `/model`, `/metrics`."""
 
-import base64
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from serving.http.access_log import RequestContext
-from serving.http.body import image_bytes
 from serving.http.responses import json_response
-from serving.inference.active_model import EncodedImage
+from serving.inference.active_model import Input
 from serving.inference.service import InferenceService
 from serving.model import ImagePipeline, Thresholds
 from serving.protocols.admission import Admission, DirectRoute, parse_number, unless_disconnected
-from serving.tasks.image.classification import Score
+from serving.protocols.fields import fields_from_body
 
-EXAMPLE = Path(__file__).with_name("example.jpg")
 CODES = {
-    400: ("the body, the encoding or the picture cannot be read", "invalid_image"),
+    400: ("the body, its encoding or its content cannot be read", "invalid_image"),
     401: ("the API key is missing or wrong", "unauthorized"),
     408: ("the body did not arrive in time", "request_timeout"),
-    413: ("too many bytes or too many pixels", "payload_too_large"),
+    413: ("too many bytes, pixels or numbers", "payload_too_large"),
     415: ("a content type that is not understood", "unsupported_media_type"),
     422: ("another shape than documented", "invalid_request"),
     500: ("the server's fault; the request may be tried again", "internal_error"),
     503: ("no free slot, shutting down, or not ready", "overloaded"),
     504: ("the deadline passed", "deadline_exceeded"),
 }
-
-
-class PredictRequest(BaseModel):
-    """An image as text."""
-
-    image: str = Field(
-        min_length=1,
-        description="The picture file in base64; a `data:image/...;base64,` prefix is accepted.",
-        json_schema_extra={"contentEncoding": "base64"},
-    )
-
-
-class LabelProbability(BaseModel):
-    """One class."""
-
-    label: str
-    probability: float = Field(ge=0, le=1)
-
-
-class PredictResponse(BaseModel):
-    """The most probable class; `top` only when `top_k` was asked for."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"example": {"prediction": "Bread", "probability": 0.97}}
-    )
-
-    prediction: str
-    probability: float = Field(ge=0, le=1)
-    top: list[LabelProbability] | None = Field(default=None, description="Most probable first.")
 
 
 class ErrorResponse(BaseModel):
@@ -91,8 +58,9 @@ class ModelResponse(BaseModel):
     name: str
     version: str
     description: str
+    task: str = Field(description="What a request means.")
     labels: list[str]
-    image: ImagePipeline
+    image: ImagePipeline | None
     thresholds: Thresholds | None
     accuracy: dict[str, Any]  # as written in model.json
     backend: str
@@ -106,16 +74,8 @@ class ModelResponse(BaseModel):
     web_processes: int
     web_processes_reason: str | None = Field(description="What `auto` has chosen their number by.")
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
-    idle_threads: int | None = Field(description="Threads for a picture that is alone in the service.")
+    idle_threads: int | None = Field(description="Threads for an input that is alone in the service.")
     gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")
-
-
-def prediction_json(top: list[Score], with_top: bool) -> dict[str, Any]:
-    """Returns the content of a 200: the best class, and with `with_top` all of `top`."""
-    content: dict[str, Any] = {"prediction": top[0].label, "probability": top[0].probability}
-    if with_top:
-        content["top"] = [{"label": s.label, "probability": s.probability} for s in top]
-    return content
 
 
 def create_router(service: InferenceService, admission: Admission) -> APIRouter:
@@ -129,7 +89,7 @@ def create_router(service: InferenceService, admission: Admission) -> APIRouter:
 
     @router.get(
         "/health/ready",
-        summary="Photos can be classified",
+        summary="Requests can be answered",
         response_model=HealthResponse,
         responses=documented_errors(503),
     )
@@ -168,26 +128,26 @@ def predict_router(service: InferenceService, admission: Admission) -> APIRouter
 
     @router.post(
         "/predict",
-        summary="Classify a photo",
-        response_model=PredictResponse,
+        summary="Ask the model",
         responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
-        openapi_extra=predict_request(len(service.model.labels)),
         dependencies=admission.check_key.documented(),
     )
-    async def classify_a_photo(request: Request) -> Response:
-        """Send the photo as base64 in JSON, as the body itself, or as a form's field `image`.
+    async def predict(request: Request) -> Response:
+        """Send JSON; a request of one field may also be the body itself, or a form's field.
 
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
         options = admission.admit(request)
-        top_k = parse_number(request.query_params.get("top_k"), "top_k", len(service.active.labels))
+        task = service.active.task
+        top_k = parse_number(request.query_params.get("top_k"), "top_k", task.most_candidates)
         async with admission.body(request) as body:
-            find_image = partial(image_bytes, body, request.headers.get("content-type"))
-            images = [EncodedImage(len(body), find_image)]
-            work = service.classify(images, top_k or 1, options.deadline(), options.bulk)
+            find = partial(fields_from_body, task, body, request.headers.get("content-type"))
+            work = service.predict(
+                [Input(len(body), find)], top_k or 1, options.deadline(), options.bulk
+            )
             found = await unless_disconnected(request, work)
         RequestContext.of(request).set_timings(found.timings)
-        return json_response(prediction_json(found.tops[0], top_k is not None))
+        return json_response(found.task.to_json(found.tops[0], top_k is not None))
 
     return router
 
@@ -210,35 +170,3 @@ def documented_error(status: int) -> dict[str, Any]:
         seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
         documented["headers"] = {"Retry-After": seconds}
     return documented
-
-
-def predict_request(classes: int) -> dict[str, Any]:
-    """Documents the parameters and the three kinds of body of `/predict`, with a real image as example.
-
-    X-Request-Timeout-Ms is left out: a tool that tries its range gets the 504 that it asks for.
-    """
-    top_k = {"type": "integer", "minimum": 1, "maximum": classes}
-    priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
-    parameters = [
-        parameter("top_k", "query", top_k, "Also list the k most probable classes."),
-        parameter("X-Priority", "header", priority, "`bulk` gives way to everything else."),
-    ]
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    form = {
-        "type": "object",
-        "properties": {"image": {"type": "string", "format": "binary"}},
-        "required": ["image"],
-    }
-    example = {"image": base64.b64encode(EXAMPLE.read_bytes()).decode()}
-    content = {
-        "application/json": {"schema": PredictRequest.model_json_schema(), "example": example},
-        "image/jpeg": binary,
-        "application/octet-stream": binary,
-        "multipart/form-data": {"schema": form},
-    }
-    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
-
-
-def parameter(name: str, place: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    """Documents an optional parameter."""
-    return {"name": name, "in": place, "schema": schema, "description": description}

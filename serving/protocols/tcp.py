@@ -21,6 +21,7 @@ from serving.errors import (
     ConfigurationError,
     InvalidImageError,
     InvalidRequestError,
+    NotSupportedError,
     OverloadedError,
     PayloadTooLargeError,
     ServingError,
@@ -29,13 +30,14 @@ from serving.errors import (
 )
 from serving.http.access_log import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
 from serving.http.body import BodyReader
-from serving.inference.active_model import EncodedImage
+from serving.inference.active_model import Input
 from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.protocols import tcp_frames as frames
 from serving.protocols.admission import KeyCheck
-from serving.protocols.native import prediction_json
+from serving.protocols.fields import value_of
 from serving.settings import Settings
+from serving.tasks.base import Field
 
 BACKLOG = 512
 CHUNK_BYTES = 64 * 1024
@@ -181,18 +183,30 @@ class Connection:
         self._check(options)
         bulk = options.priority == "bulk"
         self._service.check_free_slot(bulk)
+        field = self._only_field()
         async with self._body_reader.collect(self._chunks()) as image:
             self._read_next()
             timeout_ms = options.timeout_ms or self._settings.request_timeout_ms
             deadline = time.monotonic() + timeout_ms / 1000
-            images = [EncodedImage(len(image), lambda: image)]
-            found = await self._service.classify(images, options.top_k or 1, deadline, bulk)
+            found = await self._service.predict(
+                [Input(len(image), lambda: {field.name: value_of(field, image)})],
+                options.top_k or 1,
+                deadline,
+                bulk,
+            )
         context.set_timings(found.timings)
         return {
-            **prediction_json(found.tops[0], options.top_k is not None),
+            **found.task.to_json(found.tops[0], options.top_k is not None),
             "request_id": context.request_id,
             "ms": context.milliseconds,
         }
+
+    def _only_field(self) -> Field:
+        """Returns the field that a frame carries. Raises NotSupportedError for a model with several."""
+        fields = self._service.active.task.request
+        if len(fields) != 1:
+            raise NotSupportedError("a frame carries one field, and this model takes another number")
+        return fields[0]
 
     def _check(self, options: frames.Options) -> None:
         """Raises UnauthorizedError, InvalidRequestError or InvalidImageError."""
@@ -200,7 +214,7 @@ class Connection:
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
         for name, value, largest in (
-            ("top_k", options.top_k, len(self._service.active.labels)),
+            ("top_k", options.top_k, self._service.active.task.most_candidates),
             ("timeout_ms", options.timeout_ms, self._settings.request_timeout_ms),
         ):
             if value is not None and value > largest:

@@ -1,36 +1,36 @@
 """TensorFlow Serving's REST API: everything under `/v1`.
 
-Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); an image is
-`{"b64": "..."}`, a tensor nested lists of numbers.
+Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); bytes are `{"b64": "..."}`, a
+tensor nested lists of numbers. A model of one input takes its values with or without its name.
 """
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from numpy.typing import NDArray
 
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, NotFoundError, ServingError
 from serving.http.access_log import RequestContext
 from serving.http.body import decode_json
 from serving.http.responses import json_response
-from serving.inference.active_model import EncodedImage
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, RequestOptions, unless_disconnected
-from serving.protocols.catalog import CatalogEntry, ModelCatalog, TensorSpec
-from serving.protocols.v2.codec import check_size, commas
-from serving.tasks.image.decode import from_base64
-from serving.tasks.image_classification import IMAGE, TENSOR
+from serving.protocols.catalog import DTYPES, CatalogEntry, ModelCatalog, WireTensor
+from serving.protocols.v2.codec import check_size, commas, numbers
+from serving.protocols.v2.inference import Content, InferRequest, fits, inputs_of
+from serving.tensors import Array
 
 SEGMENT = "v1"
 SIGNATURE = "serving_default"
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 STATUS = {422: 400}
-TENSOR_TYPES = {"BYTES": "DT_STRING", "FP32": "DT_FLOAT"}
+TENSOR_TYPES = {"BYTES": "DT_STRING", "FP16": "DT_HALF", "FP32": "DT_FLOAT", "FP64": "DT_DOUBLE"}
+ALIAS = "data"  # TorchServe's clients of this API call the only input so
 
 
 class B64(msgspec.Struct):
@@ -47,30 +47,18 @@ class PredictRequest(msgspec.Struct):
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class Named(msgspec.Struct, forbid_unknown_fields=True):
-    """An object whose key is an input's name, or `b64`; other keys are refused unbuilt."""
-
-    INPUT_IMAGE: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    b64: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-Row4 = list[list[list[list[float]]]]
 REQUEST = msgspec.json.Decoder(PredictRequest)
-NAMED = msgspec.json.Decoder(Named)
-NAMED_ROWS = msgspec.json.Decoder(list[Named])
-IMAGE_TEXT = msgspec.json.Decoder(B64 | str)
-IMAGES = msgspec.json.Decoder(list[B64 | str])
-NUMBERS = msgspec.json.Decoder(Row4)
+TEXT = msgspec.json.Decoder(B64 | str)
+TEXTS = msgspec.json.Decoder(list[B64 | str])
 
 
 @dataclass
 class Inputs:
-    """The inputs of a checked request: base64 texts, or tensors float32 [N, *dims]."""
+    """The inputs of a checked request."""
 
     model: CatalogEntry
-    data: list[str] | NDArray[np.float32]
+    count: int
+    data: Mapping[str, Content]
     by_rows: bool
 
 
@@ -92,68 +80,132 @@ def parse(content: bytes, model: CatalogEntry, most: int) -> Inputs:
     assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
     check_size(given, model, most)
     if given is request.instances:
-        return Inputs(model, rows(given, model, most), by_rows=True)
-    return Inputs(model, column(without_name(given, model), model, most), by_rows=False)
+        return Inputs(model, *rows(given, model, most), by_rows=True)
+    return Inputs(model, *columns(given, model, most), by_rows=False)
 
 
-def rows(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDArray[np.float32]:
-    """Parses `instances`: values, or objects that name the one input."""
-    if not bytes(raw)[1:].lstrip().startswith(b"{"):
-        return column(raw, model, most)
-    found: list[Named] = decode_json(NAMED_ROWS, raw)
-    check_count(len(found), most)
-    values = [value_of(each, model) for each in found]
-    return column(msgspec.Raw(b"[" + b",".join(values) + b"]"), model, most)
+@cache
+def named_decoder(names: tuple[str, ...], rows: bool) -> "msgspec.json.Decoder[Any]":
+    """Returns a decoder of an object whose keys are names of inputs, or of a list of such objects.
 
-
-def without_name(raw: msgspec.Raw, model: CatalogEntry) -> msgspec.Raw:
-    """Returns the value of the one input, named or not."""
-    if bytes(memoryview(raw)[:1]) != b"{":
-        return raw
-    return msgspec.Raw(value_of(decode_json(NAMED, raw), model))
-
-
-def value_of(named: Named, model: CatalogEntry) -> bytes:
-    """Returns the JSON of the one input's value. TorchServe's clients of this API call it `data`.
-
-    Raises InvalidRequestError for any other name.
+    The values stay JSON; other keys are refused unbuilt.
     """
+    fields = [
+        (f"_{index}", msgspec.Raw | msgspec.UnsetType, msgspec.field(default=msgspec.UNSET, name=name))
+        for index, name in enumerate(names)
+    ]
+    named: Any = msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(list[named] if rows else named)
+
+
+def known_names(model: CatalogEntry) -> tuple[str, ...]:
+    """Returns the keys that an object of inputs may have."""
+    names = [spec.name for spec in model.inputs]
+    return tuple(dict.fromkeys([*names, ALIAS, "b64"] if len(names) == 1 else names))
+
+
+def values_of(named: msgspec.Struct, model: CatalogEntry) -> dict[str, bytes]:
+    """Returns the JSON of each input's value. Raises InvalidRequestError for a wrong set of names."""
     given = {
-        name: raw
-        for name in named.__struct_fields__
-        if (raw := getattr(named, name)) is not msgspec.UNSET
+        name: bytes(raw)
+        for index, name in enumerate(known_names(model))
+        if (raw := getattr(named, f"_{index}")) is not msgspec.UNSET
     }
-    if list(given) == ["b64"]:
-        return b'{"b64":' + bytes(given["b64"]) + b"}"
-    if list(given) not in ([model.input.name], ["data"]):
-        raise InvalidRequestError(f"the one input is {model.input.name}, not {', '.join(given)[:80]!r}")
-    return b"".join(map(bytes, given.values()))
+    if len(model.inputs) == 1:
+        own = model.inputs[0].name
+        if list(given) == ["b64"]:
+            return {own: b'{"b64":' + given["b64"] + b"}"}
+        if list(given) not in ([own], [ALIAS]):
+            raise InvalidRequestError(f"the one input is {own}, not {', '.join(given)[:80]!r}")
+        return {own: b"".join(given.values())}
+    for spec in model.inputs:
+        if spec.name not in given and not spec.is_optional:
+            raise InvalidRequestError(f"{spec.name} is missing")
+    return given
 
 
-def column(raw: msgspec.Raw, model: CatalogEntry, most: int) -> list[str] | NDArray[np.float32]:
-    """Parses the batch of the one input; a single image may come without brackets."""
-    if model.signature is IMAGE:
-        if bytes(memoryview(raw)[:1]) != b"[":
-            return [text_of(decode_json(IMAGE_TEXT, raw))]
-        texts = [text_of(value) for value in decode_json(IMAGES, raw)]
-        check_count(len(texts), most)
-        return texts
-    numbers, of_one = commas(raw) + 1, int(np.prod(model.input.dims))
-    if numbers % of_one or numbers > of_one * most:
-        raise InvalidRequestError(
-            f"{model.input.name} needs {of_one} numbers each, not {numbers} in all"
-        )
-    values: Row4 = decode_json(NUMBERS, raw)
+def rows(raw: msgspec.Raw, model: CatalogEntry, most: int) -> tuple[int, dict[str, Content]]:
+    """Parses `instances`: objects that name the inputs, or values of the only one."""
+    if not bytes(raw)[1:].lstrip().startswith(b"{"):
+        return joined([column(raw, only_input(model), most)])
+    found = decode_json(named_decoder(known_names(model), rows=True), raw)
+    check_count(len(found), most)
+    values = [values_of(each, model) for each in found]
+    if any(each.keys() != values[0].keys() for each in values):
+        raise InvalidRequestError("all instances need the same inputs")
+    return joined(
+        [
+            column(msgspec.Raw(b"[" + b",".join(each[spec.name] for each in values) + b"]"), spec, most)
+            for spec in model.inputs
+            if spec.name in values[0]
+        ]
+    )
+
+
+def columns(raw: msgspec.Raw, model: CatalogEntry, most: int) -> tuple[int, dict[str, Content]]:
+    """Parses `inputs`: an object of the inputs' columns, or the column of the only one."""
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return joined([column(raw, only_input(model), most)])
+    values = values_of(decode_json(named_decoder(known_names(model), rows=False), raw), model)
+    return joined(
+        [
+            column(msgspec.Raw(values[spec.name]), spec, most)
+            for spec in model.inputs
+            if spec.name in values
+        ]
+    )
+
+
+def only_input(model: CatalogEntry) -> WireTensor:
+    """Returns the only input. Raises InvalidRequestError where there are several."""
+    if len(model.inputs) != 1:
+        names = ", ".join(spec.name for spec in model.inputs)
+        raise InvalidRequestError(f"name the inputs: {names}")
+    return model.inputs[0]
+
+
+def joined(found: list[tuple[str, Content]]) -> tuple[int, dict[str, Content]]:
+    """Returns the number of rows of columns, and the columns. Raises InvalidRequestError."""
+    count, *others = {len(content) for _, content in found}
+    if others:
+        raise InvalidRequestError("the inputs have different numbers of rows")
+    return count, dict(found)
+
+
+def column(raw: msgspec.Raw, spec: WireTensor, most: int) -> tuple[str, Content]:
+    """Parses the batch of an input, and returns the input's name, too."""
+    content: Content
+    if spec.datatype != "BYTES":
+        content = numeric_column(raw, spec, most)
+    elif spec.dims != (1,):
+        raise InvalidRequestError(f"{spec.name} is a list of texts, for which there is no form here")
+    elif bytes(memoryview(raw)[:1]) == b"[":
+        content = [text_of(value) for value in decode_json(TEXTS, raw)]
+    else:  # a single text may come without brackets
+        content = [text_of(decode_json(TEXT, raw))]
+    check_count(len(content), most)
+    return spec.name, content
+
+
+def numeric_column(raw: msgspec.Raw, spec: WireTensor, most: int) -> Array:
+    """Parses numbers to [N, *dims]."""
+    found, of_one, dtype = commas(raw) + 1, spec.largest, DTYPES[spec.datatype]
+    if found > of_one * most or (-1 not in spec.dims and found % of_one):
+        raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {found} in all")
+    is_scalar = spec.field is not None and spec.dims == (1,)
+    dims = () if is_scalar else spec.dims
     try:
         with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
-            array = np.array(values, np.float32)
+            array = np.array(decode_json(numbers(dtype.kind, 1 + len(dims)), raw), dtype)
+    except OverflowError as error:
+        raise InvalidRequestError(f"{spec.name} has numbers that are no {spec.datatype}") from error
     except ValueError as error:
-        raise InvalidRequestError(f"{model.input.name} is nested unevenly") from error
-    if array.shape[1:] != model.input.dims:
+        raise InvalidRequestError(f"{spec.name} is nested unevenly") from error
+    if len(array.shape) != 1 + len(dims) or not fits(replace(spec, dims=dims), array.shape[1:]):
         raise InvalidRequestError(
-            f"{model.input.name} has the shape {list(array.shape)}, not [N, {list(model.input.dims)}]"
+            f"{spec.name} has the shape {list(array.shape)}, not [N, {list(spec.dims)}]"
         )
-    return array
+    return array[:, np.newaxis] if is_scalar else array
 
 
 def text_of(value: B64 | str) -> str:
@@ -171,15 +223,20 @@ async def infer(
     service: InferenceService, inputs: Inputs, options: RequestOptions
 ) -> tuple[dict[str, list[Any]], Timings]:
     """Returns each output's values, one per input, and the request's timings."""
-    if isinstance(inputs.data, np.ndarray):
-        logits = await service.infer(inputs.data, options.deadline(), options.bulk)
-        logits.check_finite()
-        return {"output": logits.rows.tolist()}, logits.timings
-    images = [EncodedImage(len(text), partial(from_base64, text)) for text in inputs.data]
-    found = await service.classify(images, 1, options.deadline(), options.bulk)
-    labels = [top[0].label for top in found.tops]
-    probabilities = [top[0].probability for top in found.tops]
-    return {"FOOD_LABEL": labels, "PROBABILITY": probabilities}, found.timings
+    model = inputs.model
+    if model.takes_tensors:
+        arrays = [np.asarray(inputs.data[spec.name]) for spec in model.inputs]
+        tensors = await service.infer(arrays, options.deadline(), options.bulk)
+        tensors.check_finite()
+        columns = zip(model.outputs, tensors.arrays, strict=True)
+        return {spec.name: array.tolist() for spec, array in columns}, tensors.timings
+    request = InferRequest(model, inputs.count, [inputs.count, 1], inputs.data, [])
+    found = await service.predict(inputs_of(request), 1, options.deadline(), options.bulk)
+    return {
+        spec.name: [top[0][spec.field.name] for top in found.tops]
+        for spec in model.outputs
+        if spec.field
+    }, found.timings
 
 
 def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
@@ -220,7 +277,7 @@ def predict_router(service: InferenceService, admission: Admission, catalog: Mod
         options = admission.admit(request, model.signature)
         async with admission.body(request, compressed=True) as content:
             parse_content = partial(parse, content, model, service.largest_request)
-            if len(content) > LARGE and model.signature is TENSOR:
+            if len(content) > LARGE and (model.takes_tensors or model.takes_text):
                 inputs = await service.run_on_thread(parse_content, options.bulk)
             else:
                 inputs = parse_content()
@@ -260,10 +317,10 @@ def status_of(model: CatalogEntry) -> dict[str, Any]:
 def metadata_of(model: CatalogEntry) -> dict[str, Any]:
     """Describes the one signature."""
 
-    def tensor(spec: TensorSpec) -> dict[str, Any]:
-        sizes = [-1, *(() if spec.dims == (1,) else spec.dims)]
+    def tensor(spec: WireTensor) -> dict[str, Any]:
+        sizes = [-1, *(() if spec.field and spec.dims == (1,) else spec.dims)]
         return {
-            "dtype": TENSOR_TYPES[spec.datatype],
+            "dtype": TENSOR_TYPES.get(spec.datatype, f"DT_{spec.datatype}"),
             "tensor_shape": {
                 "dim": [{"size": str(size), "name": ""} for size in sizes],
                 "unknown_rank": False,
@@ -272,7 +329,7 @@ def metadata_of(model: CatalogEntry) -> dict[str, Any]:
         }
 
     signature = {
-        "inputs": {model.input.name: tensor(model.input)},
+        "inputs": {spec.name: tensor(spec) for spec in model.inputs},
         "outputs": {spec.name: tensor(spec) for spec in model.outputs},
         "method_name": "tensorflow/serving/predict",
     }

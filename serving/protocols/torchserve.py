@@ -1,9 +1,11 @@
 """TorchServe's inference API: `/predictions`, `/ping`, `/models`.
 
-The image comes as the body or as the form field `data`. The answer is that of TorchServe's image
-classifier: the five best labels with their probabilities.
+The one field of a request comes as the body or as the form field `data`, any request as JSON. The answer
+of a model that classifies is that of TorchServe's image classifier: the five best labels with their
+probabilities; of another model it is that of `/predict`.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,17 +13,18 @@ from fastapi import APIRouter, Request, Response
 
 from serving.errors import InvalidRequestError, NotSupportedError, ServingError
 from serving.http.access_log import RequestContext
-from serving.http.body import IMAGE_FIELDS, file_from_form, image_from_json, parsed_content_type
+from serving.http.body import file_from_form, parsed_content_type
 from serving.http.responses import json_response
-from serving.inference.active_model import EncodedImage
+from serving.inference.active_model import Input
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
-from serving.tasks.image_classification import TENSOR
+from serving.protocols.fields import FORM, JSON, fields_from_json, value_of
+from serving.tasks.base import Candidate, Fields, Task
 
 SEGMENTS = ("predictions", "explanations", "ping", "models")
 TOP = 5
-FORM_FIELDS = (b"data", b"body", *IMAGE_FIELDS)
+FORM_FIELDS = ("data", "body")
 STATUS = {422: 400}
 TYPES = {
     400: "BadRequestException",
@@ -44,14 +47,19 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
     return json_response({"code": status, "type": kind, "message": error.detail}, status, error.headers)
 
 
-def image_bytes(content: bytes, content_type: str | None) -> bytes:
-    """Finds the image: in a form, as base64 in JSON, or, of any other content type, the body itself."""
+def fields_of(task: Task, content: bytes, content_type: str | None) -> Fields:
+    """Finds the fields: in a form, in JSON, or, of any other content type, the body itself.
+
+    Raises RequestError.
+    """
     media_type, options = parsed_content_type(content_type or "")
-    if media_type == b"multipart/form-data":
-        return file_from_form(content, options.get(b"boundary"), FORM_FIELDS, nameless=True)
-    if media_type == b"application/json":
-        return image_from_json(content)
-    return content
+    single = task.request[0] if len(task.request) == 1 and task.media_types else None
+    if single is None or media_type == JSON:
+        return fields_from_json(task, content)
+    if media_type == FORM:
+        names = (*FORM_FIELDS, *task.form_fields)
+        content = file_from_form(content, options.get(b"boundary"), names, nameless=True)
+    return {single.name: value_of(single, content)}
 
 
 def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
@@ -79,7 +87,7 @@ def create_router(service: InferenceService, admission: Admission, catalog: Mode
     @router.get("/models")
     async def all_models() -> Response:
         url = service.settings.model_dir.name
-        models = [{"modelName": name, "modelUrl": url} for name in catalog.signatures]
+        models = [{"modelName": name, "modelUrl": url} for name in catalog.entries]
         return json_response({"models": models})
 
     @router.get("/models/{model}")
@@ -102,18 +110,27 @@ def predictions_router(
     @router.post("/predictions/{model}/{version}")
     @router.put("/predictions/{model}/{version}")
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
-        if find(catalog, model, version).signature is TENSOR:
+        if find(catalog, model, version).takes_tensors:
             raise InvalidRequestError(f"{model} takes tensors, which this protocol has no form for")
         options = admission.admit(request)
         async with admission.body(request, compressed=True) as body:
-            find_image = partial(image_bytes, body, request.headers.get("content-type"))
-            images = [EncodedImage(len(body), find_image)]
-            work = service.classify(images, TOP, options.deadline(), options.bulk)
+            task, content_type = service.active.task, request.headers.get("content-type")
+            given = Input(len(body), partial(fields_of, task, body, content_type))
+            top_k = min(TOP, task.most_candidates)
+            work = service.predict([given], top_k, options.deadline(), options.bulk)
             found = await unless_disconnected(request, work)
         RequestContext.of(request).set_timings(found.timings)
-        return json_response({score.label: score.probability for score in found.tops[0]})
+        return json_response(answer(found.task, found.tops[0]))
 
     return router
+
+
+def answer(task: Task, top: Sequence[Candidate]) -> dict[str, Any]:
+    """Returns the labels with their probabilities, or the native answer of what does not classify."""
+    if not task.labels:
+        return task.to_json(top, with_top=False)
+    label, probability = (field.name for field in task.answer)
+    return {each[label]: each[probability] for each in top}
 
 
 def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:

@@ -1,14 +1,105 @@
-"""Image classification as a task: how a network of images is called."""
+"""Image classification: an image file in, its most probable classes out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.backends.base import Backend
 from serving.model import Model
-from serving.tensors import Signature, TensorSpec
+from serving.settings import Settings
+from serving.tasks.base import Candidate, Fields, Prepared, Task, fields_of
+from serving.tasks.image.classification import best
+from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
+from serving.tasks.image.jpeg import Header
+from serving.tensors import Array, Signature, TensorSpec
 
 IMAGE, TENSOR = 0, 1
 """Places among `signatures`."""
+
+EXAMPLE = Path(__file__).with_name("image") / "example.jpg"
+
+
+class PredictRequest(BaseModel):
+    """An image as text."""
+
+    image: str = Field(
+        min_length=1,
+        description="The picture file in base64; a `data:image/...;base64,` prefix is accepted.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+
+
+class LabelProbability(BaseModel):
+    """One class."""
+
+    label: str
+    probability: float = Field(ge=0, le=1)
+
+
+class PredictResponse(BaseModel):
+    """The most probable class; `top` only when `top_k` was asked for."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"example": {"prediction": "Bread", "probability": 0.97}}
+    )
+
+    prediction: str
+    probability: float = Field(ge=0, le=1)
+    top: list[LabelProbability] | None = Field(default=None, description="Most probable first.")
+
+
+class ImageClassification(Task):
+    """Decodes image files; softmax and the best classes of the logits."""
+
+    form, tensor_form = IMAGE, TENSOR
+    request_schema = PredictRequest.model_json_schema()
+    answer_schema = PredictResponse.model_json_schema()
+    request = fields_of(request_schema)
+    answer = fields_of(LabelProbability.model_json_schema())
+    media_types = ("image/",)
+    form_fields = ("image", "file")
+    example_type = "image/jpeg"
+    most_cheap_bytes = MAX_CHEAP_BYTES
+    example = MappingProxyType({"image": EXAMPLE.read_bytes()})
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        self.labels = model.labels
+        self.most_candidates = len(self.labels)
+        self._decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
+
+    def hint(self, fields: Fields) -> Header | None:
+        """Returns the header of a small JPEG, the one format whose cost is known beforehand."""
+        return self._decoder.cheap_header(fields["image"])
+
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
+        """Decodes to pixels [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
+        assert hint is None or isinstance(hint, Header)  # noqa: S101 as `hint` returned it
+        return Prepared([[self._decoder.decode(fields["image"], hint)]])
+
+    def postprocess(
+        self,
+        prepared: Prepared,  # noqa: ARG002
+        outputs: Sequence[Sequence[Array]],
+        top_k: int,
+    ) -> list[Candidate]:
+        """Returns the most probable classes of the only item's logits."""
+        ((logits,),) = outputs
+        return [vars(score) for score in best(self.labels, logits, top_k)]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+        """Returns the best class, and with `with_top` all candidates."""
+        first = candidates[0]
+        content = {"prediction": first["label"], "probability": first["probability"]}
+        if with_top:
+            content["top"] = [
+                {"label": each["label"], "probability": each["probability"]} for each in candidates
+            ]
+        return content
 
 
 def signatures(model: Model) -> tuple[Signature, ...]:
@@ -18,7 +109,7 @@ def signatures(model: Model) -> tuple[Signature, ...]:
 
 def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:
     """Returns how a network is called: with images of a size (height, width), or normalised ones."""
-    logits = TensorSpec("logits", "float32", (labels,), note=f"model.json has {labels} labels")
+    logits = TensorSpec("output", "float32", (labels,), note=f"model.json has {labels} labels")
     pixels = TensorSpec("pixels", "uint8", (*size, 3))
     tensor = TensorSpec("input", "float32", (3, *size))
     return (

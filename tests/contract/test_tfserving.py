@@ -104,7 +104,7 @@ def test_tensors_as_nested_lists(backend_url: str) -> None:
         ({"instances": [[ENCODED]]}, "not as documented"),
         ({"instances": [{"b64": 1}]}, "not as documented"),
         ({"instances": [{"x": ENCODED}]}, "not as documented"),
-        ({"instances": [{"input": ENCODED}]}, "the one input is INPUT_IMAGE"),
+        ({"instances": [{"input": ENCODED}]}, "unknown field `input`"),
         ({"instances": [{"INPUT_IMAGE": ENCODED, "b64": ENCODED}]}, "the one input is INPUT_IMAGE"),
         ({"instances": [{}]}, "the one input is INPUT_IMAGE"),
         ({"instances": [{"data": ENCODED, "INPUT_IMAGE": ENCODED}]}, "the one input is INPUT_IMAGE"),

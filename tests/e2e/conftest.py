@@ -22,6 +22,8 @@ def write_model(folder: Path, version: str, prefix: str = "", classes: int = CLA
         "labels": [f"{prefix}{index}" for index in range(classes)],
         "image": {"resize": [8, 8], "mean": [0, 0, 0], "std": [1, 1, 1]},
         "files": {},
+        "aliases": {"food_classifier": "request", "food_classifier_onnx": "tensor"},
+        "names": {"image": "INPUT_IMAGE", "label": "FOOD_LABEL"},
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.json").write_text(json.dumps(description))

@@ -27,6 +27,8 @@ MODEL = {
     "labels": ["bread", "soup", "rice", "egg"],
     "image": {"resize": [8, 8], "mean": [0, 0, 0], "std": [1, 1, 1]},
     "files": {},
+    "aliases": {"food_classifier": "request", "food_classifier_onnx": "tensor"},
+    "names": {"image": "INPUT_IMAGE", "label": "FOOD_LABEL"},
 }
 
 

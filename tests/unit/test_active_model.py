@@ -65,4 +65,4 @@ def decodes_on_event_loop(
         "web_processes": web_processes,
     }
     handle = EngineHandle(model, EngineFds(0, layout, 0, (0, 0), 0, 0), profile, Mock())
-    return ActiveModel(handle, Settings(), Metrics()).decodes_on_event_loop
+    return ActiveModel(handle, Settings(), Metrics()).prepares_on_event_loop

@@ -23,6 +23,7 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image_classification import image_signatures
+from serving.tasks.registry import task_of
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
@@ -270,6 +271,7 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
 ) -> None:
     monkeypatch.setattr(cpus, "usable", lambda: 8)
     monkeypatch.setattr(balance, "request_ms", lambda _: 1.4)
+    monkeypatch.setattr(cluster, "task_of", Mock())
     parent = cluster.Cluster("tests.fake", Settings(device="cpu"))
     for engine, batch_ms in zip(engines, ({"4": 6.0, "1": 3.0}, {"4": 0.01}), strict=True):
         engine.layout = replace(LAYOUT, slots=14, frontends=7, workers=8)
@@ -283,4 +285,4 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
 
 
 def test_a_request_takes_longer_than_decoding(model: Model) -> None:
-    assert balance.request_ms(model.description.pipeline) > balance.REQUEST_MS
+    assert balance.request_ms(task_of(model, Settings())) > balance.REQUEST_MS

@@ -14,25 +14,38 @@ from serving.errors import ServingError
 from serving.http import body
 from serving.protocols import tcp_frames as frames
 from serving.protocols import tfserving, torchserve
-from serving.protocols.catalog import CatalogEntry, TensorSpec
+from serving.protocols.catalog import REQUEST as REQUEST_FORM
+from serving.protocols.catalog import TENSOR, CatalogEntry, WireTensor
 from serving.protocols.v2 import grpc_messages
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
-from serving.tasks.image_classification import IMAGE, TENSOR
+from serving.tasks.base import Field, Task
 
 PHOTO = CatalogEntry(
     "photo",
     "1",
-    IMAGE,
-    TensorSpec("INPUT_IMAGE", "BYTES", (1,)),
-    (TensorSpec("o", "FP32", (1,)),),
+    REQUEST_FORM,
+    0,
+    (WireTensor("INPUT_IMAGE", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
+    (WireTensor("o", "FP32", (1,)),),
 )
 NUMBERS = CatalogEntry(
     "tensor",
     "1",
     TENSOR,
-    TensorSpec("input", "FP32", (3, 2, 2)),
-    (TensorSpec("o", "FP32", (4,)),),
+    1,
+    (WireTensor("input", "FP32", (3, 2, 2)),),
+    (WireTensor("o", "FP32", (4,)),),
 )
+
+
+class Images(Task):
+    """A task of one file."""
+
+    request = (Field("image", "BYTES", is_bytes=True),)
+    media_types = ("image/",)
+    form_fields = ("image", "file")
+
+
 MODELS = st.sampled_from([PHOTO, NUMBERS])
 MOST = 4
 
@@ -83,10 +96,10 @@ REQUEST = st.builds(
 def check_elements(data: Any, model: CatalogEntry) -> None:  # Any: pictures, or an array
     """As many as a request may have, of the model's own shape."""
     assert 1 <= len(data) <= MOST
-    if model.signature is TENSOR:
+    if model.takes_tensors:
         assert isinstance(data, np.ndarray)
         assert data.dtype == np.float32
-        assert data.shape[1:] == model.input.dims
+        assert data.shape[1:] == model.inputs[0].dims
 
 
 def check_infer(request: Any, model: CatalogEntry) -> None:  # Any: protobuf's
@@ -97,7 +110,8 @@ def check_infer(request: Any, model: CatalogEntry) -> None:  # Any: protobuf's
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
     assert int(np.prod(question.shape)) >= 1
-    check_elements(question.data, model)
+    (data,) = question.data.values()
+    check_elements(data, model)
 
 
 @settings(max_examples=300, deadline=None)
@@ -173,7 +187,7 @@ def test_torchserve_forms(parts: list[bytes], boundary: bytes, end: bytes, type_
     content = b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts)
     content += b"--" + boundary + end
     try:
-        found = torchserve.image_bytes(content, type_ + boundary.decode("latin-1"))
+        found = torchserve.fields_of(Images(), content, type_ + boundary.decode("latin-1"))["image"]
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
@@ -211,4 +225,4 @@ def test_parts_of_a_form_are_bounded(count: int) -> None:
     form = part * count + b"--B--"
     words = "got 0" if count <= body.MAX_PARTS else "more than 16"
     with pytest.raises(ServingError, match=words):
-        body.file_from_form(form, b"B")
+        body.file_from_form(form, b"B", ["image"])

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from serving.base64 import from_base64
 from serving.errors import InvalidBase64Error, by_status
 from serving.http.access_log import RequestContext, choose_id
 from serving.tasks.image.classification import best, softmax
-from serving.tasks.image.decode import from_base64
 
 
 def test_softmax_is_stable() -> None:

@@ -10,22 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.base64 import to_bytes
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, ServingError
 from serving.http.body import pack, unpack
-from serving.inference.active_model import Logits
+from serving.inference.active_model import Tensors
 from serving.protocols.admission import RequestOptions
-from serving.protocols.catalog import CatalogEntry, TensorSpec
+from serving.protocols.catalog import REQUEST as REQUEST_FORM
+from serving.protocols.catalog import TENSOR, CatalogEntry, WireTensor
 from serving.protocols.v2.codec import header_length, parse
 from serving.protocols.v2.inference import InferRequest, WantedOutput, infer
-from serving.tasks.image.decode import image_bytes
-from serving.tasks.image_classification import IMAGE, TENSOR
+from serving.tasks.base import Field
+from serving.tensors import Signature, TensorSpec
 
 PHOTO = CatalogEntry(
-    "photo", "1", IMAGE, TensorSpec("i", "BYTES", (1,)), (TensorSpec("o", "FP32", (1,)),)
+    "photo",
+    "1",
+    REQUEST_FORM,
+    0,
+    (WireTensor("i", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
+    (WireTensor("o", "FP32", (1,)),),
 )
 ARRAY = CatalogEntry(
-    "tensor", "1", TENSOR, TensorSpec("i", "FP32", (3, 2, 2)), (TensorSpec("o", "FP32", (4,)),)
+    "tensor", "1", TENSOR, 1, (WireTensor("i", "FP32", (3, 2, 2)),), (WireTensor("o", "FP32", (2,)),)
 )
 MOST = 4
 
@@ -71,11 +78,12 @@ def check_question(body: bytes, length: str | None, model: CatalogEntry) -> None
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
-    assert 1 <= len(question.data) <= MOST
-    if model.signature is TENSOR:
-        assert isinstance(question.data, np.ndarray)
-        assert question.data.dtype == np.float32
-        assert question.data.shape[1:] == model.input.dims
+    (data,) = question.data.values()
+    assert 1 <= len(data) == question.count <= MOST
+    if model.takes_tensors:
+        assert isinstance(data, np.ndarray)
+        assert data.dtype == np.float32
+        assert data.shape[1:] == model.inputs[0].dims
 
 
 @pytest.mark.parametrize("model", [PHOTO, ARRAY], ids=["photo", "tensor"])
@@ -108,7 +116,7 @@ def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int)
     except ServingError:
         assert cut
     else:
-        assert question.data == elements
+        assert question.data == {"i": elements}
 
 
 def test_numbers_are_a_view_of_the_body() -> None:
@@ -116,16 +124,17 @@ def test_numbers_are_a_view_of_the_body() -> None:
     tensor = {"name": "i", "datatype": "FP32", "shape": [2, 3, 2, 2]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 96}}]}).encode()
     question: InferRequest = parse(head + values.tobytes(), len(head), ARRAY, MOST)
-    assert isinstance(question.data, np.ndarray)
-    assert question.data.ravel().tolist() == values.tolist()
-    assert not question.data.flags.owndata
+    data = question.data["i"]
+    assert isinstance(data, np.ndarray)
+    assert data.ravel().tolist() == values.tolist()
+    assert not data.flags.owndata
 
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=300))
 def test_an_element_is_a_file_or_base64(data: bytes) -> None:
     try:
-        found = image_bytes(data)
+        found = to_bytes(data)
     except ServingError as error:
         assert error.status == 400  # noqa: PT017 text that is not base64
     else:
@@ -167,13 +176,15 @@ class Switched:
 
     active = SimpleNamespace(labels=["new"])
 
-    async def infer(self, *_: object) -> Logits:
+    async def infer(self, *_: object) -> Tensors:
         """By the one before."""
-        return Logits(np.array([[0, 1]], np.float32), ["old a", "old b"], Timings(0, 0, 0))
+        signature = Signature("tensor", (), (TensorSpec("o", "float32", (2,)),))
+        logits = np.array([[0, 1]], np.float32)
+        return Tensors(signature, [logits], ["old a", "old b"], Timings(0, 0, 0))
 
 
 def test_classes_are_named_by_the_version_that_computed_them() -> None:
-    data = np.zeros((1, 3, 2, 2), np.float32)
-    question = InferRequest(ARRAY, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
+    data = {"i": np.zeros((1, 3, 2, 2), np.float32)}
+    question = InferRequest(ARRAY, 1, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
     answer = asyncio.run(infer(Switched(), question, RequestOptions(1000, False)))  # type: ignore[arg-type]
     assert answer.outputs[0].data == [b"1.000000:1:old b", b"0.000000:0:old a"]

@@ -3,38 +3,40 @@
 Tensors are views of the body or come out of one decoder's call, never of a loop over numbers.
 """
 
+import math
+import re
 import struct
+from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from serving.errors import InvalidRequestError
 from serving.http.body import decode_json
-from serving.protocols.catalog import CatalogEntry
+from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
 from serving.protocols.v2.inference import (
     MAX_CLASSES,
     MAX_TIMEOUT_US,
-    EncodedElements,
+    Content,
     InferRequest,
     InferResponse,
     OutputTensor,
     Parameters,
     WantedOutput,
-    check_input,
+    check_inputs,
     check_outputs,
     check_parameters,
     flag,
     whole_number,
 )
-from serving.tasks.image_classification import IMAGE
+from serving.tensors import Array
 
 HEADER = "Inference-Header-Content-Length"
-MAX_DIMS, MAX_TENSORS = 8, 8
+MAX_DIMS, MAX_TENSORS = 8, 64
 LENGTH = struct.Struct("<I")
-FLOAT32 = np.dtype("<f4")
 
 OTHER_COMMAS = 16 * 1024  # of a request, which are not between its elements
 MAX_PARAMETERS_BYTES = 8192  # of JSON: objects of many keys would take many times their bytes
@@ -68,14 +70,9 @@ class InferJson(msgspec.Struct):
 
 
 REQUEST = msgspec.json.Decoder(InferJson)
+JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # or one that breaks off
 SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
-NUMBERS: tuple[msgspec.json.Decoder[Any], ...] = (
-    msgspec.json.Decoder(list[float]),
-    msgspec.json.Decoder(list[list[float]]),
-    msgspec.json.Decoder(list[list[list[float]]]),
-    msgspec.json.Decoder(list[list[list[list[float]]]]),
-)
 
 
 def header_length(text: str | None, body_bytes: int) -> int | None:
@@ -85,6 +82,15 @@ def header_length(text: str | None, body_bytes: int) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= body_bytes):
         raise InvalidRequestError(f"{HEADER} must be a whole number up to the body's {body_bytes} bytes")
     return int(text)
+
+
+@cache
+def numbers(kind: str, depth: int) -> "msgspec.json.Decoder[Any]":
+    """Returns a decoder of lists of a NumPy kind of numbers, nested so deeply."""
+    nested: Any = {"b": bool, "f": float}.get(kind, int)
+    for _ in range(depth):
+        nested = list[nested]
+    return msgspec.json.Decoder(nested)
 
 
 def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> InferRequest:
@@ -99,17 +105,16 @@ def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> In
     check_size(text, model, most, OTHER_COMMAS)
     request = decode_json(REQUEST, text)
     parameters = scalars(request.parameters)
-    if len(request.inputs) != 1:
-        raise InvalidRequestError(f"{model.name} has one input, not {len(request.inputs)}")
-    given = request.inputs[0]
-    count = check_input(model, given.name, given.datatype, given.shape, most)
+    given = [(each.name, each.datatype, each.shape) for each in request.inputs]
+    count = check_inputs(model, given, most)
     tail = memoryview(b"" if length is None else body)[length or 0 :]
     binary = flag(parameters, "binary_data_output") or False
     wanted = [requested(output, binary) for output in request.outputs or []]
     return InferRequest(
         model=model,
-        shape=given.shape,
-        data=content(model, given, count, tail),
+        count=count,
+        shape=request.inputs[0].shape,
+        data=contents(model, request.inputs, count, tail),
         outputs=check_outputs(model, wanted, binary),
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
@@ -118,41 +123,69 @@ def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> In
 
 
 def raw_request(body: bytes, model: CatalogEntry) -> InferRequest:
-    """Takes the body for the one input: an image file, or the bytes of float32 numbers."""
-    shape = list(model.input.dims)
-    data: EncodedElements | NDArray[np.float32]
-    if model.signature is IMAGE:
-        if not body:
-            raise InvalidRequestError("the body is empty")
-        data = [body]
-    else:
-        data = float_tensor(memoryview(body), model, 1)
-    return InferRequest(model, shape, data, check_outputs(model, [], binary=True))
+    """Takes the body for the one input: a file or text, or the bytes of numbers of a fixed shape."""
+    if len(model.inputs) != 1 or -1 in model.inputs[0].dims:
+        raise InvalidRequestError(f"{model.name} needs JSON before its tensors")
+    (spec,) = model.inputs
+    if not body:
+        raise InvalidRequestError("the body is empty")
+    is_bytes = spec.datatype == "BYTES"
+    data: Content = [body] if is_bytes else raw_array(memoryview(body), spec, spec.dims, 1)
+    return InferRequest(
+        model, 1, list(spec.dims), {spec.name: data}, check_outputs(model, [], binary=True)
+    )
 
 
-def content(
-    model: CatalogEntry, given: InputTensor, count: int, tail: memoryview
-) -> EncodedElements | NDArray[np.float32]:
-    """Returns the input's elements, from its JSON or from the bytes behind the JSON."""
-    parameters = scalars(given.parameters)
-    if "binary_data_size" in parameters:
+def contents(
+    model: CatalogEntry, inputs: list[InputTensor], count: int, tail: memoryview
+) -> dict[str, Content]:
+    """Returns every input's elements, from its JSON or from its part of the bytes behind the JSON."""
+    specs = {spec.name: spec for spec in model.inputs}
+    found: dict[str, Content] = {}
+    left = tail
+    for given in inputs:
+        spec, parameters = specs[given.name], scalars(given.parameters)
+        if "binary_data_size" not in parameters:
+            found[given.name] = json_content(given, spec, count)
+            continue
         if given.data is not msgspec.UNSET:
             raise InvalidRequestError(f"{given.name} has both data and binary_data_size")
         size = whole_number(parameters, "binary_data_size", 2**40)
-        if size != len(tail):
+        if size > len(left) or (given is inputs[-1] and size != len(left)):
             raise InvalidRequestError(
-                f"{given.name} has binary_data_size {size}, but {len(tail)} bytes follow the JSON"
+                f"{given.name} has binary_data_size {size}, but {len(left)} bytes follow the JSON"
             )
-        if model.signature is IMAGE:
-            return binary_elements(tail, count)
-        return float_tensor(tail, model, count)
-    if tail:
-        raise InvalidRequestError(f"{len(tail)} bytes follow the JSON, but no input claims them")
-    if given.data is msgspec.UNSET:
+        found[given.name] = binary_content(left[:size], spec, given.shape, count)
+        left = left[size:]
+    if left:
+        raise InvalidRequestError(f"{len(left)} bytes follow the JSON, but no input claims them")
+    return found
+
+
+def json_content(given: InputTensor, spec: WireTensor, count: int) -> Content:
+    """Returns an input's elements from its JSON."""
+    if isinstance(given.data, msgspec.UnsetType):
         raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
-    if model.signature is IMAGE:
-        return json_texts(given.data, count)
-    return json_floats(given.data, given.shape, model, count)
+    if spec.datatype == "BYTES":
+        return json_texts(given.data, elements_of(given.shape), spec.is_text)
+    return json_numbers(given.data, given.shape, spec, count)
+
+
+def binary_content(data: memoryview, spec: WireTensor, shape: list[int], count: int) -> Content:
+    """Returns an input's elements from their bytes."""
+    if spec.datatype == "BYTES":
+        return binary_elements(data, elements_of(shape))
+    return raw_array(data, spec, item_shape(spec, shape), count)
+
+
+def item_shape(spec: WireTensor, shape: Sequence[int]) -> Sequence[int]:
+    """Returns the shape of a batch element, given a shape with or without the batch dimension."""
+    return shape[-len(spec.dims) :] if spec.dims else ()
+
+
+def elements_of(shape: Sequence[int]) -> int:
+    """Returns the number of elements of a checked shape."""
+    return math.prod(shape)
 
 
 def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
@@ -174,13 +207,14 @@ def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
     return WantedOutput(output.name, classes, binary if own is None else own)
 
 
-def float_tensor(data: memoryview, model: CatalogEntry, count: int) -> NDArray[np.float32]:
-    """Views little-endian float32 as [count, *dims]. Raises InvalidRequestError for another length."""
-    shape = (count, *model.input.dims)
-    needed = int(np.prod(shape)) * FLOAT32.itemsize
+def raw_array(data: memoryview, spec: WireTensor, dims: Sequence[int], count: int) -> Array:
+    """Views little-endian numbers as [count, *dims]. Raises InvalidRequestError for another length."""
+    shape, dtype = (count, *dims), DTYPES[spec.datatype]
+    needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:
-        raise InvalidRequestError(f"{model.input.name} needs {needed} bytes, not {len(data)}")
-    return np.frombuffer(data, FLOAT32).reshape(shape)
+        raise InvalidRequestError(f"{spec.name} needs {needed} bytes, not {len(data)}")
+    array: Array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
+    return array.astype(bool) if dtype.kind == "b" else array
 
 
 def binary_elements(data: memoryview, count: int) -> list[bytes]:
@@ -199,12 +233,12 @@ def binary_elements(data: memoryview, count: int) -> list[bytes]:
     return elements
 
 
-def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
-    """Parses base64 texts, flat or nested by the batch."""
+def json_texts(raw: msgspec.Raw, count: int, has_commas: bool) -> list[str]:
+    """Parses texts, flat or nested by the batch; `has_commas`: any number, not only a data URL's."""
     depth = depth_of(raw)
     if depth > 2:
         raise InvalidRequestError("data is nested more deeply than its shape")
-    if commas(raw) > 2 * count:  # between the texts, and one in each data URL
+    if commas(without_texts(raw) if has_commas else raw) > 2 * count:
         raise InvalidRequestError(f"data has more than the {count} elements of its shape")
     found = decode_json(TEXTS[depth - 1], raw)
     texts: list[str] = found if depth == 1 else [text for row in found for text in row]
@@ -213,25 +247,25 @@ def json_texts(raw: msgspec.Raw, count: int) -> list[str]:
     return texts
 
 
-def json_floats(
-    raw: msgspec.Raw, shape: list[int], model: CatalogEntry, count: int
-) -> NDArray[np.float32]:
-    """Parses numbers, flat or nested as the shape says, to float32 [count, *dims]."""
+def json_numbers(raw: msgspec.Raw, shape: list[int], spec: WireTensor, count: int) -> Array:
+    """Parses numbers, flat or nested as the shape says, to [count, *dims]."""
     depth = depth_of(raw)
     if depth not in (1, len(shape)):
         raise InvalidRequestError("data must be flat, or nested as its shape says")
-    needed = int(np.prod(shape))
+    needed, dtype = elements_of(shape), DTYPES[spec.datatype]
     if commas(raw) != needed - 1:
         raise InvalidRequestError(f"data has {commas(raw) + 1} numbers, its shape {needed}")
     try:
         with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
-            array = np.array(decode_json(NUMBERS[depth - 1], raw), np.float32)
+            array = np.array(decode_json(numbers(dtype.kind, depth), raw), dtype)
+    except OverflowError as error:
+        raise InvalidRequestError(f"data has numbers that are no {spec.datatype}") from error
     except ValueError as error:
         raise InvalidRequestError("data is nested unevenly") from error
     wanted = tuple(shape) if depth > 1 else (needed,)
     if array.shape != wanted:
         raise InvalidRequestError(f"data has the shape {list(array.shape)}, not {list(wanted)}")
-    return array.reshape(count, *model.input.dims)
+    return array.reshape(count, *item_shape(spec, shape))
 
 
 def check_size(
@@ -239,10 +273,12 @@ def check_size(
 ) -> None:
     """Refuses JSON with more commas than `most` inputs can have, before anything is built of it.
 
-    An image has a comma behind it, and one in its data URL; `others` are commas outside of inputs.
+    Bytes as text have a comma behind them, and one in a data URL; `others` are commas outside of inputs.
     Raises InvalidRequestError.
     """
-    of_one = 2 if model.signature is IMAGE else int(np.prod(model.input.dims))
+    if model.takes_text:
+        text = without_texts(text)
+    of_one = sum(2 if spec.datatype == "BYTES" else spec.largest for spec in model.inputs)
     if commas(text) > of_one * most + others:
         raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
 
@@ -250,6 +286,11 @@ def check_size(
 def commas(text: bytes | memoryview | msgspec.Raw) -> int:
     """Counts commas: a bound on the elements of JSON before they are built."""
     return bytes(text).count(b",")
+
+
+def without_texts(text: bytes | memoryview | msgspec.Raw) -> bytes:
+    """Returns JSON whose texts are cut out, so that its commas are those between elements."""
+    return JSON_TEXT.sub(b"", bytes(text))
 
 
 def depth_of(raw: msgspec.Raw) -> int:
@@ -293,11 +334,11 @@ def binary_data(tensor: OutputTensor) -> bytes:
     """Encodes a tensor as it follows the JSON."""
     if isinstance(tensor.data, list):
         return b"".join(LENGTH.pack(len(text)) + text for text in tensor.data)
-    return tensor.data.astype(FLOAT32, copy=False).tobytes()
+    return tensor.data.astype(DTYPES[tensor.datatype], copy=False).tobytes()
 
 
-def json_data(tensor: OutputTensor) -> NDArray[np.float32] | list[str]:
+def json_data(tensor: OutputTensor) -> Array | list[str]:
     """Returns the flat `data` that orjson encodes."""
     if isinstance(tensor.data, list):
         return [text.decode() for text in tensor.data]
-    return tensor.data
+    return np.ascontiguousarray(tensor.data).ravel()

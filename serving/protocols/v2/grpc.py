@@ -22,7 +22,7 @@ from serving.http.access_log import RequestContext
 from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.protocols.admission import Admission, RequestOptions
-from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL, CatalogEntry, ModelCatalog
+from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.v2 import grpc_messages as messages
 from serving.protocols.v2 import metadata
 from serving.protocols.v2.grpc_calls import CHECK, HEALTH, SERVICE, Calls, abort, authorization, parsed
@@ -189,11 +189,8 @@ class Service:
         return ParseDict({"config": content}, pb.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Returns statistics of one model, or of both where none is named. Raises NotFoundError."""
-        if request.name:
-            found = [self._model(request)]
-        else:
-            found = [self.catalog.find(IMAGE_MODEL), self.catalog.find(TENSOR_MODEL)]
+        """Returns statistics of one model, or of every form of it. Raises NotFoundError."""
+        found = [self._model(request)] if request.name else self.catalog.of_each_form()
         content = [metadata.statistics(self.service, model) for model in found]
         return ParseDict({"model_stats": content}, pb.ModelStatisticsResponse())
 

@@ -3,35 +3,46 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serving.errors import InvalidRequestError
-from serving.protocols.catalog import CatalogEntry
+from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
 from serving.protocols.v2.codec import (
     MAX_DIMS,
     MAX_TENSORS,
+    binary_content,
     binary_data,
-    binary_elements,
-    float_tensor,
+    elements_of,
+    item_shape,
 )
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving.protocols.v2.inference import (
     MAX_CLASSES,
     MAX_TIMEOUT_US,
-    EncodedElements,
+    Content,
     InferRequest,
     InferResponse,
     Parameters,
     WantedOutput,
-    check_input,
+    check_inputs,
     check_outputs,
     check_parameters,
     whole_number,
 )
-from serving.tasks.image_classification import IMAGE
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 16 * 1024  # numbers
+TYPED = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Typed contents by data type; FP16 has none."""
+
 Message = Any  # protobuf's classes are made at run time
 
 
@@ -40,18 +51,20 @@ def parse(request: Message, model: CatalogEntry, most: int) -> InferRequest:
     parameters = scalars(request.parameters)
     parameters.pop(STREAMING_ONLY, None)
     check_parameters(parameters)
-    if len(request.inputs) != 1:
-        raise InvalidRequestError(f"{model.name} has one input, not {len(request.inputs)}")
-    if len(request.outputs) > MAX_TENSORS:
-        raise InvalidRequestError(f"more than {MAX_TENSORS} outputs are asked for")
-    given = request.inputs[0]
-    check_parameters(scalars(given.parameters))
-    shape = list(given.shape[: MAX_DIMS + 1])
-    count = check_input(model, given.name, given.datatype, shape, most)
+    if len(request.outputs) > MAX_TENSORS or len(request.inputs) > MAX_TENSORS:
+        raise InvalidRequestError(f"a request has more than {MAX_TENSORS} inputs or outputs")
+    for each in request.inputs:
+        check_parameters(scalars(each.parameters))
+    shapes = [list(each.shape[: MAX_DIMS + 1]) for each in request.inputs]
+    given = [
+        (each.name, each.datatype, shape) for each, shape in zip(request.inputs, shapes, strict=True)
+    ]
+    count = check_inputs(model, given, most)
     return InferRequest(
         model=model,
-        shape=shape,
-        data=content(request, given, model, count),
+        count=count,
+        shape=shapes[0],
+        data=contents(request, shapes, model, count),
         outputs=check_outputs(model, [requested(each) for each in request.outputs], binary=True),
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
@@ -61,7 +74,8 @@ def parse(request: Message, model: CatalogEntry, most: int) -> InferRequest:
 
 def is_large(request: Message) -> bool:
     """Whether the request has so many typed numbers that a thread should parse it."""
-    return any(len(given.contents.fp32_contents) > LARGE for given in request.inputs[:1])
+    typed = (given.contents for given in request.inputs)
+    return any(len(each.fp32_contents) + len(each.fp64_contents) > LARGE for each in typed)
 
 
 def scalars(parameters: Message) -> Parameters:
@@ -81,26 +95,41 @@ def requested(output: Message) -> WantedOutput:
     return WantedOutput(output.name, classes, binary=True)
 
 
-def content(
-    request: Message, given: Message, model: CatalogEntry, count: int
-) -> EncodedElements | NDArray[np.float32]:
-    """Returns the input's elements, raw or typed. Raises InvalidRequestError for both."""
+def contents(
+    request: Message, shapes: list[list[int]], model: CatalogEntry, count: int
+) -> dict[str, Content]:
+    """Returns every input's elements, all raw or all typed. Raises InvalidRequestError."""
+    specs = {spec.name: spec for spec in model.inputs}
     raw = request.raw_input_contents
-    typed = given.contents.fp32_contents, given.contents.bytes_contents
-    if raw:
-        if len(raw) != 1 or any(typed):
-            raise InvalidRequestError(f"{given.name} needs one raw content, or its typed contents")
-        if model.signature is IMAGE:
-            return binary_elements(memoryview(raw[0]), count)
-        return float_tensor(memoryview(raw[0]), model, count)
-    if model.signature is IMAGE:
-        if len(typed[1]) != count:
-            raise InvalidRequestError(f"bytes_contents has {len(typed[1])} elements, its shape {count}")
-        return list(typed[1])
-    wanted = (count, *model.input.dims)
-    if len(typed[0]) != np.prod(wanted):
-        raise InvalidRequestError(f"fp32_contents has {len(typed[0])} elements, not {np.prod(wanted)}")
-    return np.array(typed[0], np.float32).reshape(wanted)
+    if not raw:
+        return {
+            given.name: typed_content(given, specs[given.name], shape, count)
+            for given, shape in zip(request.inputs, shapes, strict=True)
+        }
+    if len(raw) != len(request.inputs) or any(given.HasField("contents") for given in request.inputs):
+        name = request.inputs[0].name
+        raise InvalidRequestError(f"{name} needs one raw content, or its typed contents")
+    return {
+        given.name: binary_content(memoryview(data), specs[given.name], shape, count)
+        for given, shape, data in zip(request.inputs, shapes, raw, strict=True)
+    }
+
+
+def typed_content(given: Message, spec: WireTensor, shape: list[int], count: int) -> Content:
+    """Returns an input's elements from its typed contents. Raises InvalidRequestError."""
+    name = TYPED.get(spec.datatype)
+    if name is None:
+        raise InvalidRequestError(f"{spec.name} is {spec.datatype}, which has raw contents only")
+    values, needed = getattr(given.contents, name), elements_of(shape)
+    if len(values) != needed:
+        raise InvalidRequestError(f"{name} has {len(values)} elements, its shape {needed}")
+    if spec.datatype == "BYTES":
+        return list(values)
+    try:
+        array = np.array(values, DTYPES[spec.datatype])
+    except OverflowError as error:
+        raise InvalidRequestError(f"{name} has numbers that are no {spec.datatype}") from error
+    return array.reshape(count, *item_shape(spec, shape))
 
 
 def encode(request: InferRequest, response: InferResponse) -> Message:

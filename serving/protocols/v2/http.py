@@ -1,6 +1,5 @@
 """The Open Inference Protocol in HTTP, as Triton and KServe speak it: everything under `/v2`."""
 
-import base64
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -15,8 +14,8 @@ from serving.http.body import WORTH_IT, accepted_encoding, packed
 from serving.http.responses import json_response
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, unless_disconnected
-from serving.protocols.catalog import IMAGE_MODEL, TENSOR_MODEL, CatalogEntry, ModelCatalog
-from serving.protocols.native import CODES, EXAMPLE
+from serving.protocols.catalog import DTYPES, CatalogEntry, ModelCatalog
+from serving.protocols.native import CODES
 from serving.protocols.v2 import codec, metadata
 from serving.protocols.v2.inference import InferRequest, infer
 from serving.protocols.v2.repository import Repository, only_ready
@@ -24,7 +23,6 @@ from serving.protocols.v2.repository import Repository, only_ready
 PREFIX = "/v2"
 TAGS: list[str | Enum] = ["Open Inference Protocol"]
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
-ModelName = Annotated[str, Path(openapi_examples={"photos": {"value": IMAGE_MODEL}})]
 Version = Annotated[str, Path(openapi_examples={"first": {"value": "1"}})]  # Swagger fills it in
 STATUS = {422: 400}  # the protocol has no other number for a request that is wrong
 OTHER_CODES = {
@@ -82,7 +80,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
         @router.get(
             "/v2/models/{model}" + suffix, summary=summary, responses=documented_errors(404, 503)
         )
-        async def any_version(model: ModelName) -> Response:
+        async def any_version(model: str) -> Response:
             return json_response(describe(catalog.find(model)))
 
         @router.get(
@@ -90,7 +88,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
             summary=f"{summary}, of one version",
             responses=documented_errors(404, 503),
         )
-        async def one_version(model: ModelName, version: Version) -> Response:
+        async def one_version(model: str, version: Version) -> Response:
             return json_response(describe(catalog.find(model, version)))
 
     def ready(model: CatalogEntry) -> dict[str, Any]:
@@ -100,9 +98,9 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
     def statistics(*found: CatalogEntry) -> dict[str, Any]:
         return {"model_stats": [metadata.statistics(service, model) for model in found]}
 
-    @router.get("/v2/models/stats", summary="Figures of both models", responses=documented_errors(503))
+    @router.get("/v2/models/stats", summary="Figures of all forms", responses=documented_errors(503))
     async def all_statistics() -> Response:
-        return json_response(statistics(catalog.find(IMAGE_MODEL), catalog.find(TENSOR_MODEL)))
+        return json_response(statistics(*catalog.of_each_form()))
 
     about("", "Names, types and shapes", partial(metadata.metadata, service))
     about("/ready", "Whether it can be asked", ready)
@@ -133,16 +131,18 @@ def infer_router(service: InferenceService, admission: Admission, catalog: Model
         length = codec.header_length(request.headers.get(codec.HEADER), len(content))
         parse_content = partial(codec.parse, content, length, model, service.largest_request)
         json_bytes = len(content) if length is None else length
-        if json_bytes > LARGE and model.input.datatype != "BYTES":  # numbers as text; base64 is quick
+        if json_bytes > LARGE and (
+            model.takes_tensors or model.takes_text
+        ):  # numbers as text; base64 is quick
             return await service.run_on_thread(parse_content, bulk)
         return parse_content()
 
     @router.post("/v2/models/{model}/infer", summary="Ask a model", **documentation)
-    async def any_version(model: ModelName, request: Request) -> Response:
+    async def any_version(model: str, request: Request) -> Response:
         return await infer_model(model, None, request)
 
     @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **documentation)
-    async def one_version(model: ModelName, version: Version, request: Request) -> Response:
+    async def one_version(model: str, version: Version, request: Request) -> Response:
         return await infer_model(model, version, request)
 
     return router
@@ -211,12 +211,12 @@ def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def infer_request() -> dict[str, Any]:
-    """Documents the JSON body, with a real image as example, and the body with binary tensors."""
+    """Documents the JSON body, and the body with binary tensors."""
     tensor = {
         "type": "object",
         "properties": {
             "name": {"type": "string"},
-            "datatype": {"enum": ["BYTES", "FP32"]},
+            "datatype": {"enum": ["BYTES", *DTYPES]},
             "shape": {"type": "array", "items": {"type": "integer"}},
             "data": {"type": "array"},
             "parameters": {"type": ["object", "null"]},
@@ -232,22 +232,24 @@ def infer_request() -> dict[str, Any]:
         "type": "object",
         "properties": {
             "id": {"type": "string"},
-            "inputs": {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
+            "inputs": {"type": "array", "items": tensor, "minItems": 1},
             "outputs": {"type": ["array", "null"], "items": output},
             "parameters": {
                 "type": ["object", "null"],
                 "description": "`timeout`, in microseconds, is another one.",
                 "properties": {  # but for the timeout: who tries its range gets the 504 it asks for
-                    "top_k": {"type": "integer", "minimum": 0, "description": "Best classes of a photo"},
+                    "top_k": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "description": "Best candidates",
+                    },
                 },
             },
         },
         "required": ["inputs"],
     }
-    photo = base64.b64encode(EXAMPLE.read_bytes()).decode("ascii")
-    example = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [1, 1], "data": [photo]}
     content = {
-        "application/json": {"schema": request, "example": {"inputs": [example]}},
+        "application/json": {"schema": request},
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
     }
     return {"requestBody": {"required": True, "content": content}}

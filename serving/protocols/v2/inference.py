@@ -3,30 +3,32 @@
 Their codecs translate a request into an InferRequest, and the InferResponse back.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import orjson
 
 from serving.engine.statistics import Timings
-from serving.errors import InvalidRequestError
-from serving.inference.active_model import EncodedImage, Logits
+from serving.errors import InternalError, InvalidRequestError
+from serving.inference.active_model import Input, Tensors
 from serving.inference.service import InferenceService
 from serving.protocols.admission import RequestOptions
-from serving.protocols.catalog import CatalogEntry, TensorSpec
+from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
+from serving.protocols.fields import field_value
 from serving.protocols.v2.metadata import SHARED_MEMORY
-from serving.tasks.image.classification import Score
-from serving.tasks.image.decode import image_bytes
-from serving.tasks.image_classification import IMAGE
+from serving.tasks.base import Candidate, Fields
+from serving.tensors import Array
 
 RESERVED = "triton_"
 MAX_TIMEOUT_US = 2**53
 MAX_CLASSES = 2**31 - 1
 
 Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
-EncodedElements = list[str] | list[bytes]
+Content = list[str] | list[bytes] | Array
+"""Elements of a tensor: texts or bytes in row-major order, or numbers [N, *shape]."""
 
 
 @dataclass
@@ -42,26 +44,36 @@ class WantedOutput:
 
 @dataclass
 class InferRequest:
-    """A checked request: `data` are encoded images, or tensors float32 [N, 3, height, width]."""
+    """A checked request of `count` batch elements."""
 
     model: CatalogEntry
+    count: int
     shape: list[int]
-    data: EncodedElements | NDArray[np.float32]
+    """Shape of the first input, as the client gave it."""
+
+    data: Mapping[str, Content]
+    """Contents by input, of those that were given."""
+
     outputs: list[WantedOutput]
     id: str = ""
     timeout_us: int = 0
     top_k: int = 1
-    """How many of an image's best classes to answer, labels and probabilities alike."""
+    """How many candidates to answer for each batch element."""
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the shapes begin with the batch dimension."""
+        return len(self.shape) > len(self.model.inputs[0].dims)
 
 
 @dataclass
 class OutputTensor:
-    """An output's elements in row-major order: numbers as float32, BYTES as bytes."""
+    """An output's elements in row-major order: an array of numbers, BYTES as bytes."""
 
     name: str
     datatype: str
     shape: list[int]
-    data: NDArray[np.float32] | list[bytes]
+    data: Array | list[bytes]
     binary: bool = False
 
 
@@ -73,21 +85,39 @@ class InferResponse:
     timings: Timings = field(repr=False)
 
 
-def check_input(model: CatalogEntry, name: str, datatype: str, shape: list[int], most: int) -> int:
-    """Checks the one input, and returns its number of batch elements. Raises InvalidRequestError.
+def check_inputs(model: CatalogEntry, given: Sequence[tuple[str, str, list[int]]], most: int) -> int:
+    """Checks names, types and shapes of all inputs; returns the number of batch elements.
 
-    The shape must be the model's, with or without a batch dimension of at most `most` before it; so
-    there is no product that could overflow.
+    Shapes must be the model's, all of them with or all without a batch dimension of at most `most`
+    before it; so there is no product that could overflow. Raises InvalidRequestError.
     """
-    wanted = model.input
-    if name != wanted.name:
-        raise InvalidRequestError(f"{model.name} has no input {name[:80]!r}, but {wanted.name}")
-    if datatype != wanted.datatype:
-        raise InvalidRequestError(f"{name} is {wanted.datatype}, not {datatype[:20]!r}")
-    dims = list(wanted.dims)
-    if shape == dims:
+    names = [name for name, _, _ in given]
+    optional = [spec.name for spec in model.inputs if spec.is_optional]
+    wanted = {spec.name: spec for spec in model.inputs}
+    if len(wanted) == 1 and len(names) != 1:
+        raise InvalidRequestError(f"{model.name} has one input, not {len(names)}")
+    unknown = [name for name in names if name not in wanted]
+    if unknown:
+        raise InvalidRequestError(
+            f"{model.name} has no input {unknown[0][:80]!r}, but {', '.join(wanted)}"
+        )
+    missing = [name for name in wanted if name not in names and name not in optional]
+    if missing or len(set(names)) < len(names):
+        raise InvalidRequestError(f"{model.name} takes {', '.join(wanted)}, each once")
+    counts = {check_input(wanted[name], datatype, shape, most) for name, datatype, shape in given}
+    if len(counts) > 1:
+        raise InvalidRequestError("the inputs have different numbers of batch elements")
+    return counts.pop()
+
+
+def check_input(spec: WireTensor, datatype: str, shape: list[int], most: int) -> int:
+    """Checks an input, and returns its number of batch elements. Raises InvalidRequestError."""
+    name, dims = spec.name, list(spec.dims)
+    if datatype != spec.datatype:
+        raise InvalidRequestError(f"{name} is {spec.datatype}, not {datatype[:20]!r}")
+    if fits(spec, shape):
         return 1
-    if shape[1:] == dims or (dims == [1] and len(shape) == 1):
+    if fits(spec, shape[1:]) or (dims == [1] and len(shape) == 1):
         if 1 <= shape[0] <= most:
             return shape[0]
         raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {shape[0]}")
@@ -95,19 +125,31 @@ def check_input(model: CatalogEntry, name: str, datatype: str, shape: list[int],
     raise InvalidRequestError(f"{name} has the shape [{batched}] or {dims}, not {shape}")
 
 
+def fits(spec: WireTensor, shape: Sequence[int]) -> bool:
+    """Returns whether a batch element may have this shape."""
+    if len(shape) != len(spec.dims):
+        return False
+    limits = spec.limits or spec.dims
+    return all(
+        size == wanted or (wanted == -1 and 1 <= size <= limit)
+        for size, wanted, limit in zip(shape, spec.dims, limits, strict=True)
+    )
+
+
 def check_outputs(model: CatalogEntry, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
     """Returns the outputs to answer: all unless some are named. Raises InvalidRequestError."""
-    names = [spec.name for spec in model.outputs]
+    datatypes = {spec.name: spec.datatype for spec in model.outputs}
     for output in wanted:
-        if output.name not in names:
+        if output.name not in datatypes:
             raise InvalidRequestError(
-                f"{model.name} has no output {output.name[:80]!r}, but {', '.join(names)}"
+                f"{model.name} has no output {output.name[:80]!r}, but {', '.join(datatypes)}"
             )
-        if output.classes and output.name == "FOOD_LABEL":
-            raise InvalidRequestError("classification is of numbers: ask it of PROBABILITY")
+        if output.classes and datatypes[output.name] == "BYTES":
+            numbers = [name for name, datatype in datatypes.items() if datatype != "BYTES"]
+            raise InvalidRequestError(f"classification is of numbers: ask it of {' or '.join(numbers)}")
     if len({output.name for output in wanted}) < len(wanted):
         raise InvalidRequestError("an output is named twice")
-    return wanted or [WantedOutput(name, binary=binary) for name in names]
+    return wanted or [WantedOutput(name, binary=binary) for name in datatypes]
 
 
 def check_parameters(parameters: Parameters) -> None:
@@ -138,68 +180,110 @@ def flag(parameters: Parameters, name: str) -> bool | None:
 async def infer(
     service: InferenceService, request: InferRequest, options: RequestOptions
 ) -> InferResponse:
-    """Infers a checked request. Raises what `InferenceService.classify` and `infer` raise."""
+    """Infers a checked request. Raises what `InferenceService.predict` and `infer` raise."""
     options = options.within(request.timeout_us)
-    model, batched = request.model, len(request.shape) > len(request.model.input.dims)
+    model = request.model
     specs = {spec.name: spec for spec in model.outputs}
-    if model.signature is IMAGE:
-        images = [EncodedImage(len(element), partial(image_bytes, element)) for element in request.data]
-        top_k = max(request.top_k, *(output.classes for output in request.outputs))
-        found = await service.classify(images, top_k, options.deadline(), options.bulk)
-        outputs = [class_output(specs[each.name], each, found.tops, request) for each in request.outputs]
-        return InferResponse(outputs, found.timings)
-    assert isinstance(request.data, np.ndarray)  # noqa: S101 the codecs see to it
-    logits = await service.infer(request.data, options.deadline(), options.bulk)
-    if any(output.classes or not output.binary for output in request.outputs):
-        logits.check_finite()
-    leading = request.shape[:1] if batched else []
-    return InferResponse(
-        [logits_output(specs[each.name], each, logits, leading) for each in request.outputs],
-        logits.timings,
-    )
+    if model.takes_tensors:
+        inputs = [np.asarray(request.data[spec.name]) for spec in model.inputs]
+        found = await service.infer(inputs, options.deadline(), options.bulk)
+        if any(output.classes or not output.binary for output in request.outputs):
+            found.check_finite()
+        own = [own_output(each, found, request) for each in request.outputs]
+        return InferResponse(own, found.timings)
+    top_k = max(request.top_k, *(output.classes for output in request.outputs))
+    answers = await service.predict(inputs_of(request), top_k, options.deadline(), options.bulk)
+    outputs = [output_of(specs[each.name], each, answers.tops, request) for each in request.outputs]
+    return InferResponse(outputs, answers.timings)
 
 
-def class_output(
-    spec: TensorSpec, wanted: WantedOutput, tops: list[list[Score]], request: InferRequest
+def inputs_of(request: InferRequest) -> list[Input]:
+    """Returns the task's inputs, one per batch element."""
+    specs = [spec for spec in request.model.inputs if spec.name in request.data]
+
+    def element(spec: WireTensor, index: int) -> Any:
+        content = request.data[spec.name]
+        if isinstance(content, list) and spec.field and spec.field.is_list:
+            each = len(content) // request.count
+            return content[index * each : (index + 1) * each]
+        return content[index]
+
+    def read(index: int) -> Fields:
+        return {
+            spec.field.name: field_value(spec.field, element(spec, index))
+            for spec in specs
+            if spec.field
+        }
+
+    def size(index: int) -> int:
+        return sum(len(element(spec, index)) for spec in specs)
+
+    return [Input(size(index), partial(read, index)) for index in range(request.count)]
+
+
+def output_of(
+    spec: WireTensor, wanted: WantedOutput, tops: list[list[Candidate]], request: InferRequest
 ) -> OutputTensor:
-    """Returns labels, probabilities, or the best classes as text, of every image.
+    """Returns a field of every answer, or the best classes as text.
 
-    A single label or probability per image has the input's shape, `top_k` of them [N, top_k].
+    A single value per batch element has the input's shape, `top_k` of them [N, top_k].
     """
+    field = spec.field
+    assert field is not None  # noqa: S101 the entry is one of requests
     if wanted.classes:
         texts = [
-            class_text(score.probability, score.index, score.label)
+            class_text(each[field.name], each["index"], each["label"])
             for top in tops
-            for score in top[: wanted.classes]
+            for each in top[: wanted.classes]
+            if "index" in each
         ]
+        if not texts:
+            raise InvalidRequestError(f"{spec.name} has no classes")
         return OutputTensor(
             spec.name, "BYTES", [len(tops), len(texts) // len(tops)], texts, wanted.binary
         )
-    scores = [score for top in tops for score in top[: request.top_k]]
-    shape = request.shape if request.top_k == 1 else [len(tops), len(scores) // len(tops)]
-    data: NDArray[np.float32] | list[bytes]
+    values = [each[field.name] for top in tops for each in top[: request.top_k]]
+    if field.is_list:
+        return list_output(spec, wanted, values, request)
+    single = request.shape if request.model.inputs[0].dims == (1,) else [request.count, 1]
+    shape = single if request.top_k == 1 else [len(tops), len(values) // len(tops)]
+    data: Array | list[bytes]
     if spec.datatype == "BYTES":
-        data = [score.label.encode() for score in scores]
+        data = [orjson.dumps(value) if field.is_json else value.encode() for value in values]
     else:
-        data = np.array([score.probability for score in scores], np.float32)
+        data = np.array(values, DTYPES[spec.datatype])
     return OutputTensor(spec.name, spec.datatype, shape, data, wanted.binary)
 
 
-def logits_output(
-    spec: TensorSpec,
-    wanted: WantedOutput,
-    found: Logits,
-    leading: list[int],
+def list_output(
+    spec: WireTensor, wanted: WantedOutput, values: list[list[Any]], request: InferRequest
 ) -> OutputTensor:
-    """Returns the logits [tensors, classes], or the best classes by logit."""
-    logits = found.rows
+    """Returns a field that is a list in every answer. Raises InternalError unless all are as long."""
+    if len({len(value) for value in values}) > 1:
+        raise InternalError(f"{spec.name} differs in length between the answers: ask one by one")
+    data: Array | list[bytes]
+    if spec.datatype == "BYTES":
+        data = [text.encode() for value in values for text in value]
+    else:
+        data = np.array(values, DTYPES[spec.datatype])
+    shape = [len(values), len(values[0])] if request.is_batched else [len(values[0])]
+    return OutputTensor(spec.name, spec.datatype, shape, data, wanted.binary)
+
+
+def own_output(wanted: WantedOutput, found: Tensors, request: InferRequest) -> OutputTensor:
+    """Returns an output of the network, [N, *shape], or the best classes by logit."""
+    names = [spec.name for spec in request.model.outputs]
+    spec = request.model.outputs[names.index(wanted.name)]
+    array = found.arrays[names.index(wanted.name)]
+    leading = [len(array)] if request.is_batched else []
     if not wanted.classes:
-        shape = [*leading, logits.shape[1]]
-        return OutputTensor(spec.name, spec.datatype, shape, logits.ravel(), wanted.binary)
-    order = np.argsort(-logits, axis=1, kind="stable")[:, : wanted.classes]
+        return OutputTensor(spec.name, spec.datatype, [*leading, *array.shape[1:]], array, wanted.binary)
+    if array.ndim != 2 or len(found.labels) != array.shape[1]:
+        raise InvalidRequestError(f"{spec.name} has no classes")
+    order = np.argsort(-array, axis=1, kind="stable")[:, : wanted.classes]
     texts = [
         class_text(row[index], index, found.labels[index])
-        for row, best in zip(logits.tolist(), order.tolist(), strict=True)
+        for row, best in zip(array.tolist(), order.tolist(), strict=True)
         for index in best
     ]
     return OutputTensor(spec.name, "BYTES", [*leading, order.shape[1]], texts, wanted.binary)

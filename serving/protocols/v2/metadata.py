@@ -10,8 +10,7 @@ from serving import __version__
 from serving.engine.statistics import BatchTotals, Totals
 from serving.inference.active_model import ModelMetadata
 from serving.inference.service import InferenceService
-from serving.protocols.catalog import CatalogEntry, TensorSpec
-from serving.tasks.image_classification import TENSOR
+from serving.protocols.catalog import CatalogEntry, WireTensor
 
 SERVER = "food-classifier-serving"
 EXTENSIONS = [
@@ -23,13 +22,14 @@ EXTENSIONS = [
     "statistics",
 ]
 DESCRIPTION = "model.json"
-CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
+CHANNELS = 3
+CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are TYPE_ and their names
 
 # why this service refuses some of what Triton's clients may ask
 SHARED_MEMORY = "shared memory is not supported: send the data"
 TRACING = "requests are not traced: see /metrics"
 LOGGING = "clients cannot see or change how the service logs"
-GENERATION = "the models here classify: use infer"
+GENERATION = "the models here do not generate: use infer"
 
 UNSUPPORTED_PATHS = {
     "/v2/systemsharedmemory/{rest:path}": SHARED_MEMORY,
@@ -60,14 +60,14 @@ def server_metadata() -> dict[str, Any]:
 def metadata(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
     """Describes a model's inputs and outputs; shapes begin with the batch dimension."""
 
-    def tensor(spec: TensorSpec) -> dict[str, Any]:
+    def tensor(spec: WireTensor) -> dict[str, Any]:
         return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.dims]}
 
     return {
         "name": entry.name,
         "versions": [entry.version],
         "platform": platform(service.metadata()),
-        "inputs": [tensor(entry.input)],
+        "inputs": [tensor(spec) for spec in entry.inputs],
         "outputs": [tensor(spec) for spec in entry.outputs],
     }
 
@@ -80,14 +80,13 @@ def platform(model: ModelMetadata) -> str:
 def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
     """Returns Triton's `ModelConfig` as JSON, with model.json among its parameters."""
 
-    def tensor(spec: TensorSpec) -> dict[str, Any]:
+    def tensor(spec: WireTensor) -> dict[str, Any]:
         return {
             "name": spec.name,
-            "data_type": CONFIG_TYPES[spec.datatype],
+            "data_type": CONFIG_TYPES.get(spec.datatype, f"TYPE_{spec.datatype}"),
             "dims": list(spec.dims),
         }
 
-    layout = "FORMAT_NCHW" if entry.signature is TENSOR else "FORMAT_NONE"
     settings, model = service.settings, service.metadata()
     return {
         "name": entry.name,
@@ -95,7 +94,7 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
         "backend": platform(model),
         "version_policy": {"specific": {"versions": [int(entry.version)]}},
         "max_batch_size": service.largest_request,
-        "input": [{**tensor(entry.input), "format": layout}],
+        "input": [{**tensor(spec), "format": layout(spec)} for spec in entry.inputs],
         "output": [tensor(spec) for spec in entry.outputs],
         "instance_group": [
             {
@@ -110,6 +109,12 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
         },
         "parameters": {DESCRIPTION: {"string_value": model.description.json_text()}},
     }
+
+
+def layout(spec: WireTensor) -> str:
+    """Returns how Triton's clients may look at an input: as an image of three channels, or not."""
+    is_image = len(spec.dims) == CHANNELS == spec.dims[0]
+    return "FORMAT_NCHW" if is_image else "FORMAT_NONE"
 
 
 def statistics(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:

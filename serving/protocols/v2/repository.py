@@ -83,7 +83,7 @@ class Repository:
             states += [(other, "UNAVAILABLE", "not loaded") for other in others[:MAX_VERSIONS]]
         return [
             {"name": name, "version": version, "state": state, "reason": reason}
-            for name in self._catalog.signatures
+            for name in self._catalog.entries
             for version, state, reason in states
         ]
 

@@ -1,5 +1,6 @@
 """Image classification: from logits to probabilities and the best classes; called by `inference/`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ class Score:
     """Index of the class in the model's labels."""
 
 
-def best(labels: list[str], logits: NDArray[np.float32], top_k: int) -> list[Score]:
+def best(labels: Sequence[str], logits: NDArray[np.float32], top_k: int) -> list[Score]:
     """Returns the `top_k` most probable classes of `logits` [classes], or all if there are fewer."""
     probabilities = softmax(logits)
     if top_k == 1:

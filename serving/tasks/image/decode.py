@@ -1,4 +1,4 @@
-"""Image decoding: from base64 or a file's bytes to pixels of the model's size; checks untrusted files.
+"""Image decoding: from a file's bytes to pixels of the model's size; checks untrusted files.
 
 Called by `inference/` on a decoding thread, or on the event loop for images that are cheap to decode.
 The pixels equal those of torchvision's Resize, CenterCrop and second Resize within one grey level, but
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import pybase64
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.BmpImagePlugin import BmpImageFile
@@ -19,15 +18,11 @@ from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from serving.errors import ImageTooLargeError, InvalidBase64Error, InvalidImageError
+from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.model import ImagePipeline
 from serving.tasks.image import jpeg
 from serving.tasks.image.jpeg import JPEG, MAX_SCANS, SCAN, Header
 from serving.tasks.image.resize import MAX_SIMD_PIXELS, DecodedImage, Resizer, size_of
-
-WHITESPACE = b" \t\r\n"
-BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=" + WHITESPACE
-BASE64_PREFIX = 64  # bytes; every image format has a byte among them that base64 has not
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_TILES = 100_000  # strips or tiles of a TIFF
@@ -245,35 +240,3 @@ def to_rgb(image: Image.Image) -> Image.Image:
         white.paste(rgba, mask=rgba.getchannel("A"))
         return white
     return image.convert("RGB")
-
-
-def image_bytes(element: str | bytes) -> bytes:
-    """Returns an image's bytes, given these or their base64. Raises InvalidBase64Error."""
-    if isinstance(element, str):
-        return from_base64(element)
-    if not element[:BASE64_PREFIX].translate(None, BASE64) or element[:5].lower() == b"data:":
-        return from_base64(element.decode("latin-1"))
-    return element
-
-
-def from_base64(text: str) -> bytes:
-    """Decodes standard base64, with or without a data URL's prefix; line breaks are allowed.
-
-    Raises InvalidBase64Error.
-    """
-    if text[:5].lower() == "data:":
-        prefix, comma, text = text.partition(",")
-        if not comma or not prefix.lower().endswith(";base64"):
-            raise InvalidBase64Error("a data URL must look like data:image/jpeg;base64,...")
-    try:
-        return decode_base64(text)
-    except ValueError as error:
-        raise InvalidBase64Error(f"image is not base64: {error}"[:200]) from error
-
-
-def decode_base64(text: str) -> bytes:
-    """Decodes base64, strict in alphabet and padding. Raises ValueError."""
-    try:
-        return pybase64.b64decode(text, validate=True)  # text without line breaks needs no copy
-    except ValueError:
-        return pybase64.b64decode(text.encode("ascii").translate(None, WHITESPACE), validate=True)

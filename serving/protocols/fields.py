@@ -1,0 +1,109 @@
+"""Finds a task's fields in bodies of the forms that several protocols share.
+
+One field of a request may come as a JSON object's value, as a form's field, or as the body itself.
+"""
+
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from serving.base64 import from_base64, to_bytes
+from serving.errors import (
+    InvalidJsonError,
+    InvalidTextError,
+    UnsupportedMediaTypeError,
+)
+from serving.http.body import decode_json, file_from_form, parsed_content_type
+from serving.tasks.base import JSON_BODY, Field, Fields, Task
+
+JSON, FORM, BYTES = b"application/json", b"multipart/form-data", b"application/octet-stream"
+TYPES: dict[str, Any] = {"FP32": float, "INT64": int, "BOOL": bool}
+NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+def fields_from_body(task: Task, body: bytes, content_type: str | None) -> Fields:
+    """Finds the fields in a body: JSON, a form, or the value of the only field.
+
+    A body without a content type is that value, if there is only one field, else JSON. Raises
+    RequestError.
+    """
+    single = task.request[0] if len(task.request) == 1 and task.media_types else None
+    media_type, options = parsed_content_type(content_type or (BYTES if single else JSON).decode())
+    if media_type == JSON:
+        return fields_from_json(task, body)
+    if single:
+        if media_type == FORM and task.form_fields:
+            return {single.name: file_from_form(body, options.get(b"boundary"), task.form_fields)}
+        if media_type == BYTES or media_type.decode("latin-1").startswith(task.media_types):
+            return {single.name: value_of(single, body)}
+    forms = [FORM.decode()] if task.form_fields else []
+    bodies = [f"{each}*" if each.endswith("/") else each for each in task.media_types]
+    known = ["application/json", *forms, *bodies]
+    if single:
+        known = [f"{', '.join(known)} or application/octet-stream"]
+    raise UnsupportedMediaTypeError(
+        f"send {', '.join(known)}, not {media_type.decode('latin-1')[:80]!r}"
+    )
+
+
+def value_of(field: Field, body: bytes) -> str | bytes:
+    """Returns the value of a field that is the whole body. Raises InvalidTextError."""
+    return body if field.is_bytes else text_of(body)
+
+
+def fields_from_json(task: Task, body: bytes) -> Fields:
+    """Finds the fields in a JSON object. Raises InvalidJsonError, InvalidRequestError and others."""
+    if task.takes_json:
+        return {JSON_BODY: body}
+    found = decode_json(decoder(task.request), body, "body")
+    return {
+        field.name: from_base64(value) if field.is_bytes else value
+        for field in task.request
+        if (value := getattr(found, field.name)) is not None
+    }
+
+
+@cache
+def decoder(fields: tuple[Field, ...]) -> "msgspec.json.Decoder[Any]":
+    """Returns a decoder of JSON objects with these fields; other keys are skipped, not built."""
+
+    def kind(field: Field) -> Any:
+        if field.is_json:
+            return Any
+        one: Any = TYPES.get(field.datatype, NotEmpty if field.is_bytes else str)
+        return list[one] if field.is_list else one
+
+    required = [(each.name, kind(each)) for each in fields if each.required]
+    optional = [(each.name, kind(each) | None, None) for each in fields if not each.required]
+    return msgspec.json.Decoder(msgspec.defstruct("Request", [*required, *optional]))
+
+
+def field_value(field: Field, element: Any) -> Any:
+    """Returns a field's value of a tensor's element: text or bytes, several of them, or numbers.
+
+    Bytes may come as base64. Raises RequestError.
+    """
+    if isinstance(element, list):
+        return [field_value(field, each) for each in element]
+    if isinstance(element, np.ndarray):
+        return element.tolist() if field.is_list else element.item()
+    if field.is_bytes:
+        return to_bytes(element)
+    text = element if isinstance(element, str) else text_of(element)
+    if not field.is_json:
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJsonError(f"{field.name} is not JSON: {error}"[:200]) from error
+
+
+def text_of(data: bytes) -> str:
+    """Decodes UTF-8. Raises InvalidTextError."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidTextError(f"the text is not UTF-8: {error}"[:200]) from error

@@ -1,0 +1,135 @@
+"""Tasks: what a request means, from its fields to tensors and from tensors to its answer.
+
+A task declares the fields of its requests and answers; the protocols derive all they need from them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serving.tensors import Array, Item
+
+DATATYPES = {"string": "BYTES", "number": "FP32", "integer": "INT64", "boolean": "BOOL"}
+JSON_BODY = ""
+"""Field of a task that takes JSON as it is, as bytes."""
+
+Schema = Mapping[str, Any]
+Fields = Mapping[str, Any]
+"""A request's values by field: str for text, bytes for bytes, numbers; or JSON's objects and lists."""
+
+Candidate = Mapping[str, Any]
+"""One possible answer: its values by field, and `index`, the class it names, where there are classes."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Field of a request or an answer."""
+
+    name: str
+    datatype: str
+    """In the Open Inference Protocol's words; BYTES also for what has no other: text, bytes, JSON."""
+
+    is_bytes: bool = False
+    """Whether it is bytes, which are base64 in JSON."""
+
+    is_list: bool = False
+    is_json: bool = False
+    """Whether its BYTES are JSON text: an object, or a list of anything but scalars."""
+
+    required: bool = True
+
+
+def fields_of(schema: Schema) -> tuple[Field, ...]:
+    """Returns the fields that a JSON schema of an object declares."""
+    required = schema.get("required", ())
+    return tuple(
+        field_of(name, each, name in required) for name, each in schema.get("properties", {}).items()
+    )
+
+
+def field_of(name: str, schema: Schema, required: bool) -> Field:
+    """Returns the field of a JSON schema."""
+    kind = schema.get("type")
+    items = schema.get("items", {}).get("type")
+    if kind == "array" and items in DATATYPES:
+        return Field(name, DATATYPES[items], is_list=True, required=required)
+    if kind not in DATATYPES:
+        return Field(name, "BYTES", is_json=True, required=required)
+    is_bytes = schema.get("contentEncoding") == "base64"
+    return Field(name, DATATYPES[kind], is_bytes=is_bytes, required=required)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A request's input, ready for the engine."""
+
+    items: Sequence[Item]
+    """Usually one; a long text becomes several."""
+
+    context: Any = None
+    """What `Task.postprocess` needs of the request."""
+
+
+class Task:
+    """One model's task; `preprocess` is called on several threads at once."""
+
+    form: int | None = None
+    """Signature that requests become, as an index; None if there are no requests but in tensors."""
+
+    tensor_form: int | None = None
+    """Signature that clients may call with tensors of their own; None if there is none."""
+
+    request: tuple[Field, ...] = ()
+    answer: tuple[Field, ...] = ()
+    """Fields of a candidate."""
+
+    takes_json: bool = False
+    """Whether a JSON body is handed on unread, as the field JSON_BODY."""
+
+    media_types: tuple[str, ...] = ()
+    """Beginnings of the content types of bodies that are the value of the only field."""
+
+    form_fields: tuple[str, ...] = ()
+    """Names of a form's field that is the value of the only field."""
+
+    labels: Sequence[str] = ()
+    """Classes, by index; empty if it does not classify."""
+
+    most_candidates: int = 1
+    """Candidates that an answer may have, the largest `top_k`."""
+
+    most_cheap_bytes: int = 0
+    """Size of the largest input that `hint` is asked of."""
+
+    example: Fields | None = None
+    """Request for the documentation."""
+
+    example_type: str = "application/octet-stream"
+    """Content type of a body that is the value of the only field."""
+
+    request_schema: Schema = {"type": "object"}  # noqa: RUF012 nobody changes it
+    """JSON schema of a request in JSON."""
+
+    answer_schema: Schema = {"type": "object"}  # noqa: RUF012
+    """JSON schema of an answer in JSON."""
+
+    def hint(self, fields: Fields) -> object | None:  # noqa: ARG002
+        """Returns what `preprocess` need not find out again if the input is cheap, else None.
+
+        Cheap inputs are preprocessed on the event loop. Raises RequestError.
+        """
+        return None
+
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
+        """Makes the engine's items. Raises RequestError, or NotSupportedError where `form` is None."""
+        raise NotImplementedError
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns up to `top_k` candidates, the best first; `outputs` has each item's arrays."""
+        raise NotImplementedError
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+        """Returns the JSON of an answer; `with_top` adds all candidates."""
+        raise NotImplementedError
