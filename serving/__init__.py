@@ -1,3 +1,5 @@
-"""The engine that both services share; it imports neither torch nor onnxruntime."""
+"""The engine that all services share; it imports neither torch nor onnxruntime."""
+
+from serving.tasks.python_task import PythonTask as PythonTask
 
 __version__ = "0.1.0"

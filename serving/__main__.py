@@ -1,6 +1,7 @@
 """`python -m serving fastapi_onnx`: one service with its engine, until SIGTERM.
 
 The argument is a package with a `BACKEND` and an `app` module: `fastapi_onnx` or `fastapi_pt`.
+`python -m serving check my_module:MyTask` tries a Python task instead.
 """
 
 if __name__ == "__main__":
@@ -9,6 +10,7 @@ if __name__ == "__main__":
     end_on_signals()
 
 import argparse
+import faulthandler
 import importlib
 import os
 import sys
@@ -23,6 +25,11 @@ from serving.settings import Settings
 def main() -> int:
     """Serves with one web process, or under `cluster.Cluster` where there may be several."""
     fill_standard_streams()
+    if sys.argv[1:2] == ["check"]:
+        from serving.tasks import python_check
+
+        faulthandler.enable()  # a crash of the task names its line
+        return python_check.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
     parser.add_argument("package", help="fastapi_onnx or fastapi_pt")
     parser.add_argument("--host", help="overrides SERVING_HOST")

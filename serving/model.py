@@ -242,10 +242,15 @@ class Model:
                 f"the model {self.description.name} has no {relative} for this backend: "
                 f"the model.json in {self.folder} names none (training.export writes both)"
             )
+        return self.checked(relative)
+
+    def checked(self, relative: str) -> Path:
+        """Returns the path of one of `files`, after a check of its digest. Raises ConfigurationError."""
+        path = self.folder / relative
         if not path.is_file():
             raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
         with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+            if hashlib.file_digest(file, "sha256").hexdigest() != self.description.files[relative]:
                 raise ConfigurationError(f"{path} is not the file that model.json describes")
         return path
 

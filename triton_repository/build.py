@@ -33,6 +33,7 @@ CARRIED = (
     "tasks/image/decode",
     "tasks/image/jpeg",
     "tasks/image/resize",
+    "tasks/python_task",
 )
 """Modules of `serving` that `photo_model.py` imports, directly or indirectly."""
 

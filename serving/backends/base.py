@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,3 +80,17 @@ class SlotReader(Protocol):
         when it returns, nothing reads the slots any more. One thread may fetch into one buffer while
         another thread computes the other.
         """
+
+
+@runtime_checkable
+class DeclaredBackend(Protocol):
+    """Backend that declares what warm-up or a file tells of others; optional.
+
+    A worker loads it once, however many cores are idle: its threads are its own affair.
+    """
+
+    schemas: dict[str, Any]
+    """JSON schemas of `request` and `answer`, as the supervisor's profile has them."""
+
+    batch_cap: int
+    """Largest batch; 0: warm-up measures it."""

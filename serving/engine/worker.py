@@ -31,7 +31,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from serving.backends import batch_sizes, cuda_driver
-from serving.backends.base import Backend, BackendInfo, SlotReader
+from serving.backends.base import Backend, BackendInfo, DeclaredBackend, SlotReader
 from serving.engine import topology, warmup
 from serving.engine.executor import BatchExecutor, InFlightBatch
 from serving.engine.memory import Memory, State, generation_of, slot_of
@@ -67,14 +67,17 @@ class Worker:
         model = Model.read(Path(self._args.model_dir), self._args.version)
         backend, info = self._load_backend(model, settings)
         executor.backend = backend
+        declared = backend if isinstance(backend, DeclaredBackend) else None
         on_gpu, cap = info.device != "cpu", memory.batch_cap[0]
+        if declared and not cap:
+            cap = declared.batch_cap
         sizes = batch_sizes.sizes(settings, info.device, cap)
         if on_gpu:
             sizes.reverse()  # the largest allocates the memory that the others then share
             executor.device = ThreadPoolExecutor(1, "device")
         warm_up = partial(warmup.warm_up, backend, self._args.layout.signatures, sizes, settings)
         profile = executor.device.submit(warm_up).result() if executor.device else warm_up()
-        threads = None if on_gpu else topology.idle_threads(settings)
+        threads = None if on_gpu or declared else topology.idle_threads(settings)
         if on_gpu:
             executor.buckets = list(profile.batch_ms)
             executor.reader = self._slot_reader(backend)
@@ -87,6 +90,7 @@ class Worker:
             "batch_cap": cap or profile.batch_cap,
             "element_cap": memory.element_cap[0] or profile.element_cap,
             "idle_threads": threads,
+            **({"schemas": declared.schemas} if declared else {}),
         }
 
     def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:

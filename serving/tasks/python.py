@@ -1,0 +1,278 @@
+"""Python of one's own as a model: the worker imports the class that model.json names, and calls it.
+
+Requests and answers are JSON, as bytes that may end in spaces: so a batch is padded. Web processes never
+import the class; the supervisor's profile has its types for them, as JSON schemas.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from enum import IntEnum
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from serving.backends import batch_sizes, cuda_driver
+from serving.backends.base import BackendInfo
+from serving.backends.device_errors import translate_errors
+from serving.errors import ConfigurationError, in_words
+from serving.logging import logger
+from serving.model import Model
+from serving.settings import Settings
+from serving.tasks.python_task import PythonTask
+from serving.tensors import Array, Signature, TensorSpec
+
+BACKEND = "serving.tasks.python:PythonBackend"
+SPACE = 0x20
+MAX_ANSWER = 1024 * 1024
+"""Bytes of an answer, unless model.json says otherwise."""
+
+BATCH_ELEMENTS = 4 * 1024 * 1024
+MAX_TEXT = 1000
+"""Characters of a refusal's reason."""
+
+MAX_PROBLEMS = 20
+"""More problems than that in one request are counted, not named: a hostile request has millions."""
+
+MAX_SCHEMA = 16 * 1024
+"""Bytes of a JSON schema, which must fit into the messages between the processes."""
+
+
+class Status(IntEnum):
+    """What the bytes of an answer are."""
+
+    ANSWER = 0  # JSON of the declared type
+    REFUSED = 1  # text of a ValueError: 400
+    NOT_OF_TYPE = 2  # reason why the JSON is not of the declared type: 422
+    NOT_JSON = 3  # reason why it is no JSON: 400
+
+
+Result = tuple[Status, bytes]
+
+
+class TaskError(Exception):
+    """Class that breaks its contract, in words."""
+
+
+def signatures(model: Model, settings: Settings) -> tuple[Signature, ...]:
+    """Returns how every Python task is called. Raises ConfigurationError for an unknown limit."""
+    limits = {"request_bytes": settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
+    if unknown := model.description.limits.keys() - limits.keys():
+        raise ConfigurationError(f"limits in model.json are {', '.join(limits)}, not {unknown.pop()}")
+    limits |= model.description.limits
+    request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)
+    outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
+    return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
+
+
+class PythonBackend:
+    """Implements `serving.backends.base.Backend` and `DeclaredBackend` with a class of one's own."""
+
+    def __init__(self) -> None:
+        self._task: Any = None
+        self._on_gpu = False
+        self._warming_up = True
+        self.example = b""
+        """Request of warm-up, in JSON; empty: there is none, and warm-up measures nothing."""
+
+        self.batch_cap = 0
+        self.schemas: dict[str, Any] = {}
+
+    def load(
+        self,
+        model: Model,
+        settings: Settings,
+        scratch: Path | None = None,  # noqa: ARG002 the Protocol's
+    ) -> BackendInfo:
+        """Checks the digests of the model's files, then imports and loads the class.
+
+        The device is a GPU only where the settings say `cuda`; `auto` is the CPU. Raises
+        ConfigurationError, and whatever the class raises.
+        """
+        description, device = model.description, "cpu"
+        if settings.device == "cuda":
+            index = (settings.devices or [0])[0]
+            cuda_driver.total_memory(index)
+            device, self._on_gpu = f"cuda:{index}", True
+        for relative in description.files:
+            model.checked(relative)
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.intra_op_threads))
+        declared = import_class(description.task, model.folder)
+        self._read_declarations(declared, settings)
+        self._task = declared()
+        self._preprocess = getattr(self._task, "preprocess", lambda request: request)
+        self._postprocess = getattr(self._task, "postprocess", lambda output: output)
+        self._task.load(model.folder / description.version, device)
+        name = f"python {platform.python_version()} {description.task}"
+        return BackendInfo(name, device, "python", "-", "the task itself decides")
+
+    def _read_declarations(self, declared: Any, settings: Settings) -> None:
+        """Reads the class's types, its example and its largest batch. Raises ConfigurationError."""
+        self._request, request = declared_type(declared, "Request", "validation")
+        self._answer, answer = declared_type(declared, "Answer", "serialization")
+        self.schemas = {"request": request, "answer": answer}
+        if (example := getattr(declared, "example", None)) is not None:
+            try:
+                valid = self._request.validate_python(example)
+            except ValidationError as error:
+                raise ConfigurationError(f"the example is no Request: {in_words(error)}") from error
+            self.example = self._request.dump_json(valid, by_alias=True)
+        most = getattr(declared, "max_batch_size", None)
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise ConfigurationError(f"max_batch_size is {most!r}, not a number from 1 on")
+        if most or not self.example:
+            allowed = batch_sizes.largest_batch(settings, "cuda" if most or self._on_gpu else "cpu")
+            self.batch_cap = min(most or allowed, allowed)
+
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Computes a batch of requests: a status and an answer each, see `signatures`.
+
+        A request that is refused costs the others nothing. Every other exception is raised: the engine
+        then tries each request alone.
+        """
+        requests: Any = inputs[0]
+        if self._warming_up:
+            requests = [self.example] * len(requests)
+        with translate_errors() if self._on_gpu else nullcontext():
+            results = self._results(requests)
+        most = signature.limits["answer_bytes"]
+        for status, text in results:
+            if status is not Status.ANSWER and self._warming_up and self.example:
+                raise TaskError(f"the example is refused: {text.decode()}")
+            if status is Status.ANSWER and len(text) > most:
+                raise TaskError(f"an answer has {len(text)} bytes; the limit answer_bytes is {most}")
+        width = min(most, max(len(text) for _, text in results))
+        answers = b"".join(text[:width].ljust(width) for _, text in results)
+        statuses = np.array([status for status, _ in results], np.uint8)
+        return statuses, np.frombuffer(answers, np.uint8).reshape(len(results), width)
+
+    def _results(self, requests: Iterable[Array | bytes]) -> list[Result]:
+        """Returns the result of each request; those that are not refused are computed as one batch."""
+        results: dict[int, Result] = {}
+        items: dict[int, Any] = {}
+        for place, data in enumerate(requests):
+            try:
+                request = self._request.validate_json(bytes(data))
+            except ValidationError as error:
+                results[place] = invalid(error)
+                continue
+            try:
+                items[place] = self._preprocess(request)
+            except ValueError as error:
+                results[place] = refused(error)
+        if items:
+            results |= self._computed(items)
+        return [results[place] for place in sorted(results)]
+
+    def _computed(self, items: dict[int, Any]) -> dict[int, Result]:
+        """Returns the result of each item. A ValueError of `infer` refuses an item that is alone."""
+        try:
+            outputs = self._task.infer(list(items.values()))
+        except ValueError as error:
+            if len(items) > 1:
+                raise
+            return dict.fromkeys(items, refused(error))
+        found = list(outputs) if isinstance(outputs, Iterable) else []
+        if len(found) != len(items):
+            kind = type(outputs).__name__
+            raise TaskError(f"infer returned {len(found)} outputs ({kind}) for {len(items)} items")
+        return {place: self._finished(output) for place, output in zip(items, found, strict=True)}
+
+    def _finished(self, output: Any) -> Result:
+        """Returns the answer of one output."""
+        try:
+            answer = self._postprocess(output)
+        except ValueError as error:
+            return refused(error)
+        try:
+            valid = self._answer.validate_python(answer)
+            return Status.ANSWER, self._answer.dump_json(valid, by_alias=True)
+        except ValueError as error:
+            raise TaskError(f"the answer is not of the type Answer: {words(error)}") from error
+
+    def trim(self) -> None:
+        """Ends warm-up: from now on requests are read."""
+        self._warming_up = False
+
+    def close(self) -> None:
+        """Drops the task."""
+        self._task = None
+
+
+def import_class(name: str, folder: Path) -> Any:
+    """Returns `module:Class`, imported from where Python imports things. Raises ConfigurationError.
+
+    Nothing is imported from `folder`, the model's: what brings data must not bring code.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        for end, letter in enumerate(f"{module}."):
+            if letter == "." and not is_outside(module[:end], folder):
+                raise ConfigurationError(
+                    f"{module} lies in the model's folder; no code is taken from there"
+                )
+        declared = getattr(import_module(module), attribute, None)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{module} cannot be imported: {described(error)}") from error
+    if not isinstance(declared, type):
+        raise ConfigurationError(f"{name!r} names no class as module:Class")
+    for wanted in ("Request", "Answer", "load", "infer"):
+        if getattr(declared, wanted, None) in (None, getattr(PythonTask, wanted, None)):
+            raise ConfigurationError(f"{name} has no {wanted}")
+    return declared
+
+
+def is_outside(module: str, folder: Path) -> bool:
+    """Returns whether a module lies outside a folder; imports its parents. Raises ImportError."""
+    spec = find_spec(module)
+    if spec is None:
+        raise ModuleNotFoundError(f"there is no module {module} on PYTHONPATH or installed")
+    files = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.has_location else [])]
+    return not any(Path(file).resolve().is_relative_to(folder.resolve()) for file in files if file)
+
+
+def declared_type(
+    declared: Any, name: str, mode: Literal["validation", "serialization"]
+) -> tuple[TypeAdapter[Any], Any]:
+    """Returns the adapter of a class's type, and its JSON schema. Raises ConfigurationError."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(getattr(declared, name))
+        schema: Any = adapter.json_schema(mode=mode)
+    except Exception as error:  # pydantic's own, and those of the type
+        raise ConfigurationError(f"{name} is no type that pydantic takes: {described(error)}") from error
+    if len(json.dumps(schema)) > MAX_SCHEMA:
+        logger().warning("a JSON schema is too large to be shown", type=name, limit=MAX_SCHEMA)
+        schema = {}  # anything
+    return adapter, schema
+
+
+def invalid(error: ValidationError) -> Result:
+    """Returns the refusal of what is no JSON, or JSON of another type."""
+    if (count := error.error_count()) > MAX_PROBLEMS:
+        return Status.NOT_OF_TYPE, f"{count} values are not of the declared type".encode()
+    no_json = error.errors(include_input=False)[0]["type"] == "json_invalid"
+    return Status.NOT_JSON if no_json else Status.NOT_OF_TYPE, refused(error)[1]
+
+
+def refused(error: ValueError) -> Result:
+    """Returns the refusal of a request by the class."""
+    return Status.REFUSED, words(error)[:MAX_TEXT].encode(errors="replace")
+
+
+def words(error: ValueError) -> str:
+    """Returns an error's text on one line; of pydantic's errors without the values."""
+    text = in_words(error) if isinstance(error, ValidationError) else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    """Returns an error's type and the first line of its text."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

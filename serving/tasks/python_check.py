@@ -1,0 +1,74 @@
+"""`python -m serving check my_module:MyTask`: loads a Python task, asks it, and says what is wrong."""
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from serving.errors import ConfigurationError
+from serving.model import Model, ModelDescription
+from serving.settings import Settings
+from serving.tasks.python import PythonBackend, Status, TaskError, described, signatures
+
+
+def main(arguments: list[str]) -> int:
+    """Checks the task that the arguments name; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m serving check", description=__doc__)
+    parser.add_argument("task", help="my_module:MyTask")
+    parser.add_argument("--model-dir", type=Path, help="the model's folder; without it, an empty one")
+    parser.add_argument("--request", help="JSON to ask, in place of the class's example")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as empty:
+        try:
+            model = Model(
+                Path(empty), ModelDescription(name="check", version="1", files={}, task="tensor")
+            )
+            if given.model_dir:
+                model = Model.read(given.model_dir)
+            model.description = model.description.model_copy(update={"task": given.task})
+            check(model, Settings.read(), given.request)
+        except (ConfigurationError, TaskError) as error:
+            print(error, file=sys.stderr)  # noqa: T201
+            return 1
+        except (Exception, SystemExit) as error:  # whatever the class raises
+            print(f"{described(error)} {place(error, given.task)}", file=sys.stderr)  # noqa: T201
+            return 1
+    return 0
+
+
+def check(model: Model, settings: Settings, request: str | None) -> None:
+    """Loads the task and asks it once, then twice in one batch. Raises what it raises."""
+    backend, started = PythonBackend(), time.perf_counter()
+    info = backend.load(model, settings)
+    print(f"{info.backend} on {info.device}: loaded in {since(started)}")  # noqa: T201
+    backend.trim()
+    data = request.encode() if request else backend.example
+    if not data:
+        raise ConfigurationError("there is nothing to ask: give the class an example, or use --request")
+    (signature,) = signatures(model, settings)
+    for count in (1, 2):
+        started = time.perf_counter()
+        batch = np.frombuffer(data * count, np.uint8).reshape(count, -1)
+        statuses, answers = backend.infer(signature, [batch])
+        text = answers[0].tobytes().decode().rstrip()
+        if status := Status(int(statuses[0])):
+            code = 422 if status is Status.NOT_OF_TYPE else 400
+            raise TaskError(f"the request is refused with {code}: {text}")
+        print(f"{count} in a batch, {since(started)}: {text}")  # noqa: T201
+
+
+def since(started: float) -> str:
+    """Returns the time since then, in words."""
+    return f"{(time.perf_counter() - started) * 1000:.1f} ms"
+
+
+def place(error: BaseException, task: str) -> str:
+    """Returns the line of the task's module that raised, or called what raised."""
+    file = sys.modules[task.partition(":")[0]].__file__
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    return f"({frame.filename}, line {frame.lineno})"

@@ -1,0 +1,227 @@
+"""The engine's promises hold for Python of one's own, whatever it does.
+
+The service's engine runs in this process, its workers in processes of their own.
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.engine.client import EngineClient
+from serving.engine.provider import EngineHandle, LocalEngine
+from serving.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    InternalError,
+    WorkerCrashedError,
+)
+from serving.settings import Settings
+from serving.tasks.python import BACKEND, Status, signatures
+from tests.e2e.test_tensors import soon, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop that the service runs on."""
+    return "asyncio"
+
+
+def write_python_model(folder: Path, task: str, **more: Any) -> None:
+    """A model folder without weights."""
+    (folder / "model.json").write_text(
+        json.dumps({"name": "own", "version": "1", "task": task, "files": {}, **more})
+    )
+
+
+@asynccontextmanager
+async def engine(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, task: str = "Obedient", **more: str
+) -> AsyncIterator[tuple[EngineHandle, EngineClient]]:
+    """An engine with one worker for a task of `tests.fake.python_task`, with the gate `folder`/gate."""
+    if not (folder / "model.json").exists():
+        write_python_model(folder, f"tests.fake.python_task:{task}")
+    settings = {"model_dir": str(folder), "instances": "1", "queue_size": "16", "device": "cpu"} | more
+    for name, value in settings.items():
+        monkeypatch.setenv(f"SERVING_{name.upper()}", value)
+    monkeypatch.setenv("FAKE_GATE", str(folder / "gate"))
+    monkeypatch.setenv("FAKE_SIZES", str(folder / "sizes"))
+    chosen = Settings()
+    provider = LocalEngine(BACKEND, chosen, partial(signatures, settings=chosen))
+    handle = await provider.first()
+    client = EngineClient(handle.fds, lambda *_: None)
+    client.open()
+    try:
+        yield handle, client
+    finally:
+        client.close()
+        await handle.release()
+
+
+async def ask(client: EngineClient, data: bytes, deadline: float | None = None) -> tuple[int, str]:
+    """The status and the text of one answer."""
+    item = [np.frombuffer(data, np.uint8)]
+    with client.acquire() as slots:
+        (outcome,) = await slots.submit(0, [item], deadline or soon(), bulk=False)
+    status, answer = outcome.outputs
+    return int(status), answer.tobytes().decode().rstrip()
+
+
+def command(number: int, **more: Any) -> bytes:
+    """The request that commands this."""
+    return json.dumps({"number": number, **more}).encode()
+
+
+async def together(client: EngineClient, folder: Path, *requests: bytes) -> list[Any]:
+    """The answers or errors of requests that wait together while another one is computed."""
+    first = asyncio.ensure_future(ask(client, command(99, held=True)))
+    await until((folder / "gate.held").exists)
+    waiting = [asyncio.ensure_future(ask(client, data)) for data in requests]
+    await until(lambda: client.memory.state.tolist().count(1) == len(requests))
+    (folder / "gate").touch()
+    assert json.loads((await first)[1])["number"] == 99
+    return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def numbers(answers: list[Any]) -> list[int]:
+    """The numbers that were answered."""
+    assert {status for status, _ in answers} == {Status.ANSWER}
+    return [json.loads(text)["number"] for _, text in answers]
+
+
+async def test_what_waits_is_computed_together_and_everybody_gets_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, tmp_path, max_batch_size="8") as (handle, client):
+        requests = [command(3), command(1, padding="x" * 1000), command(4, length=2000)]
+        answers = await together(client, tmp_path, *requests)
+        assert numbers(answers) == [3, 1, 4]
+        assert json.loads(answers[2][1])["text"] == "1 cpu" + "x" * 2000
+        assert (tmp_path / "sizes").read_text().splitlines()[-2:] == ["1", "3"]
+        assert client.statistics.by_batch_size(0)[3].executions == 1
+        assert handle.profile["info"]["backend"].endswith("tests.fake.python_task:Obedient")
+        assert handle.profile["idle_threads"] is None
+        schemas = handle.profile["schemas"]
+        assert schemas["request"]["required"] == ["number"]
+        assert schemas["answer"]["properties"].keys() == {"number", "text"}
+
+
+async def test_a_bad_request_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, tmp_path, max_batch_size="8") as (_, client):
+        bad = [command(1, does="refuse"), command(2, does="refuse late"), b'{"number": "x"}', b"{", b" "]
+        *healthy, early, late, of_type, no_json, empty = await together(
+            client, tmp_path, command(5), command(6), *bad
+        )
+        assert numbers(healthy) == [5, 6]
+        assert early == (Status.REFUSED, "1 is refused")
+        assert late == (Status.REFUSED, "2 is refused late")
+        assert of_type[0] == Status.NOT_OF_TYPE
+        assert of_type[1].startswith("number: Input should be a valid integer")
+        assert no_json[0] == empty[0] == Status.NOT_JSON
+        assert (tmp_path / "sizes").read_text().splitlines()[-2:] == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("does", "error"),
+    [
+        ("fail", InternalError),
+        ("fail early", InternalError),
+        ("crash", WorkerCrashedError),
+        ("hang", WorkerCrashedError),
+        ("refuse alone", None),
+    ],
+)
+async def test_whatever_the_class_does_one_request_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    does: str,
+    error: type[Exception] | None,
+) -> None:
+    timeout = {"worker_timeout_ms": "500" if does == "hang" else "60000"}
+    async with engine(monkeypatch, tmp_path, max_batch_size="8", **timeout) as (_, client):
+        requests = [command(1), command(2, does=does), command(3)]
+        before, failed, after = await together(client, tmp_path, *requests)
+        assert numbers([before, after]) == [1, 3]
+        if error:
+            assert type(failed) is error
+            assert "secret" not in str(failed)
+        else:
+            assert failed == (Status.REFUSED, "2 is refused, alone")
+        assert numbers([await ask(client, command(4))]) == [4]
+    assert ("secret details" in capfd.readouterr().err) == does.startswith("fail")
+
+
+async def test_deadline_and_cancellation_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, tmp_path, max_batch_size="1") as (_, client):
+        held = asyncio.ensure_future(ask(client, command(7, held=True)))
+        await until((tmp_path / "gate.held").exists)
+        late = asyncio.ensure_future(ask(client, command(1), time.monotonic() + 0.05))
+        leaving = asyncio.ensure_future(ask(client, command(2)))
+        await until(lambda: client.memory.state.tolist().count(1) == 2)
+        leaving.cancel()
+        await asyncio.sleep(0.1)
+        (tmp_path / "gate").touch()
+        assert numbers([await held]) == [7]
+        with pytest.raises(DeadlineExceededError):
+            await late
+        await client.drained()
+        lines = (tmp_path / "sizes").read_text().splitlines()
+        assert numbers([await ask(client, command(8))]) == [8]
+        assert len((tmp_path / "sizes").read_text().splitlines()) == len(lines) + 1
+
+
+async def test_large_requests_and_answers_give_their_memory_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, tmp_path) as (_, client):
+        await ask(client, command(0))
+        memory = client.memory.fd
+        before = os.fstat(memory).st_blocks
+        large = [command(i, padding="x" * 15_000_000, length=900_000) for i in range(4)]
+        answers = await asyncio.gather(*(ask(client, data) for data in large))
+        assert numbers(list(answers)) == [0, 1, 2, 3]
+        assert (os.fstat(memory).st_blocks - before) * 512 < 1_000_000
+
+
+async def test_an_answer_beyond_its_limit_is_a_failure_that_is_logged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limits = {"request_bytes": 100, "answer_bytes": 200}
+    write_python_model(tmp_path, "tests.fake.python_task:Obedient", limits=limits)
+    async with engine(monkeypatch, tmp_path) as (handle, client):
+        assert handle.fds.layout.signatures[0].limits == limits
+        with pytest.raises(InternalError):
+            await ask(client, command(1, length=1000))
+        assert numbers([await ask(client, command(2))]) == [2]
+    assert "the limit answer_bytes is 200" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("tests.fake.python_task:Missing", "names no class"),
+        ("tests.fake.python_task:PythonTask", "has no Request"),
+    ],
+)
+async def test_an_engine_whose_class_cannot_be_loaded_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, reason: str
+) -> None:
+    write_python_model(tmp_path, task)
+    with pytest.raises(ConfigurationError, match=reason):
+        async with engine(monkeypatch, tmp_path):
+            pass

@@ -1,0 +1,69 @@
+"""A Python task that does what its requests command."""
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from serving import PythonTask
+from tests.fake.backend import wait_for_gate, write_down
+
+
+class Obedient(PythonTask):
+    """Answers with the number that it gets; FAKE_GATE and FAKE_SIZES are those of the fake backend."""
+
+    class Request(BaseModel):
+        """A command."""
+
+        number: int
+        does: Literal[
+            "", "refuse", "refuse late", "refuse alone", "fail", "fail early", "crash", "hang"
+        ] = ""
+        held: bool = False
+        padding: str = ""
+        length: int = 0
+
+    class Answer(BaseModel):
+        """The number, behind so many letters."""
+
+        number: int
+        text: str
+
+    example = Request(number=1)
+
+    def load(self, folder: Path, device: str) -> None:
+        """Remembers both."""
+        self.place = f"{folder.name} {device}"
+
+    def preprocess(self, request: Request) -> Request:
+        """Refuses what is to be refused."""
+        if request.does == "refuse":
+            raise ValueError(f"{request.number} is refused")
+        if request.does == "fail early":
+            raise KeyError("secret details")
+        return request
+
+    def infer(self, items: list[Request]) -> list[Request]:
+        """Obeys the first command of the batch that is none of `preprocess` and `postprocess`."""
+        write_down(len(items))
+        for item in items:
+            if item.held:
+                wait_for_gate(Path(os.environ["FAKE_GATE"]))
+            if item.does == "crash":
+                ctypes.string_at(0)
+            if item.does == "hang":
+                time.sleep(1000)
+            if item.does == "fail":
+                raise RuntimeError("secret details")
+            if item.does == "refuse alone":
+                raise ValueError(f"{item.number} is refused, alone")
+        return items
+
+    def postprocess(self, output: Request) -> dict[str, Any]:
+        """Refuses what is to be refused late."""
+        if output.does == "refuse late":
+            raise ValueError(f"{output.number} is refused late")
+        return {"number": output.number, "text": self.place + "x" * output.length}
