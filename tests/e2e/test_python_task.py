@@ -116,6 +116,16 @@ async def test_what_waits_is_computed_together_and_everybody_gets_their_own(
         assert schemas["answer"]["properties"].keys() == {"number", "text"}
 
 
+async def test_without_an_example_a_batch_is_as_large_as_declared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, tmp_path, "Unmeasured") as (handle, client):
+        assert handle.profile["batch_cap"] == 3
+        answers = await together(client, tmp_path, *(command(i) for i in range(4)))
+        assert numbers(answers) == [0, 1, 2, 3]
+        assert (tmp_path / "sizes").read_text().splitlines() == ["1", "3", "1"]
+
+
 async def test_a_bad_request_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -216,6 +226,7 @@ async def test_an_answer_beyond_its_limit_is_a_failure_that_is_logged(
     [
         ("tests.fake.python_task:Missing", "names no class"),
         ("tests.fake.python_task:PythonTask", "has no Request"),
+        ("tests.fake.python_task:Contradictory", "the example is refused: 1 is refused"),
     ],
 )
 async def test_an_engine_whose_class_cannot_be_loaded_says_why(

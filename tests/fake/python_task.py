@@ -4,7 +4,7 @@ import ctypes
 import os
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
@@ -32,7 +32,7 @@ class Obedient(PythonTask):
         number: int
         text: str
 
-    example = Request(number=1)
+    example: ClassVar[Request | None] = Request(number=1)
 
     def load(self, folder: Path, device: str) -> None:
         """Remembers both."""
@@ -67,3 +67,16 @@ class Obedient(PythonTask):
         if output.does == "refuse late":
             raise ValueError(f"{output.number} is refused late")
         return {"number": output.number, "text": self.place + "x" * output.length}
+
+
+class Unmeasured(Obedient):
+    """Has no example."""
+
+    example = None
+    max_batch_size = 3
+
+
+class Contradictory(Obedient):
+    """Refuses its example."""
+
+    example = Obedient.Request(number=1, does="refuse")
