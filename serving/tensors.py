@@ -62,6 +62,9 @@ class Signature:
     batch_elements: int = 0
     """Most elements of a padded batch, in its largest input; 0: warm-up measures how many pay."""
 
+    batch_size: int = 0
+    """The only batch size that the network computes; smaller batches are filled up. 0: any size."""
+
     normalises: bool = False
     """Whether the input is an image, uint8 [height, width, 3], that the backend normalises first."""
 
@@ -77,6 +80,10 @@ class Signature:
     def axes(self) -> tuple[str, ...]:
         """Axes that vary: those of the inputs, then those that only outputs have."""
         return axes_of((*self.inputs, *self.outputs))
+
+    def sizes_at(self, length: int) -> dict[str, int]:
+        """Returns the sizes of an item whose varying axes are as long, within their limits."""
+        return {axis: min(length, self.limits[axis]) for axis in self.input_axes}
 
     def sizes(self, item: Item) -> dict[str, int]:
         """Returns the size of each axis of the inputs that varies."""
@@ -100,8 +107,10 @@ class Signature:
         for spec, array in zip(self.inputs, batch, strict=True):
             if array.dtype != spec.dtype:
                 raise InvalidTensorError(f"{spec.name} is of type {spec.dtype}, not {array.dtype}")
-            if len(array) != len(batch[0]):
+            if array.shape[:1] != batch[0].shape[:1]:
                 raise InvalidTensorError(f"{spec.name} has another number of rows than the others")
+            if not array.ndim:
+                raise InvalidTensorError(f"{spec.name} has no first axis, along which its items stand")
             self.check_shape(spec, array.shape[1:], found)
         return list(zip(*batch, strict=True))
 

@@ -239,7 +239,8 @@ class Cluster:
     async def _load(self, version: str | None) -> None:
         """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
         model = Model.read(self._settings.model_dir, version)
-        supervisor = Supervisor(self._backend, model, signatures(model), self._settings, self._count)
+        found = await asyncio.to_thread(signatures, model)  # may start a process
+        supervisor = Supervisor(self._backend, model, found, self._settings, self._count)
         self._loading.append(supervisor)
         try:
             if self._stopping:

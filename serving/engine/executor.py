@@ -20,7 +20,7 @@ from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryErr
 from serving.engine.memory import Memory, SignatureSlots, State, TensorSlots, record, send
 from serving.engine.queue import WorkQueue
 from serving.logging import logger
-from serving.tensors import Array, Signature, check_outputs
+from serving.tensors import Array, Signature, TensorSpec, check_outputs
 
 Compute = Callable[[], Sequence[Array]]
 
@@ -69,21 +69,18 @@ class BatchBuffer:
     """0 or 1: two batches may be in flight."""
 
     arrays: list[list[Array]]
-    """[size, *shape] for each input of each signature; empty for those whose sizes vary."""
+    """[rows, *shape] for each input of each signature; empty for those whose sizes vary."""
 
     @classmethod
     def allocate(cls, memory: Memory, size: int, index: int) -> "BatchBuffer":
-        """Returns a buffer for batches up to `size`."""
-        return cls(
-            index,
-            [
-                [
-                    np.zeros((0 if spec.varies else size, *spec.sized(signature.limits)), spec.dtype)
-                    for spec in signature.inputs
-                ]
-                for signature in memory.layout.signatures
-            ],
-        )
+        """Returns a buffer for batches up to `size`, or up to the one that a signature computes."""
+
+        def room(signature: Signature, spec: TensorSpec) -> Array:
+            rows = 0 if spec.varies else max(size, signature.batch_size)
+            return np.zeros((rows, *spec.sized(signature.limits)), spec.dtype)
+
+        signatures = memory.layout.signatures
+        return cls(index, [[room(each, spec) for spec in each.inputs] for each in signatures])
 
 
 @dataclass(frozen=True)
@@ -246,14 +243,16 @@ class BatchExecutor:
 
         Returns the batch in parts of the new cap, or no parts if it was a single input.
         """
-        memory, size = self._memory, batch_sizes.padded(len(slots), self.buckets)
+        memory = self._memory
+        size = self._padded_count(memory.signatures[memory.signature[slots[0]]].signature, len(slots))
         memory.out_of_memory[self._index] += 1
         cap = min(self._queue.cap, batch_sizes.halved(size, self.buckets))
         logger().warning("out of device memory", size=size, cap=cap, reason=reason, worker=self._index)
         self.set_cap(cap)
         if len(slots) == 1:
             return []
-        return [slots[first : first + cap] for first in range(0, len(slots), cap)]
+        part = cap if cap < len(slots) else 1  # a network of one batch size needs as much for a part
+        return [slots[first : first + part] for first in range(0, len(slots), part)]
 
     def split(self, slots: list[int]) -> list[list[int]]:
         """Splits slots of one signature into batches whose items fit together.
@@ -262,19 +261,24 @@ class BatchExecutor:
         and the padded batch has no more elements than warm-up found to pay.
         """
         memory = self._memory
-        signature = memory.signatures[memory.signature[slots[0]]].signature
+        each = memory.signatures[memory.signature[slots[0]]]
+        signature, most = each.signature, each.signature.batch_size or len(slots)
         if not signature.input_axes:
-            return [slots]
-        sizes = {slot: memory.sizes_of(slot) for slot in slots}
-        elements = {slot: signature.elements(sizes[slot]) for slot in slots}
-        order = sorted(slots, key=lambda slot: (elements[slot], *sizes[slot].values()))
-        batches = [[order[0]]]
-        for slot in order[1:]:
-            together = signature.pads or sizes[slot] == sizes[batches[-1][0]]
-            if together and (len(batches[-1]) + 1) * elements[slot] <= memory.element_cap[0]:
+            return [slots[first : first + most] for first in range(0, len(slots), most)]
+        sizes = {slot: self._padded_sizes(signature, [slot]) for slot in slots}
+        order = sorted(slots, key=lambda slot: (signature.elements(sizes[slot]), *sizes[slot].values()))
+        batches: list[list[int]] = []
+        largest: dict[str, int] = {}
+        for slot in order:
+            together = {axis: max(size, largest.get(axis, 0)) for axis, size in sizes[slot].items()}
+            count = len(batches[-1]) + 1 if batches else 0
+            fits = 0 < count <= most and (signature.pads or sizes[slot] == largest)
+            if fits and count * signature.elements(together) <= memory.element_caps[each.index]:
                 batches[-1].append(slot)
+                largest = together
             else:
                 batches.append([slot])
+                largest = sizes[slot]
         return batches
 
     def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
@@ -285,7 +289,7 @@ class BatchExecutor:
         memory = self._memory
         each = memory.signatures[memory.signature[slots[0]]]
         signature = each.signature
-        size = batch_sizes.padded(len(slots), self.buckets)
+        size = self._padded_count(signature, len(slots))
         is_only_request = self.all_cores_backend is not None and sum(memory.in_flight) <= 1
         all_cores = is_only_request and self._trial.use_all_cores()
         backend = self.all_cores_backend if all_cores else self.backend
@@ -296,7 +300,9 @@ class BatchExecutor:
             infer = self.reader.fetch(slots, size, buffer.index)
         else:
             arrays = zip(each.inputs, buffer.arrays[each.index], strict=True)
-            inputs = [self._gather_input(tensor, slots, room, size, sizes) for tensor, room in arrays]
+            # copies fill up the batch, where an older input could make it fail; no image could
+            rows = slots if signature.normalises else slots + slots[:1] * (size - len(slots))
+            inputs = [self._gather_input(tensor, rows, room, size, sizes) for tensor, room in arrays]
             infer = partial(backend.infer, signature, inputs)
 
         def compute() -> Sequence[Array]:
@@ -310,13 +316,20 @@ class BatchExecutor:
 
         return compute
 
+    def _padded_count(self, signature: Signature, count: int) -> int:
+        """Returns the batch size with which so many items are computed."""
+        return signature.batch_size or batch_sizes.padded(count, self.buckets)
+
     def _padded_sizes(self, signature: Signature, slots: list[int]) -> dict[str, int]:
-        """Returns the sizes of the axes of a batch's inputs that vary: the largest of its items."""
+        """Returns the sizes of the axes of a batch's inputs that vary: the largest of its items.
+
+        A GPU plans every new size anew: there, sizes that are padded anyway are rounded up.
+        """
         if not signature.input_axes:
             return {}
         known = len(signature.input_axes)
         largest = self._memory.sizes[slots, :known].max(axis=0).tolist()
-        if self.buckets and signature.pads:
+        if self.device and signature.pads:
             largest = [batch_sizes.next_power(size) for size in largest]
         return {
             axis: min(size, signature.limits[axis])
@@ -331,11 +344,11 @@ class BatchExecutor:
         if not spec.varies:
             return gather(tensor.array, slots, room, size)
         shape = spec.sized(sizes)
-        if len(slots) == size == 1 and not self.buckets:
-            return tensor.read(slots[0], sizes)[np.newaxis]
+        items = [tensor.read(slot, self._memory.sizes_of(slot)) for slot in slots]
+        if size == 1 and items[0].shape == shape:
+            return items[0][np.newaxis]
         batch: Array = np.full((size, *shape), spec.padding, spec.dtype)
-        for row, slot in zip(batch, slots, strict=False):
-            item = tensor.read(slot, self._memory.sizes_of(slot))
+        for row, item in zip(batch, items, strict=True):
             row[tuple(map(slice, item.shape))] = item
         return batch
 

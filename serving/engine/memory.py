@@ -159,7 +159,7 @@ class TensorSlots:
     def read(self, slot: int, sizes: dict[str, int]) -> Array:
         """Returns a view of the item's array in a slot."""
         if not self.spec.varies:
-            found: Array = self.array[slot]
+            found: Array = self.array[slot, ...]  # an array even where it has no axes
             return found
         shape = self.spec.sized(sizes)
         return self.array[slot, : math.prod(shape)].reshape(shape)
@@ -191,7 +191,7 @@ class Memory:
         self.health = self._array("i", 1)
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
-        self.element_cap = self._array("q", 1)
+        self.element_caps = self._array("q", len(layout.signatures))
         self.restarts = self._array("q", 1)
 
         # frontends, each written by itself
@@ -249,7 +249,7 @@ class Memory:
                 pages += 1
         worker = 64 + layout.max_batch * 16
         frontend = 16 + len(layout.signatures) * (64 + 8 * statistics_row(layout.max_batch))
-        fixed = PAGE * pages + 64 * (32 + layout.workers)
+        fixed = PAGE * pages + 64 * (32 + layout.workers) + 8 * len(layout.signatures)
         return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
 
     @classmethod

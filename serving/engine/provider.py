@@ -56,6 +56,7 @@ class LocalEngine:
         self._settings = settings
         self._signatures = signatures
         self._loading: Supervisor | None = None
+        self._abandoned = False
 
     async def first(self) -> EngineHandle:
         """See `EngineProvider`."""
@@ -67,15 +68,17 @@ class LocalEngine:
 
     def abandon(self) -> None:
         """See `EngineProvider`."""
+        self._abandoned = True
         if self._loading:
             self._loading.give_up()
 
     async def _load(self, version: str | None) -> EngineHandle:
         model = Model.read(self._settings.model_dir, version)
-        self._loading = supervisor = Supervisor(
-            self._backend, model, self._signatures(model), self._settings
-        )
+        signatures = await asyncio.to_thread(self._signatures, model)  # may start a process
+        self._loading = supervisor = Supervisor(self._backend, model, signatures, self._settings)
         try:
+            if self._abandoned:
+                supervisor.give_up()
             await asyncio.to_thread(supervisor.start)
         finally:
             self._loading = None

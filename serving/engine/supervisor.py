@@ -234,7 +234,8 @@ class Supervisor:
         if not self.memory.batch_cap[0]:
             self.memory.batch_cap[0] = min(message["batch_cap"], self.layout.max_batch)
             self.profile["batch_cap"] = self.memory.batch_cap[0]
-            self.memory.element_cap[0] = message["element_cap"]
+            for index, element_cap in enumerate(message["element_caps"]):
+                self.memory.element_caps[index] = element_cap
         if message["info"]["device"] == "cpu":
             for waiting in self._processes:  # no usable GPU: the other cores get workers, too
                 if waiting.popen is None and waiting.start_at is None:

@@ -34,43 +34,99 @@ MAX_CALL_S = 0.5
 
 @dataclass(frozen=True)
 class Profile:
-    """What warm-up measured of the first signature."""
+    """What warm-up measured."""
 
     batch_ms: dict[int, float]
-    """Milliseconds of each batch size, ascending; where sizes vary, for items of a medium size."""
+    """Milliseconds of each batch size of the first signature, ascending; of items of a medium length."""
 
     batch_cap: int
-    """Largest batch that pays."""
+    """Largest batch of the first signature that pays."""
 
-    element_cap: int
-    """Largest batch that pays where sizes vary, in elements of the largest input."""
+    element_caps: list[int]
+    """Largest batch of each signature that pays where sizes vary, in elements of the largest input."""
+
+    largest_ms: float
+    """Milliseconds of the largest item that its limits allow; 0 where sizes do not vary."""
 
 
 def warm_up(
     backend: Backend, signatures: Sequence[Signature], batch_sizes: Sequence[int], settings: Settings
 ) -> Profile:
-    """Runs and measures batches of the first signature, and one item of each other signature.
+    """Runs and measures batches of the first signature, and of the others where their sizes vary.
 
-    Raises ConfigurationError for wrong outputs. The other signatures need no measurement of their own:
-    they call the same network.
+    Others of fixed sizes are run once: they call the same network. Raises ConfigurationError for wrong
+    outputs.
     """
-    first, *others = signatures
-    lengths = LENGTHS if first.input_axes and not first.batch_elements else LENGTHS[:1]
-    profiles = {length: measure(backend, first, batch_sizes, length) for length in lengths}
-    for signature in others:
-        run(backend, signature, 1, sizes_for(signature, LENGTHS[0]))
-    caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in profiles.items()}
+    first = signatures[0]
+    profiles: list[dict[int, dict[int, float]]] = []
+    element_caps = []
+    for signature in signatures:
+        sizes = [signature.batch_size] if signature.batch_size else batch_sizes
+        if signature is not first and not measures_elements(signature):
+            run(backend, signature, signature.batch_size or 1, signature.sizes_at(LENGTHS[0]))
+            element_caps.append(signature.batch_elements)
+            continue
+        by_length = measure_lengths(backend, signature, sizes)
+        caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
+        costs = (cap * signature.elements(signature.sizes_at(length)) for length, cap in caps.items())
+        element_caps.append(signature.batch_elements or max(costs))
+        profiles.append(by_length)
+    batch_ms = list(profiles[0].values())
     return Profile(
-        batch_ms=list(profiles.values())[len(profiles) // 2],
-        batch_cap=max(caps.values()),
-        element_cap=first.batch_elements
-        or max(cap * first.elements(sizes_for(first, length)) for length, cap in caps.items()),
+        batch_ms=batch_ms[len(batch_ms) // 2],
+        batch_cap=max(choose_cap(settings, one) for one in batch_ms),
+        element_caps=element_caps,
+        largest_ms=max(largest_ms(backend, signature) for signature in signatures),
     )
 
 
-def sizes_for(signature: Signature, length: int) -> dict[str, int]:
-    """Returns the sizes of an item whose varying axes are as long, within their limits."""
-    return {axis: min(length, signature.limits[axis]) for axis in signature.input_axes}
+def measures_elements(signature: Signature) -> bool:
+    """Returns whether to measure how many elements pay: sizes vary, and the signature does not say."""
+    return bool(signature.input_axes) and not signature.batch_elements
+
+
+def measure_lengths(
+    backend: Backend, signature: Signature, batch_sizes: Sequence[int]
+) -> dict[int, dict[int, float]]:
+    """Returns what `measure` finds for each of LENGTHS; a fixed size is measured once.
+
+    Lengths that the network does not take, such as odd ones, are left out. Raises ConfigurationError if
+    it takes none.
+    """
+    lengths = LENGTHS if measures_elements(signature) else LENGTHS[:1]
+    different = {tuple(signature.sizes_at(length).values()): length for length in reversed(lengths)}
+    found: dict[int, dict[int, float]] = {}
+    refusal: ConfigurationError | None = None
+    for length in sorted(different.values()):
+        try:
+            found[length] = measure(backend, signature, batch_sizes, length)
+        except ConfigurationError as error:
+            refusal = error
+            if signature.input_axes:
+                logger().warning("items of a size cannot be computed", length=length, reason=str(error))
+    if refusal and not found:
+        raise refusal
+    return found
+
+
+def largest_ms(backend: Backend, signature: Signature) -> float:
+    """Returns the time in ms of the largest item, where measured sizes vary; else 0.
+
+    A client may send it at any time, and the worker that computes it must not count as hung.
+    """
+    if not measures_elements(signature):
+        return 0.0
+    started = time.perf_counter()
+    try:
+        run(
+            backend,
+            signature,
+            signature.batch_size or 1,
+            signature.sizes_at(max(signature.limits.values())),
+        )
+    except (ConfigurationError, OutOfDeviceMemoryError) as error:
+        logger().warning("the largest item cannot be computed", reason=str(error))
+    return round((time.perf_counter() - started) * 1000, 3)
 
 
 def measure(
@@ -82,7 +138,7 @@ def measure(
     programs disturb all sizes alike. Varying axes have the size `length`. Raises ConfigurationError for
     a wrong output, and if not even one item fits into the memory.
     """
-    sizes = sizes_for(signature, length)
+    sizes = signature.sizes_at(length)
     left = list(batch_sizes)
     times: dict[int, list[float]] = {size: [] for size in sorted(left)}
     too_large = ""
@@ -98,7 +154,7 @@ def measure(
                 del times[size]
                 continue
             times[size].append(time.perf_counter() - started)
-            if sizes and times[size][-1] > MAX_CALL_S and size > 1:
+            if sizes and number and times[size][-1] > MAX_CALL_S and size > min(left):
                 left.remove(size)
                 del times[size]
         if not left:

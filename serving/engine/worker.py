@@ -88,7 +88,8 @@ class Worker:
             "gpu_uuid": gpu_uuid(self._args.gpu) if on_gpu else None,
             "batch_ms": profile.batch_ms,
             "batch_cap": cap or profile.batch_cap,
-            "element_cap": memory.element_cap[0] or profile.element_cap,
+            "element_caps": profile.element_caps,
+            "largest_ms": profile.largest_ms,
             "idle_threads": threads,
             **({"schemas": declared.schemas} if declared else {}),
         }

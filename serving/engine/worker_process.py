@@ -137,8 +137,8 @@ def hang_limit(settings: Settings, profile: Mapping[str, Any]) -> float:
     delay = settings.max_queue_delay_us / 1e6
     if settings.worker_timeout_ms != "auto":
         return settings.worker_timeout_ms / 1000 + delay
-    slowest: float = max(profile.get("batch_ms", {"1": 0.0}).values()) / 1000
-    return max(MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES * slowest) + delay
+    slowest_ms: float = max(*profile.get("batch_ms", {}).values(), profile.get("largest_ms", 0.0), 0.0)
+    return max(MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES * slowest_ms / 1000) + delay
 
 
 def kill_hung(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float) -> None:

@@ -6,6 +6,7 @@ FAKE_MS milliseconds, and FAKE_CPU_MS of a core. As long as the file FAKE_BROKEN
 loaded, or nothing of FAKE_BROKEN_VERSION where that is set; as long as FAKE_LOADING exists, loading
 lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where it claims to run, the CPU by default. FAKE_SIZES
 is a file into which it writes the size of every batch. With FAKE_READER=1 it reads the slots itself.
+It also takes the commands as numbers: those of SEVERAL, and the first three of LENGTHS.
 """
 
 import io
@@ -24,7 +25,7 @@ from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryErr
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
-from serving.tensors import Array, Signature
+from serving.tensors import Array, Item, Signature, TensorSpec
 
 
 class Failure(IntEnum):
@@ -40,6 +41,31 @@ class Failure(IntEnum):
 
 
 FITS = 2
+
+SEVERAL = Signature(
+    "several",
+    (
+        TensorSpec("colour", "int64", (3,)),
+        TensorSpec("matrix", "float16", (2, 2)),
+        TensorSpec("negative", "bool", ()),
+    ),
+    (
+        TensorSpec("class", "int64", ()),
+        TensorSpec("score", "float32", (1,)),
+        TensorSpec("echo", "float16", (2, 2)),
+    ),
+    checks_finite=True,
+)
+"""Fixed tensors of several types; `echo` is the matrix, with the other sign where that is asked for."""
+
+LENGTHS = Signature(
+    "lengths",
+    (TensorSpec("numbers", "int64", ("length",), padding=7), TensorSpec("mask", "bool", ("length",))),
+    (TensorSpec("class", "int64", ()), TensorSpec("echo", "int64", ("length",))),
+    limits={"length": 64},
+    pads=True,
+)
+"""Items of 3 to 64 numbers; `echo` is them, and -1 where the mask is not set."""
 
 
 class FakeBackend:
@@ -71,10 +97,23 @@ class FakeBackend:
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Obeys the first pixel of each picture, or the first number of each channel as its colour."""
+        if signature.name in ("several", "lengths"):
+            return self.obey_numbers(inputs)
         (batch,) = inputs
         if not signature.normalises:
             batch = batch[:, :, :1, :1].transpose(0, 2, 3, 1).astype(np.uint8)
         return [self.obey(batch)]
+
+    def obey_numbers(self, inputs: Sequence[Array]) -> Sequence[Array]:
+        """Obeys the inputs of SEVERAL or of LENGTHS."""
+        logits = self.obey(inputs[0][:, np.newaxis, np.newaxis, :3])
+        classes = logits.argmax(axis=1)
+        if logits.shape[1] < self.classes:
+            return [classes]
+        if len(inputs) == 2:
+            return [classes, np.where(inputs[1], inputs[0], -1)]
+        signs = np.where(inputs[2], -1, 1).astype(np.float16)
+        return [classes, logits.max(axis=1, keepdims=True), inputs[1] * signs[:, None, None]]
 
     def obey(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Obeys the first pixel of each picture."""
@@ -153,6 +192,23 @@ def command_tensor(
     """The tensor, float32 [3, side, side], that commands this."""
     values = np.array(colour(held, failure, class_index), np.float32)
     return np.broadcast_to(values[:, np.newaxis, np.newaxis], (3, side, side)).copy()
+
+
+def command_numbers(
+    held: bool = False, failure: Failure = Failure.NONE, class_index: int = 0, length: int = 3
+) -> Item:
+    """The item of LENGTHS that commands this."""
+    numbers = np.arange(length)
+    numbers[:3] = colour(held, failure, class_index)
+    return [numbers, np.ones(length, bool)]
+
+
+def command_several(
+    held: bool = False, failure: Failure = Failure.NONE, class_index: int = 0, negative: bool = False
+) -> Item:
+    """The item of SEVERAL that commands this."""
+    matrix = np.full((2, 2), class_index, np.float16)
+    return [np.array(colour(held, failure, class_index)), matrix, np.array(negative)]
 
 
 def colour(held: bool, failure: Failure, class_index: int) -> tuple[int, int, int]:

@@ -1,0 +1,341 @@
+"""The engine's promises hold for whatever a network takes: pictures, several tensors, varying lengths.
+
+The engine's client runs in this process, its workers in processes of their own.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from serving.engine.client import EngineClient, Outcome
+from serving.engine.memory import State
+from serving.engine.provider import EngineHandle, LocalEngine
+from serving.errors import (
+    DeadlineExceededError,
+    InternalError,
+    OverloadedError,
+    ServingError,
+    WorkerCrashedError,
+)
+from serving.settings import Settings
+from serving.tasks.image_classification import image_signatures
+from serving.tensors import Item, Signature
+from tests.e2e.conftest import CLASSES
+from tests.fake import BACKEND
+from tests.fake.backend import LENGTHS, SEVERAL, Failure, colour, command_numbers, command_several
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of the engine's client."""
+    return "asyncio"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A signature, and how to command through it."""
+
+    signature: Signature
+    item: Callable[[bool, Failure, int], Item]
+    answer: Callable[[Item, Outcome], int]
+    """The class that was answered; all other outputs have been checked."""
+
+
+def picture(held: bool, failure: Failure, index: int) -> Item:
+    """Of one colour."""
+    return [np.full((8, 8, 3), colour(held, failure, index), np.uint8)]
+
+
+def picture_answer(_: Item, outcome: Outcome) -> int:
+    """The most probable."""
+    (logits,) = outcome.outputs
+    assert logits.shape == (CLASSES,)
+    return int(logits.argmax())
+
+
+def several(held: bool, failure: Failure, index: int) -> Item:
+    """Every other one is asked for the other sign."""
+    return command_several(held, failure, index, negative=index % 2 == 1)
+
+
+def several_answer(item: Item, outcome: Outcome) -> int:
+    """Checks the echo."""
+    found, score, echo = outcome.outputs
+    assert [(array.shape, str(array.dtype)) for array in (found, score, echo)] == [
+        ((), "int64"),
+        ((1,), "float32"),
+        ((2, 2), "float16"),
+    ]
+    assert np.array_equal(echo, -item[1] if item[2] else item[1])
+    return int(found)
+
+
+def numbers(held: bool, failure: Failure, index: int) -> Item:
+    """Neighbours are of very different lengths."""
+    return command_numbers(held, failure, index, length=3 + index * 29 % 62)
+
+
+def numbers_answer(item: Item, outcome: Outcome) -> int:
+    """Checks that the echo is as long as the item was."""
+    found, echo = outcome.outputs
+    assert np.array_equal(echo, item[0])
+    return int(found)
+
+
+KINDS = {
+    "picture": Kind(image_signatures((8, 8), CLASSES)[0], picture, picture_answer),
+    "several": Kind(SEVERAL, several, several_answer),
+    "lengths": Kind(LENGTHS, numbers, numbers_answer),
+}
+
+
+class Engine:
+    """One running engine, asked through its first signature unless another is named."""
+
+    def __init__(self, handle: EngineHandle, kinds: list[Kind], gate: Path) -> None:
+        self.kinds = kinds
+        self.gate = gate
+        self.states: Counter[State] = Counter()
+        self.client = EngineClient(handle.fds, lambda state, _: self.states.update([state]))
+        self.client.open()
+        self.memory = self.client.memory
+
+    async def ask(
+        self,
+        *indices: int,
+        held: bool = False,
+        failure: Failure = Failure.NONE,
+        seconds: float = 30,
+        bulk: bool = False,
+        place: int = 0,
+    ) -> list[int]:
+        """The classes that are answered to these commands."""
+        kind = self.kinds[place]
+        items = [kind.item(held, failure, index) for index in indices]
+        with self.client.acquire(bulk, len(items)) as slots:
+            outcomes = await slots.submit(place, items, time.monotonic() + seconds, bulk)
+        return [kind.answer(*pair) for pair in zip(items, outcomes, strict=True)]
+
+    def open_gate(self) -> None:
+        """Ends the held computations."""
+        self.gate.touch()
+
+    async def waiting(self, count: int) -> None:
+        """Returns as soon as so many items wait."""
+        await until(lambda: self.memory.state.tolist().count(State.QUEUED) == count)
+
+    def executions(self, place: int = 0) -> dict[int, int]:
+        """How many batches there were of each size."""
+        batches = self.client.statistics.by_batch_size(place)
+        return {size: batch.executions for size, batch in batches.items()}
+
+
+@asynccontextmanager
+async def running(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], *kinds: Kind, **more: str
+) -> AsyncIterator[Engine]:
+    """An engine of one worker that obeys; the worker reads the same environment."""
+    named = {"instances": "1", "queue_size": "16", "max_batch_size": "4", **more}
+    named = {f"SERVING_{name.upper()}": value for name, value in named.items()}
+    for name, value in {**settings, **named}.items():
+        monkeypatch.setenv(name, value)
+    provider = LocalEngine(BACKEND, Settings(), lambda _: tuple(kind.signature for kind in kinds))
+    handle = await provider.first()
+    engine = Engine(handle, list(kinds), Path(settings["FAKE_GATE"]))
+    try:
+        yield engine
+        await asyncio.wait_for(engine.client.drained(), 20)
+    finally:
+        engine.open_gate()
+        engine.client.close()
+        await handle.release()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each of them."""
+    return KINDS[request.param]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
+            await asyncio.sleep(0.005)
+
+
+async def held_by(engine: Engine) -> "asyncio.Task[list[int]]":
+    """A computation that lasts until the gate is there; it has begun."""
+    task = asyncio.ensure_future(engine.ask(99, held=True))
+    await until(engine.gate.with_suffix(".held").exists)
+    return task
+
+
+async def test_answers_come_back_in_order_and_in_batches(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
+) -> None:
+    async with running(monkeypatch, fake_settings, kind) as engine:
+        first = await held_by(engine)
+        many = asyncio.ensure_future(engine.ask(3, 1, 4, 1, 5))
+        await engine.waiting(5)
+        engine.open_gate()
+        assert await first == [99]
+        assert await many == [3, 1, 4, 1, 5]
+        assert engine.executions() == {1: 2, 4: 1}
+        assert engine.states == {State.DONE: 6}
+        assert engine.memory.smallest_cap == 4
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (Failure.RAISE, InternalError),
+        (Failure.TOO_FEW_OUTPUTS, InternalError),
+        (Failure.EXIT, WorkerCrashedError),
+    ],
+)
+async def test_one_poisonous_item_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    fake_settings: dict[str, str],
+    kind: Kind,
+    failure: Failure,
+    error: type[ServingError],
+) -> None:
+    async with running(monkeypatch, fake_settings, kind) as engine:
+        first = await held_by(engine)
+        asked = [engine.ask(1, 2), engine.ask(7, failure=failure), engine.ask(3)]
+        tasks = [asyncio.ensure_future(question) for question in asked]
+        await engine.waiting(4)
+        engine.open_gate()
+        assert await first == [99]
+        before, failed, after = await asyncio.gather(*tasks, return_exceptions=True)
+        assert (before, type(failed), after) == ([1, 2], error, [3])
+
+
+async def test_an_answer_that_is_not_finite_fails_where_it_must_not_be(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+) -> None:
+    async with running(monkeypatch, fake_settings, KINDS["several"]) as engine:
+        with pytest.raises(InternalError):
+            await engine.ask(1, failure=Failure.NOT_FINITE)
+        assert await engine.ask(1) == [1]
+
+
+async def test_a_worker_that_is_killed_costs_no_item(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
+) -> None:
+    async with running(monkeypatch, fake_settings, kind) as engine:
+        first = await held_by(engine)
+        many = asyncio.ensure_future(engine.ask(*range(6)))
+        await engine.waiting(6)
+        engine.open_gate()
+        for child in psutil.Process(os.getpid()).children():
+            if "serving.engine.worker" in child.cmdline():
+                child.kill()
+        assert await first == [99]
+        assert await many == list(range(6))
+
+
+async def test_deadline_and_cancellation_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
+) -> None:
+    async with running(monkeypatch, fake_settings, kind) as engine:
+        first = await held_by(engine)
+        late = asyncio.ensure_future(engine.ask(1, 2, 3, seconds=-1))
+        leaving = asyncio.ensure_future(engine.ask(4, 5))
+        await engine.waiting(5)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        engine.open_gate()
+        assert await first == [99]
+        with pytest.raises(DeadlineExceededError):
+            await late
+        await asyncio.wait_for(engine.client.drained(), 20)
+        assert engine.states[State.DONE] == 1
+        assert engine.states[State.SKIPPED] >= 2
+        assert engine.states[State.EXPIRED] >= 1
+        assert await engine.ask(6) == [6]
+
+
+async def test_bulk_gives_way_and_leaves_half_of_the_slots(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
+) -> None:
+    async with running(monkeypatch, fake_settings, kind) as engine:
+        ended: list[str] = []
+
+        async def ask(name: str, bulk: bool) -> None:
+            await engine.ask(1, 2, bulk=bulk)
+            ended.append(name)
+
+        first = await held_by(engine)
+        bulk = [asyncio.ensure_future(ask("bulk", True)) for _ in range(3)]
+        await engine.waiting(6)
+        with pytest.raises(OverloadedError, match="for bulk"):
+            await engine.ask(1, 2, bulk=True)
+        quick = asyncio.ensure_future(ask("interactive", False))
+        await engine.waiting(8)
+        engine.open_gate()
+        await asyncio.gather(first, quick, *bulk)
+        assert ended == ["interactive", "bulk", "bulk", "bulk"]
+
+
+async def test_slots_are_extended_all_or_none(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
+) -> None:
+    async with running(monkeypatch, fake_settings, kind) as engine:
+        items = [kind.item(False, Failure.NONE, index) for index in range(16)]
+        with engine.client.acquire() as slots:
+            with pytest.raises(OverloadedError):
+                slots.extend(16, bulk=False)
+            assert engine.memory.free_slots == 15
+            slots.extend(15, bulk=False)
+            outcomes = await slots.submit(0, items, time.monotonic() + 30, False)
+        answers = [kind.answer(*pair) for pair in zip(items, outcomes, strict=True)]
+        assert answers == list(range(16))
+
+
+async def test_a_full_device_halves_the_batches_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    fake_settings: dict[str, str],
+    kind: Kind,
+    tmp_path: Path,
+) -> None:
+    settings = {**fake_settings, "FAKE_DEVICE": "cuda:0", "FAKE_SIZES": str(tmp_path / "sizes")}
+    async with running(monkeypatch, settings, kind, max_batch_size="8") as engine:
+        warmed_up = len((tmp_path / "sizes").read_text().split())
+        first = await held_by(engine)
+        full = asyncio.ensure_future(engine.ask(5, failure=Failure.FULL))
+        many = asyncio.ensure_future(engine.ask(*range(7)))
+        await engine.waiting(8)
+        engine.open_gate()
+        assert (await first, await full, await many) == ([99], [5], list(range(7)))
+        sizes = (tmp_path / "sizes").read_text().split()[warmed_up:]
+        assert sizes[:3] == ["1", "8", "4"]
+        assert set(sizes[3:]) == {"2", "4"}
+        assert engine.memory.out_of_memory[0] == 2
+        assert engine.memory.smallest_cap == 2
+
+
+async def test_signatures_that_wait_together_are_computed_apart(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+) -> None:
+    async with running(monkeypatch, fake_settings, *KINDS.values(), max_batch_size="8") as engine:
+        first = await held_by(engine)
+        asked = [asyncio.ensure_future(engine.ask(5, 6, place=place)) for place in (2, 1, 0)]
+        await engine.waiting(6)
+        engine.open_gate()
+        await first
+        assert await asyncio.gather(*asked) == [[5, 6]] * 3
+        assert [engine.executions(place) for place in range(3)] == [{1: 1, 2: 1}, {2: 1}, {2: 1}]
