@@ -8,10 +8,11 @@ import onnxruntime as ort
 
 from fastapi_onnx.cpu import INT8, CpuNetwork
 from fastapi_onnx.optimised import CPU
+from fastapi_onnx.tensor_network import TensorNetwork, signature_of
 from serving.backends.base import BackendInfo
 from serving.backends.int8 import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
-from serving.model import Model
+from serving.model import TENSOR, Model
 from serving.settings import Settings
 from serving.tensors import Array, Signature
 
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
 
 class OnnxBackend:
-    """Backend with `CpuNetwork` on a CPU, or `CudaNetwork` on a GPU."""
+    """Backend with `CpuNetwork` on a CPU, `CudaNetwork` on a GPU, `TensorNetwork` for tensors alone."""
 
     def __init__(self) -> None:
-        self._network: CpuNetwork | CudaNetwork | None = None
+        self._network: CpuNetwork | CudaNetwork | TensorNetwork | None = None
+
+    def signatures(self, model: Model) -> tuple[Signature, ...]:
+        """Returns how the graph is called that is asked in tensors only. Raises ConfigurationError."""
+        return (signature_of(model),)
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""
@@ -41,8 +46,12 @@ class OnnxBackend:
         def load(precision: str) -> Infer:
             return CpuNetwork(model, settings, None, precision).infer
 
-        precision, reason = chosen_precision(model, INT8, settings, scratch, load)
-        self._network = CpuNetwork(model, settings, scratch, precision)
+        if model.description.task == TENSOR:
+            self._network = network = TensorNetwork.on_cpu(model, settings, scratch)
+            precision, reason = network.precision, network.reason
+        else:
+            precision, reason = chosen_precision(model, INT8, settings, scratch, load)
+            self._network = CpuNetwork(model, settings, scratch, precision)
         return BackendInfo(
             backend=LIBRARY,
             device="cpu",
@@ -58,12 +67,17 @@ class OnnxBackend:
                 "CUDA cannot be used: this onnxruntime is built without CUDA; "
                 "install onnxruntime-gpu[cuda,cudnn] instead"
             )
-        from fastapi_onnx.cuda import CudaNetwork, Device  # a CPU needs none of it
+        from fastapi_onnx.cuda import CUDA, CudaNetwork, Device  # a CPU needs none of it
 
         path = model.file("model.onnx")
         try:
             device = Device(settings)
-            self._network = network = CudaNetwork(model, device, settings.precision)
+            network: CudaNetwork | TensorNetwork
+            if model.description.task == TENSOR:
+                network = TensorNetwork.on_gpu(model, settings, device)
+            else:
+                network = CudaNetwork(model, device, settings.precision)
+            self._network = network
         except ConfigurationError:
             raise
         except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
@@ -71,20 +85,22 @@ class OnnxBackend:
         return BackendInfo(
             backend=LIBRARY,
             device=f"cuda:{device.index}",
-            execution_provider=device.provider,
+            execution_provider=CUDA if isinstance(network, TensorNetwork) else device.provider,
             precision=network.precision,
             precision_reason=network.reason,
         )
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Computes a batch, see `Backend.infer`: logits of images, or of normalised images."""
+        """Computes a batch, see `Backend.infer`."""
         assert self._network is not None  # noqa: S101 load comes first
+        if isinstance(self._network, TensorNetwork):
+            return self._network.infer(signature, inputs)
         infer = self._network.infer if signature.normalises else self._network.infer_tensor
         return [infer(*inputs)]
 
     def trim(self) -> None:
         """Gives back memory that only warm-up needed; a GPU's batch sizes need all of theirs."""
-        if isinstance(self._network, CpuNetwork):
+        if isinstance(self._network, CpuNetwork | TensorNetwork):
             self._network.trim()
 
     def close(self) -> None:

@@ -79,9 +79,12 @@ def open_session(
 
 
 def cpu_session(
-    graph: Callable[[], bytes], settings: Settings, scratch: Path | None
+    graph: Callable[[], bytes | Path], settings: Settings, scratch: Path | None
 ) -> ort.InferenceSession:
-    """Makes a session with weights shared through `scratch`, or with its own if that fails."""
+    """Makes a session with weights shared through `scratch`, or with its own if that fails.
+
+    `graph` returns a graph, or the path of one, which may have its weights in further files.
+    """
     options = cpu_options(settings)
     path = optimised(graph, scratch) if scratch else None
     if path:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fastapi_onnx import fixed
 from fastapi_onnx.graph import NORMALISED, PIXELS, model_input
+from fastapi_onnx.optimised import CPU
 from serving.backends import batch_sizes, cuda_driver, precision_check
 from serving.backends.device_errors import OutOfDeviceMemoryError, classify, translate_errors
 from serving.errors import ConfigurationError
@@ -56,17 +57,26 @@ class Device:
 
         Raises ConfigurationError and OutOfDeviceMemoryError.
         """
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options = gpu_options()
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         providers = [(CUDA, self._cuda(share, graphs=not tensorrt))]
         if tensorrt:
             providers.insert(0, (TENSORRT, self._tensorrt(fp16)))
+        return self._session(graph.SerializeToString(), options, providers)
+
+    def open_file(self, path: Path) -> ort.InferenceSession:
+        """Opens a session with all of the memory; the CPU computes what CUDA cannot, such as shapes.
+
+        Raises ConfigurationError and OutOfDeviceMemoryError.
+        """
+        providers = [(CUDA, self._cuda(1, graphs=False)), (CPU, Options())]
+        return self._session(path, gpu_options(), providers)
+
+    def _session(
+        self, graph: bytes | Path, options: ort.SessionOptions, providers: list[tuple[str, Options]]
+    ) -> ort.InferenceSession:
         try:
-            session = ort.InferenceSession(
-                graph.SerializeToString(), options, providers=providers, enable_fallback=0
-            )
+            session = ort.InferenceSession(graph, options, providers=providers, enable_fallback=0)
         except Exception as error:  # the library raises several types
             if isinstance(full := classify(str(error)), OutOfDeviceMemoryError):
                 raise full from error
@@ -114,6 +124,14 @@ class Device:
         """Returns the libraries' own messages, to be appended to an error."""
         found = [self._said, unloadable(self.provider)]
         return "".join(f"; {words}" for words in found if words)
+
+
+def gpu_options() -> ort.SessionOptions:
+    """Returns session options with a single thread: the GPU computes."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 class Bound:

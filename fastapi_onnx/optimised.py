@@ -25,7 +25,7 @@ LEAST_BYTES = "1024"  # smaller tensors stay in the graph
 ERRORS_ONLY = 3  # it warns that the file is for this machine only, as intended
 
 
-def optimised(graph: Callable[[], bytes], scratch: Path) -> Path | None:
+def optimised(graph: Callable[[], bytes | Path], scratch: Path) -> Path | None:
     """Returns the path of the optimised graph; None if it cannot be written.
 
     The first caller makes and writes the graph, which takes several times the memory of the weights; the
@@ -43,7 +43,7 @@ def optimised(graph: Callable[[], bytes], scratch: Path) -> Path | None:
     return folder / GRAPH
 
 
-def write(graph: bytes, folder: Path) -> None:
+def write(graph: bytes | Path, folder: Path) -> None:
     """Writes the folder under another name and renames it: an existing folder is always complete.
 
     Raises OSError and ONNX Runtime's errors.

@@ -5,6 +5,9 @@ models/NAME/VERSION/model.onnx, model.safetensors                     weights, o
 models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same in int8, for CPUs
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
+A folder without `model.json` that holds `model.onnx`, itself or in VERSION, is a graph that is asked in
+tensors only, of the folder's name.
+
 Called at start by the service, the supervisor and the workers.
 """
 
@@ -25,7 +28,7 @@ from pydantic import (
 
 from serving.errors import ConfigurationError, in_words
 
-IMAGE_CLASSIFICATION = "image-classification"
+IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Length in pixels; a batch of larger images would not fit into memory."""
@@ -158,8 +161,8 @@ class ModelDescription(BaseModel):
     body_size: Side | None = None
     """Side in pixels to which the network reduces its input; None: no reduction."""
 
-    files: dict[str, Sha256]
-    """SHA-256 of each file, by its path in the folder."""
+    files: dict[str, Sha256] = {}
+    """SHA-256 of each file, by its path in the folder; those of the task `tensor` may be left out."""
 
     int8: dict[str, Int8Verdict] = {}
     """Verdict on each int8 file, by its path in the folder."""
@@ -206,6 +209,8 @@ class Model:
         if version is not None and (folder / version / "model.json").exists():
             path = folder / version / "model.json"
         try:
+            if not path.exists() and (found := bare_graph(folder, version)):
+                return cls(folder, found)
             description = ModelDescription.model_validate_json(path.read_bytes())
         except OSError as error:
             raise ConfigurationError(f"no model in {folder}: {error}") from error
@@ -255,7 +260,26 @@ class Model:
         return path
 
     def _relative(self, kind: Kind) -> str:
-        return f"{self.description.version}/{kind}"
+        relative = f"{self.description.version}/{kind}"
+        is_versioned = (self.folder / "model.json").exists() or (self.folder / relative).exists()
+        return kind if not is_versioned and (self.folder / kind).is_file() else relative
 
     def _is_brought(self, kind: Kind) -> bool:
-        return kind in INT8_KINDS and (self.folder / self._relative(kind)).is_file()
+        may_be = kind in INT8_KINDS or self.description.task == TENSOR
+        return may_be and (self.folder / self._relative(kind)).is_file()
+
+
+def bare_graph(folder: Path, version: str | None) -> ModelDescription | None:
+    """Returns the description of a folder that holds only an ONNX file; None if it holds none.
+
+    A file beside no version is version 1. Raises ConfigurationError for a name that no model may have.
+    """
+    version = version or "1"
+    graphs = [folder / version / "model.onnx", *([folder / "model.onnx"] if version == "1" else [])]
+    if not any(graph.is_file() for graph in graphs):
+        return None
+    name = folder.resolve().name
+    try:
+        return ModelDescription(name=name, version=version, task=TENSOR)
+    except ValidationError as error:
+        raise ConfigurationError(f"{folder} has no model.json, and {name} names no model") from error

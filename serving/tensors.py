@@ -15,6 +15,9 @@ Array = NDArray[Any]
 Item = Sequence[Array]
 """One input of a request: an array per input tensor, in the signature's order, without a batch axis."""
 
+EXAMPLE_LENGTHS = (16, 64, 256)
+"""Sizes of varying axes with which networks are tried and measured at load, within their limits."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

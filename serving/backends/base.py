@@ -61,6 +61,17 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class GraphReader(Protocol):
+    """Backend that knows from a model's file how it is called in tensors; optional.
+
+    `serving.engine.describe` asks it, in a process of its own, before anything is loaded.
+    """
+
+    def signatures(self, model: Model) -> tuple[Signature, ...]:
+        """Reads the file's inputs and outputs. Raises ConfigurationError for what cannot be served."""
+
+
+@runtime_checkable
 class SlotReader(Protocol):
     """Backend whose device reads the slots itself, without a copy by the CPU; optional.
 

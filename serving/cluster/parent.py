@@ -29,8 +29,7 @@ from serving.model import Model
 from serving.protocols import tcp
 from serving.server import bind, listen
 from serving.settings import Settings
-from serving.tasks.image_classification import signatures
-from serving.tasks.registry import task_of
+from serving.tasks.registry import signatures_of, task_of
 
 RESTART_S = 0.5
 SIGNAL_S = 0.01  # in which the event loop hears of a signal
@@ -239,8 +238,8 @@ class Cluster:
     async def _load(self, version: str | None) -> None:
         """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
         model = Model.read(self._settings.model_dir, version)
-        found = await asyncio.to_thread(signatures, model)  # may start a process
-        supervisor = Supervisor(self._backend, model, found, self._settings, self._count)
+        signatures = await asyncio.to_thread(signatures_of(self._backend), model)
+        supervisor = Supervisor(self._backend, model, signatures, self._settings, self._count)
         self._loading.append(supervisor)
         try:
             if self._stopping:

@@ -17,16 +17,13 @@ from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryErr
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.settings import Settings
-from serving.tensors import Signature, check_outputs, examples
+from serving.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
 
 NEARLY_BEST = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # measured per size, if nothing disturbs
 MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 
-
-LENGTHS = (16, 64, 256)
-"""Sizes of the varying axes for which the batch sizes are measured, where they are not too large."""
 
 MAX_CALL_S = 0.5
 """Batches that would take longer are not measured where sizes vary."""
@@ -63,7 +60,7 @@ def warm_up(
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
         if signature is not first and not measures_elements(signature):
-            run(backend, signature, signature.batch_size or 1, signature.sizes_at(LENGTHS[0]))
+            run(backend, signature, signature.batch_size or 1, signature.sizes_at(EXAMPLE_LENGTHS[0]))
             element_caps.append(signature.batch_elements)
             continue
         by_length = measure_lengths(backend, signature, sizes)
@@ -88,12 +85,12 @@ def measures_elements(signature: Signature) -> bool:
 def measure_lengths(
     backend: Backend, signature: Signature, batch_sizes: Sequence[int]
 ) -> dict[int, dict[int, float]]:
-    """Returns what `measure` finds for each of LENGTHS; a fixed size is measured once.
+    """Returns what `measure` finds for each of EXAMPLE_LENGTHS; a fixed size is measured once.
 
     Lengths that the network does not take, such as odd ones, are left out. Raises ConfigurationError if
     it takes none.
     """
-    lengths = LENGTHS if measures_elements(signature) else LENGTHS[:1]
+    lengths = EXAMPLE_LENGTHS if measures_elements(signature) else EXAMPLE_LENGTHS[:1]
     different = {tuple(signature.sizes_at(length).values()): length for length in reversed(lengths)}
     found: dict[int, dict[int, float]] = {}
     refusal: ConfigurationError | None = None

@@ -228,7 +228,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
-    monkeypatch.setattr(cluster, "signatures", lambda _: ())
+    monkeypatch.setattr(cluster, "signatures_of", lambda _: lambda _: ())
     monkeypatch.setattr(Model, "read", Mock())
     return made
 

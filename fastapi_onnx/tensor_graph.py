@@ -1,0 +1,184 @@
+"""Signature of a graph that is asked in tensors, read from its file without the weights.
+
+The first axis of every input is the batch. Every other axis that has a name, or nothing, in place of a
+size varies from item to item. Called by `backend.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from fastapi_onnx.graph import model_inputs
+from serving.errors import ConfigurationError
+from serving.tensors import Signature, TensorSpec, axes_of
+
+TYPES = {
+    TensorProto.BOOL,
+    *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    *(TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE),
+}
+DEFAULT_LIMIT = 512
+BATCH = "batch"
+"""Name of the batch axis where the graph has none."""
+
+Axis = int | str
+
+
+def graph_signature(path: Path, limits: Mapping[str, int]) -> Signature:
+    """Returns how the graph in a file is called; `limits` are those of model.json.
+
+    Raises ConfigurationError, in one sentence, for a graph that cannot be served.
+    """
+    try:
+        return TensorGraph(onnx.load(path, load_external_data=False), limits).signature()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path} cannot be served: {error}") from error
+    except Exception as error:  # onnx and protobuf raise types of their own
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} cannot be read as an ONNX graph: {reason}") from error
+
+
+class TensorGraph:
+    """Inputs and outputs of a graph."""
+
+    def __init__(self, model: onnx.ModelProto, limits: Mapping[str, int]) -> None:
+        """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
+        self._limits = limits
+        inputs = model_inputs(model.graph)
+        self._batch = name_axes(inputs)
+        self._inputs = tuple(
+            TensorSpec(each.name, dtype(each), tuple(axes(each)[1:])) for each in inputs
+        )
+        self._input_axes = axes_of(self._inputs)
+        self._alone = False
+        """Whether only batches of one can be computed."""
+
+        for dimension in (each for value in model.graph.output for each in dimensions(value)):
+            if dimension.dim_value <= 0 and not dimension.dim_param:
+                dimension.Clear()  # else -1 stands against what is inferred
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
+        pairs = zip(model.graph.output, inferred, strict=True)
+        self._outputs = tuple(self._output(stated, each) for stated, each in pairs)
+
+    def signature(self) -> Signature:
+        """Returns the graph's signature. Raises ConfigurationError."""
+        varying = dict.fromkeys((*self._input_axes, *axes_of(self._outputs)))
+        if unknown := set(self._limits) - set(varying):
+            raise ConfigurationError(
+                f"limits in model.json name {sorted(unknown)}; the axes that vary are {list(varying)}"
+            )
+        batch_size = 0 if isinstance(self._batch, str) else self._batch
+        if self._alone and batch_size > 1:
+            raise ConfigurationError(
+                f"the graph's batch size is fixed at {batch_size}, but an output cannot be divided into "
+                "items; export it with an open batch size, or with 1"
+            )
+        return Signature(
+            "tensor",
+            self._inputs,
+            self._outputs,
+            limits={axis: self._limits.get(axis, DEFAULT_LIMIT) for axis in varying},
+            batch_size=1 if self._alone else batch_size,
+        )
+
+    def _output(self, stated: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto) -> TensorSpec:
+        """Returns an output's specification; finds out whether items must be computed alone.
+
+        They must where their share of an output is not known: its size depends on the data, or it has no
+        batch axis. An open first axis is taken for the batch unless it is known for another one.
+        """
+        name, kind, note = stated.name, dtype(stated), ""
+        shape = self._named(stated, inferred)
+        has_batch = shape[:1] == [self._batch]
+        if not has_batch and shape and isinstance(shape[0], str):
+            has_batch = shape[0] not in {*self._input_axes, *self._limits}
+            note = (
+                f"its axis {shape[0]} is taken for the batch; if it is not, model.json needs its limit"
+            )
+        rest = shape[1:] if has_batch else shape
+        by_data = [axis for axis in rest if isinstance(axis, str) and axis not in self._input_axes]
+        for axis in by_data:
+            if axis not in self._limits and axis != self._batch:
+                raise ConfigurationError(
+                    f"the size of the output {name} along {axis} depends on the data; model.json must "
+                    f'say how large it may become, such as "limits": {{"{axis}": 1000}}'
+                )
+        if by_data or not has_batch:
+            self._alone = True
+        size = tuple(1 if axis in by_data and axis == self._batch else axis for axis in rest)
+        return TensorSpec(name, kind, size, note=note if has_batch else "")
+
+    def _named(self, stated: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto) -> list[Axis]:
+        """Returns an output's axes: as stated, else as inferred, else by names of their own."""
+        if not inferred.type.tensor_type.HasField("shape"):
+            raise ConfigurationError(
+                f"the number of axes of the output {stated.name} is not known; export the graph with it"
+            )
+        found = axes(inferred)
+        given = axes(stated) if stated.type.tensor_type.HasField("shape") else [""] * len(found)
+        known = (self._batch, *self._input_axes)
+        return [
+            mine
+            or (other if isinstance(other, int) or other in known else f"{stated.name}_axis_{place}")
+            for place, (mine, other) in enumerate(zip(given, found, strict=True))
+        ]
+
+
+def name_axes(inputs: list[onnx.ValueInfoProto]) -> Axis:
+    """Names the inputs' axes that have neither a size nor a name; returns the batch axis.
+
+    Raises ConfigurationError where there is none.
+    """
+    if not inputs:
+        raise ConfigurationError("the graph has no input")
+    firsts: dict[Axis, str] = {}
+    for value in inputs:
+        dtype(value)
+        if not axes(value):
+            raise ConfigurationError(f"the input {value.name} has no first axis, which is the batch")
+        firsts.setdefault(axes(value)[0], value.name)
+    firsts.pop("", None)
+    if len(firsts) > 1:
+        differ = " and ".join(f"{axis} in {name}" for axis, name in firsts.items())
+        raise ConfigurationError(
+            f"the inputs' first axis must be the batch, one name or size for all; it is {differ}"
+        )
+    batch = next(iter(firsts), BATCH)
+    for value in inputs:
+        for place, dimension in enumerate(dimensions(value)):
+            if place == 0 and isinstance(batch, int):
+                dimension.dim_value = batch
+            elif not axes(value)[place]:
+                dimension.dim_param = f"{value.name}_axis_{place}" if place else str(batch)
+        if isinstance(batch, str) and batch in axes(value)[1:]:
+            raise ConfigurationError(f"the batch axis, {batch}, is also another axis of {value.name}")
+    return batch
+
+
+def dimensions(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:
+    """Returns the axes of a tensor, as the file has them."""
+    found: Sequence[onnx.TensorShapeProto.Dimension] = value.type.tensor_type.shape.dim
+    return found
+
+
+def axes(value: onnx.ValueInfoProto) -> list[Axis]:
+    """Returns the size of each axis, or its name; empty where there is neither."""
+    return [each.dim_value if each.dim_value > 0 else each.dim_param for each in dimensions(value)]
+
+
+def dtype(value: onnx.ValueInfoProto) -> str:
+    """Returns NumPy's name of the element type. Raises ConfigurationError for what is no tensor."""
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        words = str(kind).removesuffix("_type").replace("_", " ")
+        raise ConfigurationError(
+            f"{value.name} is no tensor, but of the type {words}, which is not served"
+        )
+    number = value.type.tensor_type.elem_type
+    if number not in TYPES:
+        words = TensorProto.DataType.Name(number)
+        raise ConfigurationError(f"{value.name} is of the type {words}, which is not served")
+    return str(helper.tensor_dtype_to_np_dtype(number))

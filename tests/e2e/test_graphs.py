@@ -1,0 +1,173 @@
+"""Graphs in tensor form on ONNX Runtime, from the file to the answer, through a real worker."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from fastapi_onnx import BACKEND
+from serving.engine.client import EngineClient, Outcome
+from serving.engine.provider import LocalEngine
+from serving.errors import ConfigurationError, InternalError
+from serving.settings import Settings
+from serving.tasks.registry import signatures_of
+from serving.tensors import Array
+from tests import graphs
+from tests.graphs import model, node, value
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of the engine's client."""
+    return "asyncio"
+
+
+class Engine:
+    """A graph's engine."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        (self.signature,) = client.memory.layout.signatures
+
+    async def ask(self, *batch: Array, seconds: float = 30) -> list[Outcome]:
+        """The outcomes of a batch, an array for each input."""
+        items = self.signature.items(batch)
+        with self.client.acquire(count=len(items)) as slots:
+            return await slots.submit(0, items, time.monotonic() + seconds, False)
+
+    @property
+    def executions(self) -> dict[int, int]:
+        """How many batches there were of each size."""
+        found = self.client.statistics.by_batch_size(0)
+        return {size: batch.executions for size, batch in found.items()}
+
+
+@asynccontextmanager
+async def served(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: str
+) -> AsyncIterator[Engine]:
+    """An engine of one worker for the graph in a folder."""
+    named = {"model_dir": str(folder), "instances": "1", "log_level": "error", "queue_size": "32"}
+    for name, chosen in {**named, "max_queue_delay_us": "100000", **settings}.items():
+        monkeypatch.setenv(f"SERVING_{name.upper()}", chosen)
+    handle = await LocalEngine(BACKEND, Settings(), signatures_of(BACKEND)).first()
+    client = EngineClient(handle.fds, lambda *_: None)
+    client.open()
+    try:
+        yield Engine(client)
+        await asyncio.wait_for(client.drained(), 20)
+    finally:
+        client.close()
+        await handle.release()
+
+
+def column(outcomes: Sequence[Outcome], place: int) -> Array:
+    """One output of all items."""
+    return np.stack([outcome.outputs[place] for outcome in outcomes])
+
+
+@pytest.mark.parametrize(("batch", "size"), [("N", 4), (1, 1), (3, 3)], ids=["open", "one", "three"])
+async def test_several_inputs_and_outputs_with_an_open_and_a_fixed_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int | str, size: int
+) -> None:
+    folder = graphs.saved(graphs.two_by_two(batch), tmp_path / "sums")
+    full = {"max_batch_size": "4", "max_queue_delay_us": "10000000"}
+    async with served(monkeypatch, folder, **full) as engine:
+        a = np.arange(24, dtype=np.float32).reshape(12, 2)
+        b = np.full((12, 2), 9)
+        outcomes = await engine.ask(a, b)
+        assert np.array_equal(column(outcomes, 0), a + b)
+        assert np.array_equal(column(outcomes, 1), a > b)
+        assert column(outcomes, 1).dtype == np.bool_
+        assert engine.executions == {size: 12 // size}
+
+
+async def test_items_of_one_size_share_batches_and_others_do_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = model(
+        [node("Not", "x", "y"), node("Cast", "h", "g", to=TensorProto.FLOAT), node("Mul", "g g", "z")],
+        [value("x", TensorProto.BOOL, ["N", "n"]), value("h", TensorProto.FLOAT16, ["N", "n", "m"])],
+        [value("y", TensorProto.BOOL, ["N", "n"]), value("z", axes=["N", "n", "m"])],
+    )
+    full = {"max_batch_size": "8", "max_queue_delay_us": "10000000"}
+    async with served(monkeypatch, graphs.saved(made, tmp_path / "any"), **full) as engine:
+        rng = np.random.default_rng(0)
+        batches = [
+            (rng.random((2, n)) > 0.5, rng.random((2, n, m)).astype(np.float16))
+            for n, m in [(3, 1), (512, 2), (1, 3), (3, 1)]
+        ]
+        answers = await asyncio.gather(*(engine.ask(*batch) for batch in batches))
+        for (x, h), outcomes in zip(batches, answers, strict=True):
+            assert np.array_equal(column(outcomes, 0), ~x)
+            assert np.array_equal(column(outcomes, 1), h.astype(np.float32) ** 2)
+        assert engine.executions == {2: 2, 4: 1}
+
+
+async def test_outputs_whose_size_depends_on_the_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = graphs.saved(graphs.nonzero(), tmp_path, "1")
+    described = {"name": "places", "version": "1", "task": "tensor"}
+    (folder / "model.json").write_text(json.dumps(described))
+    with pytest.raises(ConfigurationError, match="along found depends on the data"):
+        async with served(monkeypatch, folder):
+            pass
+    (folder / "model.json").write_text(json.dumps({**described, "limits": {"found": 3, "n": 9}}))
+    async with served(monkeypatch, folder) as engine:
+        asked = np.array([[0, 5, 0, 7], [0, 0, 0, 0], [1, 2, 3, 0]], np.float32)
+        outcomes = await engine.ask(asked)
+        places = [outcome.outputs[0].tolist() for outcome in outcomes]
+        assert places == [[[0, 0], [1, 3]], [[], []], [[0, 0, 0], [0, 1, 2]]]
+        assert np.array_equal(column(outcomes, 1), 2 * asked)
+        assert engine.executions == {1: 3}
+        with pytest.raises(InternalError):
+            await engine.ask(np.ones((1, 4), np.float32))  # four places
+        assert len(await engine.ask(asked[:1])) == 1
+
+
+@pytest.mark.parametrize("batch", ["N", 4])
+async def test_an_item_that_the_graph_refuses_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int | str
+) -> None:
+    weights = numpy_helper.from_array(np.arange(10, dtype=np.float32), "weights")
+    made = model(
+        [node("Gather", "weights tokens", "y")],
+        [value("tokens", TensorProto.INT64, [batch])],
+        [value("y", axes=[batch])],
+        [weights],
+    )
+    async with served(monkeypatch, graphs.saved(made, tmp_path / "g"), max_batch_size="4") as engine:
+        rows = [np.array([1, 2]), np.array([99]), np.array([3])]
+        asked = (engine.ask(row) for row in rows)
+        before, failed, after = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(failed, InternalError)
+        assert isinstance(before, list)
+        assert isinstance(after, list)
+        assert column([*before, *after], 0).tolist() == [1, 2, 3]
+
+
+async def test_a_network_that_takes_few_lengths_is_served_for_these(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shape = numpy_helper.from_array(np.array([-1, 64]), "shape")
+    made = model(
+        [node("Reshape", "x shape", "parts"), node("ReduceMax", "parts", "most", keepdims=0),
+         node("Sub", "x most", "y")],
+        [value("x", axes=["N", "n"])],
+        [value("y", axes=["N", "n"])],
+        [shape],
+    )  # fmt: skip
+    async with served(monkeypatch, graphs.saved(made, tmp_path / "parts")) as engine:
+        (outcome,) = await engine.ask(np.full((1, 128), 7, np.float32))
+        assert not outcome.outputs[0].any()
+        with pytest.raises(InternalError):
+            await engine.ask(np.zeros((1, 63), np.float32))

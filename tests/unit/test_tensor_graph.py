@@ -1,0 +1,264 @@
+"""`fastapi_onnx.tensor_graph` and what leads to it: from a file to a signature, or to a sentence."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fastapi_onnx.backend import OnnxBackend
+from fastapi_onnx.tensor_graph import DEFAULT_LIMIT, graph_signature
+from serving.engine import describe
+from serving.errors import ConfigurationError
+from serving.model import TENSOR, Model
+from serving.settings import Settings
+from serving.tasks.registry import signatures_of
+from serving.tensors import Signature, TensorSpec
+from tests import graphs
+from tests.graphs import Axes, model, node, value
+
+BACKEND = "fastapi_onnx.backend:OnnxBackend"
+
+
+def signature(made: onnx.ModelProto, folder: Path, **limits: int) -> Signature:
+    """Of a graph, with these limits in model.json."""
+    return graph_signature(graphs.saved(made, folder) / "model.onnx", limits)
+
+
+def identity(given: Axes, answered: Axes, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """`y` is `x`, said to have these axes."""
+    outputs = [value("y", kind, answered)]
+    return model([node("Identity", "x", "y")], [value("x", kind, given)], outputs)
+
+
+def test_inputs_and_outputs_are_those_of_the_graph(tmp_path: Path) -> None:
+    found = signature(graphs.two_by_two(), tmp_path)
+    assert found == Signature(
+        "tensor",
+        (TensorSpec("a", "float32", (2,)), TensorSpec("b", "int64", (2,))),
+        (TensorSpec("sum", "float32", (2,)), TensorSpec("more", "bool", (2,))),
+    )
+
+
+def test_weights_among_the_inputs_are_not_asked_for(tmp_path: Path) -> None:
+    weights = numpy_helper.from_array(np.ones(2, np.float32), "w")
+    inputs = [value("x", axes=["N", 2]), value("w", axes=[2])]
+    made = model([node("Add", "x w", "y")], inputs, [value("y", axes=["N", 2])], [weights])
+    assert [spec.name for spec in signature(made, tmp_path).inputs] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (TensorProto.BOOL, "bool"),
+        (TensorProto.UINT8, "uint8"),
+        (TensorProto.INT8, "int8"),
+        (TensorProto.INT32, "int32"),
+        (TensorProto.INT64, "int64"),
+        (TensorProto.FLOAT16, "float16"),
+        (TensorProto.DOUBLE, "float64"),
+    ],
+)
+def test_types(tmp_path: Path, kind: int, expected: str) -> None:
+    found = signature(identity(["N", 2], ["N", 2], kind), tmp_path)
+    assert (found.inputs[0].dtype, found.outputs[0].dtype) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "answered", "expected"),
+    [
+        (["N", "n"], ["N", "n"], ("n",)),
+        ([None, None], [None, None], ("x_axis_1",)),
+        (["N", None], None, ("x_axis_1",)),
+        (["N", 3, "n"], ["K", 3, "n"], (3, "n")),  # another name of the batch, as exporters write
+        ([-1, 0], [-1, 0], ("x_axis_1",)),
+        (["N"], ["N"], ()),
+    ],
+)
+def test_axes_that_vary(
+    tmp_path: Path, given: Axes, answered: Axes, expected: tuple[int | str, ...]
+) -> None:
+    found = signature(identity(given, answered), tmp_path)
+    assert (found.inputs[0].shape, found.outputs[0].shape) == (expected, expected)
+    assert found.limits == {axis: DEFAULT_LIMIT for axis in expected if isinstance(axis, str)}
+    assert (found.pads, found.checks_finite, found.batch_size) == (False, False, 0)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_fixed_batch_size_is_the_only_one(tmp_path: Path, size: int) -> None:
+    assert signature(graphs.two_by_two(size), tmp_path).batch_size == size
+
+
+def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
+    assert signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7).limits == {"n": 7}
+    with pytest.raises(ConfigurationError, match=r"name \['m'\]; the axes that vary are \['n'\]"):
+        signature(identity(["N", "n"], ["N", "n"]), tmp_path, m=7)
+
+
+def test_sizes_that_depend_on_the_data_need_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r'places along found .* "limits": {"found": 1000}'):
+        signature(graphs.nonzero(), tmp_path)
+    found = signature(graphs.nonzero(), tmp_path, found=100)
+    assert [spec.shape for spec in found.outputs] == [(2, "found"), ("n",)]
+    assert found.limits == {"n": DEFAULT_LIMIT, "found": 100}
+    assert found.batch_size == 1
+    unnamed = identity(["N", 2], ["N", 2])
+    unnamed.graph.output.append(value("z", TensorProto.INT64, None))
+    unnamed.graph.node.append(node("NonZero", "x", "z"))
+    with pytest.raises(ConfigurationError, match="z along z_axis_1"):
+        signature(unnamed, tmp_path)
+
+
+def test_a_first_axis_that_has_a_limit_is_not_the_batch(tmp_path: Path) -> None:
+    made = model(
+        [node("NonZero", "x", "t"), node("Transpose", "t", "y")],
+        [value("x", axes=["N", 4])],
+        [value("y", TensorProto.INT64, ["found", 2])],
+    )
+    taken = signature(made, tmp_path)
+    assert taken.outputs[0].shape == (2,)
+    assert "found is taken for the batch" in taken.outputs[0].note
+    found = signature(made, tmp_path, found=4)
+    assert (found.outputs[0].shape, found.batch_size) == (("found", 2), 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "axes", "expected"),
+    [("ReduceSum", [], ()), ("Transpose", [3, "N"], (3, 1)), ("ReduceSum", [1, 1], (1, 1))],
+)
+def test_outputs_without_a_batch_axis_are_computed_for_one_item(
+    tmp_path: Path, operator: str, axes: Axes, expected: tuple[int, ...]
+) -> None:
+    attributes = {"keepdims": int(bool(axes))} if operator == "ReduceSum" else {}
+    made = model(
+        [node(operator, "x", "y", **attributes)], [value("x", axes=["N", 3])], [value("y", axes=axes)]
+    )
+    found = signature(made, tmp_path)
+    assert (found.outputs[0].shape, found.batch_size) == (expected, 1)
+
+
+def sequence() -> onnx.ModelProto:
+    """A sequence of tensors."""
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["N"]))
+    made = model([node("SequenceConstruct", "x", "y")], [value("x")], [value("y")])
+    made.graph.output[0].type.CopyFrom(kind)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (identity(["N"], ["N"], TensorProto.STRING), "x is of the type STRING, which is not served"),
+        (identity(["N"], ["N"], TensorProto.BFLOAT16), "x is of the type BFLOAT16"),
+        (sequence(), "y is no tensor, but of the type sequence"),
+        (identity([], []), "the input x has no first axis"),
+        (model([], [], []), "no input"),
+        (identity(["N", "N"], ["N", "N"]), "the batch axis, N, is also another axis of x"),
+        (
+            model([node("Add", "a b", "y")], [value("a"), value("b", axes=["M"])], [value("y")]),
+            "one name or size for all; it is N in a and M in b",
+        ),
+        (
+            model(
+                [node("ReduceSum", "x", "y", keepdims=0)], [value("x", axes=[4])], [value("y", axes=[])]
+            ),
+            "fixed at 4, but an output cannot be divided",
+        ),
+        (
+            model([node("Magic", "x", "y")], [value("x")], [value("y", axes=None)]),
+            "the number of axes of the output y is not known",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_words(
+    tmp_path: Path, made: onnx.ModelProto, said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        signature(made, tmp_path)
+
+
+def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(ConfigurationError, match="cannot be"):
+        graph_signature(tmp_path / "model.onnx", {})
+
+
+@pytest.mark.parametrize("version", [None, "1"])
+def test_a_folder_that_holds_only_a_graph_is_a_model(tmp_path: Path, version: str | None) -> None:
+    made = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums", version))
+    assert (made.description.name, made.description.version) == ("sums", "1")
+    assert made.description.task == TENSOR
+    assert made.file("model.onnx").is_file()
+    with pytest.raises(ConfigurationError, match="no model in"):
+        Model.read(tmp_path / "sums", "2")
+
+
+def test_a_folder_whose_name_no_model_has(tmp_path: Path) -> None:
+    folder = graphs.saved(graphs.two_by_two(), tmp_path / "-")
+    with pytest.raises(ConfigurationError, match=r"has no model\.json, and - names no model"):
+        Model.read(folder)
+
+
+def test_a_listed_graph_is_compared_with_its_digest(tmp_path: Path) -> None:
+    graphs.saved(graphs.two_by_two(), tmp_path, "1")
+    written = {"name": "m", "version": "1", "task": "tensor", "files": {"1/model.onnx": "0" * 64}}
+    (tmp_path / "model.json").write_text(json.dumps(written))
+    with pytest.raises(ConfigurationError, match="is not the file that"):
+        OnnxBackend().signatures(Model.read(tmp_path))
+
+
+def test_another_process_reads_the_graph(tmp_path: Path) -> None:
+    read = Model.read(graphs.saved(graphs.nonzero(), tmp_path / "graph"))
+    with pytest.raises(ConfigurationError, match=r'"limits": {"found": 1000}'):
+        signatures_of(BACKEND)(read)
+    read.description.limits["found"] = 5  # the other process reads the folder itself
+    written = read.description.model_dump_json(exclude_none=True)
+    (read.folder / "model.json").write_text(written)
+    graphs.saved(graphs.nonzero(), read.folder, "1")
+    assert signatures_of(BACKEND)(read) == OnnxBackend().signatures(read)
+
+
+def test_a_process_that_dies_or_takes_too_long_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
+    with pytest.raises(ConfigurationError, match="the process that reads sums ended with exit code 1"):
+        describe.signatures("no.such:Backend", read)
+    with pytest.raises(ConfigurationError, match="FakeBackend serves no graph in tensor form"):
+        describe.signatures("tests.fake.backend:FakeBackend", read)
+    monkeypatch.setattr(describe, "TIMEOUT_S", 0.01)
+    with pytest.raises(ConfigurationError, match="not read within"):
+        describe.signatures(BACKEND, read)
+
+
+def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
+    read = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
+    read.description.task = "divination"
+    with pytest.raises(ConfigurationError, match="there is no task divination"):
+        signatures_of(BACKEND)(read)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"precision": "fp16"}, "fp16 is for images"),
+        ({"precision": "int8"}, r"no 1/model_quantized\.onnx"),
+    ],
+)
+def test_a_precision_that_there_is_not(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    read = Model.read(graphs.saved(graphs.two_by_two(), tmp_path, "1"))
+    with pytest.raises(ConfigurationError, match=said):
+        OnnxBackend().load(read, Settings.model_validate({"device": "cpu", **settings}))
+
+
+def test_a_quantised_file_is_taken_where_it_is_asked_for(tmp_path: Path) -> None:
+    read = Model.read(graphs.saved(graphs.two_by_two(), tmp_path, "1"))
+    (tmp_path / "1" / "model.onnx").rename(tmp_path / "1" / "model_quantized.onnx")
+    graphs.saved(graphs.two_by_two(), tmp_path, "1")
+    chosen = [
+        OnnxBackend().load(read, Settings(device="cpu", precision=precision)).precision
+        for precision in ("auto", "int8")
+    ]
+    assert chosen == ["fp32", "int8"]
