@@ -14,21 +14,24 @@ from numpy.typing import NDArray
 
 from fastapi_onnx import cuda, fixed
 from fastapi_onnx.backend import OnnxBackend
+from fastapi_onnx.tensor_network import TensorNetwork
 from serving.backends import precision_check
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
+from serving.tensors import Signature
+from tests import graphs
 from tests.unit.test_gpu_parts import Driver
 
 
 class Processor:
     """A `cuda.Device` that is none; records what is opened."""
 
-    provider = cuda.CUDA
+    provider, index = cuda.CUDA, 0
 
-    def __init__(self) -> None:
+    def __init__(self, _: Settings | None = None) -> None:
         self.opened: list[bool] = []
 
     def open(
@@ -39,6 +42,10 @@ class Processor:
         assert not tensorrt
         self.opened.append(fp16)
         return ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def open_file(self, path: Path) -> ort.InferenceSession:
+        """On the CPU."""
+        return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def share(self, size: int) -> float:
         """Of some memory."""
@@ -183,3 +190,58 @@ def test_the_memory_is_shared_out_among_the_sizes(monkeypatch: pytest.MonkeyPatc
     shares = [device.share(size) for size in (1, 2, 4)]
     assert sum(shares) == pytest.approx(1)
     assert shares == sorted(shares)
+
+
+def test_a_graph_in_tensor_form_is_computed_by_a_plain_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claim_cuda(monkeypatch)
+    monkeypatch.setattr(cuda, "Device", Processor)
+    made = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
+    backend = OnnxBackend()
+    info = backend.load(made, Settings(device="cuda"))
+    assert (info.device, info.execution_provider, info.precision) == ("cuda:0", cuda.CUDA, "fp32")
+    (signature,) = backend.signatures(made)
+    a, b = np.ones((3, 2), np.float32), np.full((3, 2), 4)
+    total, more = backend.infer(signature, [a, b])
+    assert np.array_equal(total, a + b)
+    assert not more.any()
+    for precision, said in (("int8", "int8 needs a CPU"), ("fp16", "fp16 is for images")):
+        with pytest.raises(ConfigurationError, match=said):
+            OnnxBackend().load(made, Settings.model_validate({"device": "cuda", "precision": precision}))
+
+
+def test_a_plain_session_has_all_memory_and_no_recorded_graph(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claim_cuda(monkeypatch)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: Driver())
+    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5, cuda_graphs=True))
+    opened: dict[str, Any] = {}
+
+    class Session:
+        def __init__(self, graph: Path, options: ort.SessionOptions, **more: Any) -> None:
+            opened.update(more, graph=graph, options=options)
+
+        def get_providers(self) -> list[str]:
+            return [cuda.CUDA, "CPUExecutionProvider"]
+
+        def disable_fallback(self) -> None:
+            opened["fallback"] = False
+
+        def run(self, *_: object) -> None:
+            raise RuntimeError("CUDA failure 2: out of memory")
+
+    monkeypatch.setattr(ort, "InferenceSession", Session)
+    path = graphs.saved(graphs.two_by_two(), tmp_path / "sums") / "model.onnx"
+    network = TensorNetwork.on_gpu(Model.read(path.parent), Settings(), device)
+    (name, options), (other, _) = opened["providers"]
+    assert (opened["graph"], name, other) == (path, cuda.CUDA, "CPUExecutionProvider")
+    assert options["enable_cuda_graph"] == "0"
+    assert options["gpu_mem_limit"] == str(1 << 29)
+    assert opened["fallback"] is False
+    with pytest.raises(RuntimeError):  # the CPU may compute what CUDA cannot, such as shapes
+        opened["options"].get_session_config_entry("session.disable_cpu_ep_fallback")
+    with pytest.raises(OutOfDeviceMemoryError):
+        network.infer(Signature("", (), ()), [])
+    network.trim()  # there is nothing to give back
