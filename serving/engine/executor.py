@@ -262,7 +262,10 @@ class BatchExecutor:
         """
         memory = self._memory
         each = memory.signatures[memory.signature[slots[0]]]
-        signature, most = each.signature, each.signature.batch_size or len(slots)
+        signature = each.signature
+        if not signature.input_axes and not signature.batch_size:
+            return [slots]
+        most = signature.batch_size or len(slots)
         if not signature.input_axes:
             return [slots[first : first + most] for first in range(0, len(slots), most)]
         sizes = {slot: self._padded_sizes(signature, [slot]) for slot in slots}

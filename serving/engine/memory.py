@@ -159,7 +159,7 @@ class TensorSlots:
     def read(self, slot: int, sizes: dict[str, int]) -> Array:
         """Returns a view of the item's array in a slot."""
         if not self.spec.varies:
-            found: Array = self.array[slot, ...]  # an array even where it has no axes
+            found: Array = self.array[slot]
             return found
         shape = self.spec.sized(sizes)
         return self.array[slot, : math.prod(shape)].reshape(shape)
@@ -304,7 +304,7 @@ class Memory:
         """Returns copies of the outputs in a slot."""
         each = self.signatures[self.signature[slot]]
         sizes = self.sizes_of(slot) if each.signature.axes else {}
-        return [tensor.read(slot, sizes).copy() for tensor in each.outputs]
+        return [np.array(tensor.read(slot, sizes)) for tensor in each.outputs]  # also without axes
 
     def discard(self, slot: int) -> None:
         """Gives the pages of a large item of varying size back to the system."""

@@ -18,6 +18,7 @@ from serving.engine import warmup
 from serving.engine.executor import BatchExecutor
 from serving.engine.memory import KEPT_BYTES, Memory, SlotLayout, State
 from serving.engine.queue import WorkQueue
+from serving.engine.worker_process import hang_limit
 from serving.errors import ConfigurationError, InvalidTensorError
 from serving.settings import Settings
 from serving.tensors import Array, Item, Signature, TensorSpec, check_outputs
@@ -359,6 +360,12 @@ def test_warm_up_measures_the_lengths_that_a_network_takes() -> None:
     short = replace(LINE, limits={"n": 63})
     with pytest.raises(ConfigurationError, match="not a multiple"):
         warmup.warm_up(Choosy(), [short], [1, 2, 4], chosen)  # type: ignore[arg-type]
+
+
+def test_a_worker_has_time_for_the_largest_item() -> None:
+    profile = {"batch_ms": {"1": 10.0}, "largest_ms": 1000.0}
+    assert hang_limit(Settings(), profile) == 20 * 1
+    assert warmup.largest_ms(Echo(), LINE) > 0  # type: ignore[arg-type]
 
 
 def test_warm_up_runs_only_the_size_that_a_network_computes() -> None:

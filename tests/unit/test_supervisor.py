@@ -1,5 +1,6 @@
 """The supervisor where a worker has died, without workers that compute."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,12 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from serving.engine.provider import LocalEngine
 from serving.engine.supervisor import Supervisor
 from serving.engine.worker_args import REFRESH_HEARTBEAT
 from serving.engine.worker_process import WorkerProcess
+from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.image_classification import signatures
+from serving.tasks.image_classification import image_signatures, signatures
+from serving.tensors import Signature
 
 
 @pytest.fixture
@@ -24,6 +28,23 @@ def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Superv
     made._startup_over.set()
     yield made
     made.close()
+
+
+def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Supervisor] = []
+    monkeypatch.setattr(Supervisor, "_start_due", started.append)
+    provider = LocalEngine("no:Backend", Settings(), lambda _: abandoning(provider))
+    with pytest.raises(ConfigurationError, match="shutting down"):
+        asyncio.run(provider.first())
+    assert not started
+
+
+def abandoning(provider: LocalEngine) -> tuple[Signature, ...]:
+    """The signatures of a model whose service is ended while they are read."""
+    provider.abandon()
+    return image_signatures((2, 2), 2)
 
 
 def control_pipe(process: WorkerProcess) -> int:
