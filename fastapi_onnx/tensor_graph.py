@@ -56,12 +56,12 @@ class TensorGraph:
         self._alone = False
         """Whether only batches of one can be computed."""
 
+        stated = [axes(value) for value in model.graph.output]
         for dimension in (each for value in model.graph.output for each in dimensions(value)):
-            if dimension.dim_value <= 0 and not dimension.dim_param:
-                dimension.Clear()  # else -1 stands against what is inferred
+            if dimension.dim_value <= 0:
+                dimension.Clear()  # else the name stands against what is inferred, mostly an input's
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
-        pairs = zip(model.graph.output, inferred, strict=True)
-        self._outputs = tuple(self._output(stated, each) for stated, each in pairs)
+        self._outputs = tuple(map(self._output, inferred, stated))
 
     def signature(self) -> Signature:
         """Returns the graph's signature. Raises ConfigurationError."""
@@ -84,14 +84,14 @@ class TensorGraph:
             batch_size=1 if self._alone else batch_size,
         )
 
-    def _output(self, stated: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto) -> TensorSpec:
+    def _output(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> TensorSpec:
         """Returns an output's specification; finds out whether items must be computed alone.
 
         They must where their share of an output is not known: its size depends on the data, or it has no
         batch axis. An open first axis is taken for the batch unless it is known for another one.
         """
-        name, kind, note = stated.name, dtype(stated), ""
-        shape = self._named(stated, inferred)
+        name, kind, note = value.name, dtype(value), ""
+        shape = self._named(value, stated)
         has_batch = shape[:1] == [self._batch]
         if not has_batch and shape and isinstance(shape[0], str):
             has_batch = shape[0] not in {*self._input_axes, *self._limits}
@@ -111,19 +111,17 @@ class TensorGraph:
         size = tuple(1 if axis in by_data and axis == self._batch else axis for axis in rest)
         return TensorSpec(name, kind, size, note=note if has_batch else "")
 
-    def _named(self, stated: onnx.ValueInfoProto, inferred: onnx.ValueInfoProto) -> list[Axis]:
-        """Returns an output's axes: as stated, else as inferred, else by names of their own."""
-        if not inferred.type.tensor_type.HasField("shape"):
+    def _named(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> list[Axis]:
+        """Returns an output's axes: as inferred from the inputs', else as stated, else by a new name."""
+        if not value.type.tensor_type.HasField("shape"):
             raise ConfigurationError(
-                f"the number of axes of the output {stated.name} is not known; export the graph with it"
+                f"the number of axes of the output {value.name} is not known; export the graph with it"
             )
-        found = axes(inferred)
-        given = axes(stated) if stated.type.tensor_type.HasField("shape") else [""] * len(found)
-        known = (self._batch, *self._input_axes)
+        found, known = axes(value), (self._batch, *self._input_axes)
+        names = stated or [""] * len(found)
         return [
-            mine
-            or (other if isinstance(other, int) or other in known else f"{stated.name}_axis_{place}")
-            for place, (mine, other) in enumerate(zip(given, found, strict=True))
+            axis if isinstance(axis, int) or axis in known else name or f"{value.name}_axis_{place}"
+            for place, (axis, name) in enumerate(zip(found, names, strict=True))
         ]
 
 

@@ -72,7 +72,7 @@ def test_types(tmp_path: Path, kind: int, expected: str) -> None:
         (["N", "n"], ["N", "n"], ("n",)),
         ([None, None], [None, None], ("x_axis_1",)),
         (["N", None], None, ("x_axis_1",)),
-        (["N", 3, "n"], ["K", 3, "n"], (3, "n")),  # another name of the batch, as exporters write
+        (["N", 3, "n"], ["K", 3, "m"], (3, "n")),  # other names for the same, as exporters write
         ([-1, 0], [-1, 0], ("x_axis_1",)),
         (["N"], ["N"], ()),
     ],
