@@ -74,7 +74,9 @@ def column(outcomes: Sequence[Outcome], place: int) -> Array:
     return np.stack([outcome.outputs[place] for outcome in outcomes])
 
 
-@pytest.mark.parametrize(("batch", "size"), [("N", 4), (1, 1), (3, 3)], ids=["open", "one", "three"])
+@pytest.mark.parametrize(
+    ("batch", "size"), [("N", 4), (1, 1), (3, 3), (8, 4)], ids=["open", "one", "three", "eight"]
+)
 async def test_several_inputs_and_outputs_with_an_open_and_a_fixed_batch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int | str, size: int
 ) -> None:
