@@ -26,7 +26,7 @@ from serving.protocols.documentation import describe_model
 from serving.protocols.tcp import TcpServer
 from serving.protocols.v2 import http as v2
 from serving.settings import Settings
-from serving.tasks.registry import signatures_of
+from serving.tasks.registry import planner
 
 if TYPE_CHECKING:
     from serving.http.tracing import Tracer
@@ -50,7 +50,7 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     be described.
     """
     configure_logging(settings)
-    provider = provider or LocalEngine(backend, settings, signatures_of(backend))
+    provider = provider or LocalEngine(settings, planner(backend, settings))
     metrics = Metrics(provider.shares_ports)
     service = InferenceService(Model.read(settings.model_dir), settings, metrics, provider)
     admission, catalog = Admission(service), ModelCatalog(service)

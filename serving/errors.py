@@ -8,6 +8,7 @@ ServingError
 │   ├── InvalidImageError         400 invalid_image
 │   ├── InvalidTensorError        400 invalid_tensor
 │   ├── InvalidTextError          400 invalid_text
+│   ├── RejectedError             400 invalid_input
 │   ├── UnauthorizedError         401 unauthorized
 │   ├── NotFoundError             404 not_found
 │   ├── MethodNotAllowedError     405 method_not_allowed
@@ -103,6 +104,12 @@ class InvalidTextError(RequestError):
     """Bytes are not text in UTF-8."""
 
     code = "invalid_text"
+
+
+class RejectedError(RequestError):
+    """Input is one that the model's own code refuses."""
+
+    code = "invalid_input"
 
 
 class UnauthorizedError(RequestError):

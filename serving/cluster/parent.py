@@ -29,7 +29,7 @@ from serving.model import Model
 from serving.protocols import tcp
 from serving.server import bind, listen
 from serving.settings import Settings
-from serving.tasks.registry import signatures_of, task_of
+from serving.tasks.registry import planner, task_of
 
 RESTART_S = 0.5
 SIGNAL_S = 0.01  # in which the event loop hears of a signal
@@ -65,7 +65,7 @@ class Cluster:
 
     def __init__(self, package: str, settings: Settings) -> None:
         self._package = package
-        self._backend: str = importlib.import_module(package).BACKEND
+        self._plan = planner(importlib.import_module(package).BACKEND, settings)
         self._settings = settings
         self._count = topology.most_web_processes(settings)
         """Web processes; until the first engine has been loaded the most that there may be."""
@@ -238,8 +238,8 @@ class Cluster:
     async def _load(self, version: str | None) -> None:
         """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
         model = Model.read(self._settings.model_dir, version)
-        signatures = await asyncio.to_thread(signatures_of(self._backend), model)
-        supervisor = Supervisor(self._backend, model, signatures, self._settings, self._count)
+        backend, signatures = await asyncio.to_thread(self._plan, model)
+        supervisor = Supervisor(backend, model, signatures, self._settings, self._count)
         self._loading.append(supervisor)
         try:
             if self._stopping:
@@ -249,7 +249,7 @@ class Cluster:
             self._loading.remove(supervisor)
         if not self._engines and self._settings.web_processes == "auto":
             self._count, self._count_reason = balance.web_processes(
-                self._settings, supervisor, task_of(model, self._settings)
+                self._settings, supervisor, task_of(model, self._settings, supervisor.profile)
             )
         supervisor.profile["web_processes"] = self._count
         supervisor.profile["web_processes_reason"] = self._count_reason

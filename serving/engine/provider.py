@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from serving.engine.memory import EngineFds
 from serving.engine.supervisor import Supervisor
@@ -26,8 +26,19 @@ class EngineHandle:
 
 
 Adopt = Callable[[EngineHandle], Awaitable[None]]
-SignaturesOf = Callable[[Model], tuple[Signature, ...]]
-"""Returns the signatures of a model; the first one is measured at warm-up."""
+
+
+class EnginePlan(NamedTuple):
+    """What the workers of a model run."""
+
+    backend: str
+    """`backends.base.Backend` as `module:class`."""
+
+    signatures: tuple[Signature, ...]
+    """How it is called; the first one is measured at warm-up."""
+
+
+Planner = Callable[[Model], EnginePlan]
 
 
 class EngineProvider(Protocol):
@@ -51,10 +62,9 @@ class LocalEngine:
 
     shares_ports = False
 
-    def __init__(self, backend: str, settings: Settings, signatures: SignaturesOf) -> None:
-        self._backend = backend
+    def __init__(self, settings: Settings, plan: Planner) -> None:
         self._settings = settings
-        self._signatures = signatures
+        self._plan = plan
         self._loading: Supervisor | None = None
         self._abandoned = False
 
@@ -74,8 +84,8 @@ class LocalEngine:
 
     async def _load(self, version: str | None) -> EngineHandle:
         model = Model.read(self._settings.model_dir, version)
-        signatures = await asyncio.to_thread(self._signatures, model)  # may start a process
-        self._loading = supervisor = Supervisor(self._backend, model, signatures, self._settings)
+        backend, signatures = await asyncio.to_thread(self._plan, model)  # may start a process
+        self._loading = supervisor = Supervisor(backend, model, signatures, self._settings)
         try:
             if self._abandoned:
                 supervisor.give_up()

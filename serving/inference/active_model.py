@@ -57,7 +57,7 @@ class ActiveModel:
     def __init__(self, handle: EngineHandle, settings: Settings, metrics: Metrics) -> None:
         self.handle = handle
         self.description = handle.model.description
-        self.task = task_of(handle.model, settings)
+        self.task = task_of(handle.model, settings, handle.profile)
         self.signatures = handle.fds.layout.signatures
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)

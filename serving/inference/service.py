@@ -99,7 +99,7 @@ class InferenceService:
             precision=info["precision"],
             precision_reason=info["precision_reason"],
             instances=handle.fds.layout.workers,
-            **{k: v for k, v in handle.profile.items() if k != "info"},
+            **{k: v for k, v in handle.profile.items() if k not in ("info", "schemas")},
         )
         if old:
             await old.client.drained()

@@ -125,7 +125,7 @@ def predictions_router(
     return router
 
 
-def answer(task: Task, top: Sequence[Candidate]) -> dict[str, Any]:
+def answer(task: Task, top: Sequence[Candidate]) -> Any:
     """Returns the labels with their probabilities, or the native answer of what does not classify."""
     if not task.labels:
         return task.to_json(top, with_top=False)

@@ -48,14 +48,17 @@ def fields_of(schema: Schema) -> tuple[Field, ...]:
 
 
 def field_of(name: str, schema: Schema, required: bool) -> Field:
-    """Returns the field of a JSON schema."""
+    """Returns the field of a JSON schema; a field that may be null is as one that may not."""
+    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    if len(choices) == 1:
+        return field_of(name, choices[0], required)
     kind = schema.get("type")
     items = schema.get("items", {}).get("type")
     if kind == "array" and items in DATATYPES:
         return Field(name, DATATYPES[items], is_list=True, required=required)
     if kind not in DATATYPES:
         return Field(name, "BYTES", is_json=True, required=required)
-    is_bytes = schema.get("contentEncoding") == "base64"
+    is_bytes = "base64" in (schema.get("contentEncoding"), schema.get("format"))
     return Field(name, DATATYPES[kind], is_bytes=is_bytes, required=required)
 
 
@@ -130,6 +133,6 @@ class Task:
         """Returns up to `top_k` candidates, the best first; `outputs` has each item's arrays."""
         raise NotImplementedError
 
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
         """Returns the JSON of an answer; `with_top` adds all candidates."""
         raise NotImplementedError

@@ -123,6 +123,8 @@ class PythonBackend:
             except ValidationError as error:
                 raise ConfigurationError(f"the example is no Request: {in_words(error)}") from error
             self.example = self._request.dump_json(valid, by_alias=True)
+            if len(self.example) <= MAX_SCHEMA:
+                self.schemas["example"] = json.loads(self.example)
         most = getattr(declared, "max_batch_size", None)
         if most is not None and (not isinstance(most, int) or most < 1):
             raise ConfigurationError(f"max_batch_size is {most!r}, not a number from 1 on")

@@ -1,36 +1,43 @@
-"""Tasks by the name that model.json gives."""
+"""Tasks by the name that model.json gives, and what the workers run for each."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from serving.engine import describe
-from serving.engine.provider import SignaturesOf
+from serving.engine.provider import EnginePlan, Planner
 from serving.errors import ConfigurationError
 from serving.model import IMAGE_CLASSIFICATION, TENSOR, Model
 from serving.settings import Settings
-from serving.tasks import image_classification
+from serving.tasks import image_classification, python
 from serving.tasks.base import Task
 from serving.tasks.image_classification import ImageClassification
+from serving.tasks.python_requests import PythonRequests
 from serving.tasks.tensor import TensorsOnly
-from serving.tensors import Signature
 
 
-def task_of(model: Model, settings: Settings) -> Task:
-    """Returns the task of a model. Raises ConfigurationError."""
+def task_of(model: Model, settings: Settings, profile: Mapping[str, Any]) -> Task:
+    """Returns the task of a model; `profile` is the supervisor's. Raises ConfigurationError."""
     if model.description.task == IMAGE_CLASSIFICATION:
         return ImageClassification(model, settings)
-    return TensorsOnly(model)
+    if model.description.task == TENSOR:
+        return TensorsOnly(model)
+    return PythonRequests(model, settings, profile["schemas"])
 
 
-def signatures_of(backend: str) -> SignaturesOf:
-    """Returns the function that says how a model is called; `backend` is a `module:class`.
+def planner(backend: str, settings: Settings) -> Planner:
+    """Returns the function that says what serves a model; `backend` is a `module:class`.
 
     It may start a process, and raises ConfigurationError.
     """
 
-    def signatures(model: Model) -> tuple[Signature, ...]:
+    def plan(model: Model) -> EnginePlan:
         task = model.description.task
         if task == IMAGE_CLASSIFICATION:
-            return image_classification.signatures(model)
+            return EnginePlan(backend, image_classification.signatures(model))
         if task == TENSOR:
-            return describe.signatures(backend, model)
+            return EnginePlan(backend, describe.signatures(backend, model))
+        if ":" in task:
+            return EnginePlan(python.BACKEND, python.signatures(model, settings))
         raise ConfigurationError(f"there is no task {task}")
 
-    return signatures
+    return plan

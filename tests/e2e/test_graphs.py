@@ -16,7 +16,7 @@ from serving.engine.client import EngineClient, Outcome
 from serving.engine.provider import LocalEngine
 from serving.errors import ConfigurationError, InternalError
 from serving.settings import Settings
-from serving.tasks.registry import signatures_of
+from serving.tasks.registry import planner
 from serving.tensors import Array
 from tests import graphs
 from tests.graphs import model, node, value
@@ -58,7 +58,7 @@ async def served(
     named = {"model_dir": str(folder), "instances": "1", "log_level": "error", "queue_size": "32"}
     for name, chosen in {**named, "max_queue_delay_us": "100000", **settings}.items():
         monkeypatch.setenv(f"SERVING_{name.upper()}", chosen)
-    handle = await LocalEngine(BACKEND, Settings(), signatures_of(BACKEND)).first()
+    handle = await LocalEngine(Settings(), planner(BACKEND, Settings())).first()
     client = EngineClient(handle.fds, lambda *_: None)
     client.open()
     try:

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from serving.errors import (
     WorkerCrashedError,
 )
 from serving.settings import Settings
-from serving.tasks.python import BACKEND, Status, signatures
+from serving.tasks.python import Status
+from serving.tasks.registry import planner
 from tests.e2e.test_tensors import soon, until
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +57,7 @@ async def engine(
     monkeypatch.setenv("FAKE_GATE", str(folder / "gate"))
     monkeypatch.setenv("FAKE_SIZES", str(folder / "sizes"))
     chosen = Settings()
-    provider = LocalEngine(BACKEND, chosen, partial(signatures, settings=chosen))
+    provider = LocalEngine(chosen, planner("no:Backend", chosen))
     handle = await provider.first()
     client = EngineClient(handle.fds, lambda *_: None)
     client.open()

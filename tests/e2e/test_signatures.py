@@ -18,7 +18,7 @@ import pytest
 
 from serving.engine.client import EngineClient, Outcome
 from serving.engine.memory import State
-from serving.engine.provider import EngineHandle, LocalEngine
+from serving.engine.provider import EngineHandle, EnginePlan, LocalEngine
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -150,7 +150,8 @@ async def running(
     named = {f"SERVING_{name.upper()}": value for name, value in named.items()}
     for name, value in {**settings, **named}.items():
         monkeypatch.setenv(name, value)
-    provider = LocalEngine(BACKEND, Settings(), lambda _: tuple(kind.signature for kind in kinds))
+    plan = EnginePlan(BACKEND, tuple(kind.signature for kind in kinds))
+    provider = LocalEngine(Settings(), lambda _: plan)
     handle = await provider.first()
     engine = Engine(handle, list(kinds), Path(settings["FAKE_GATE"]))
     try:

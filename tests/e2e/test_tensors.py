@@ -31,7 +31,8 @@ from serving.inference.service import InferenceService
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.image_classification import IMAGE, TENSOR, signatures
+from serving.tasks.image_classification import IMAGE, TENSOR
+from serving.tasks.registry import planner
 from tests.fake import BACKEND
 from tests.fake.backend import Failure, command, command_tensor
 
@@ -53,7 +54,7 @@ async def engine(
     for name, value in {**settings, "SERVING_QUEUE_SIZE": "16", **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
-    provider = LocalEngine(BACKEND, chosen, signatures)
+    provider = LocalEngine(chosen, planner(BACKEND, chosen))
     service = InferenceService(Model.read(chosen.model_dir), chosen, Metrics(), provider)
     async with service.running():
         yield service

@@ -228,7 +228,6 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
-    monkeypatch.setattr(cluster, "signatures_of", lambda _: lambda _: ())
     monkeypatch.setattr(Model, "read", Mock())
     return made
 
@@ -285,4 +284,4 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
 
 
 def test_a_request_takes_longer_than_decoding(model: Model) -> None:
-    assert balance.request_ms(task_of(model, Settings())) > balance.REQUEST_MS
+    assert balance.request_ms(task_of(model, Settings(), {})) > balance.REQUEST_MS

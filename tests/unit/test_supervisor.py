@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.engine.provider import LocalEngine
+from serving.engine.provider import EnginePlan, LocalEngine
 from serving.engine.supervisor import Supervisor
 from serving.engine.worker_args import REFRESH_HEARTBEAT
 from serving.engine.worker_process import WorkerProcess
@@ -35,7 +35,7 @@ def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
 ) -> None:
     started: list[Supervisor] = []
     monkeypatch.setattr(Supervisor, "_start_due", started.append)
-    provider = LocalEngine("no:Backend", Settings(), lambda _: abandoning(provider))
+    provider = LocalEngine(Settings(), lambda _: EnginePlan("no:Backend", abandoning(provider)))
     with pytest.raises(ConfigurationError, match="shutting down"):
         asyncio.run(provider.first())
     assert not started

@@ -14,7 +14,7 @@ from serving.engine import describe
 from serving.errors import ConfigurationError
 from serving.model import TENSOR, Model
 from serving.settings import Settings
-from serving.tasks.registry import signatures_of
+from serving.tasks.registry import planner
 from serving.tensors import Signature, TensorSpec
 from tests import graphs
 from tests.graphs import Axes, model, node, value
@@ -212,12 +212,12 @@ def test_a_listed_graph_is_compared_with_its_digest(tmp_path: Path) -> None:
 def test_another_process_reads_the_graph(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(graphs.nonzero(), tmp_path / "graph"))
     with pytest.raises(ConfigurationError, match=r'"limits": {"found": 1000}'):
-        signatures_of(BACKEND)(read)
+        planner(BACKEND, Settings())(read)
     read.description.limits["found"] = 5  # the other process reads the folder itself
     written = read.description.model_dump_json(exclude_none=True)
     (read.folder / "model.json").write_text(written)
     graphs.saved(graphs.nonzero(), read.folder, "1")
-    assert signatures_of(BACKEND)(read) == OnnxBackend().signatures(read)
+    assert planner(BACKEND, Settings())(read) == (BACKEND, OnnxBackend().signatures(read))
 
 
 def test_a_process_that_dies_or_takes_too_long_is_an_error(
@@ -237,7 +237,7 @@ def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
     read.description.task = "divination"
     with pytest.raises(ConfigurationError, match="there is no task divination"):
-        signatures_of(BACKEND)(read)
+        planner(BACKEND, Settings())(read)
 
 
 @pytest.mark.parametrize(

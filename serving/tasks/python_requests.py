@@ -1,0 +1,120 @@
+"""Python of one's own, as a web process sees it: JSON in, JSON out, and the declared types of both.
+
+The class itself is imported and called by the worker only, see `python.py`.
+"""
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from serving.errors import (
+    InvalidJsonError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+    RejectedError,
+    RequestError,
+)
+from serving.model import Model
+from serving.settings import Settings
+from serving.tasks.base import (
+    JSON_BODY,
+    Candidate,
+    Field,
+    Fields,
+    Prepared,
+    Schema,
+    Task,
+    field_of,
+    fields_of,
+)
+from serving.tasks.python import Status, signatures
+from serving.tensors import Array
+
+CHEAP_BYTES = 64 * 1024
+ERRORS: dict[int, type[RequestError]] = {
+    Status.REFUSED: RejectedError,
+    Status.NOT_OF_TYPE: InvalidRequestError,
+    Status.NOT_JSON: InvalidJsonError,
+}
+
+
+class PythonRequests(Task):
+    """Hands JSON to the worker and its answer back."""
+
+    form = 0
+    takes_json = True
+    most_cheap_bytes = CHEAP_BYTES
+
+    def __init__(self, model: Model, settings: Settings, schemas: dict[str, Any]) -> None:
+        """`schemas` are the JSON schemas `request` and `answer`, and an `example` if there is one."""
+        (signature,) = signatures(model, settings)
+        self._most = signature.limits["request_bytes"]
+        self.request_schema = schemas.get("request", {})
+        self.answer_schema = schemas.get("answer", {})
+        self.example = schemas.get("example")
+        self.request = declared_fields(self.request_schema, "request")
+        self.answer = declared_fields(self.answer_schema, "answer")
+
+    def hint(self, fields: Fields) -> bool:  # noqa: ARG002 the Protocol's
+        """Returns True: what is small is only copied."""
+        return True
+
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+        """Returns the JSON as it is, or that of fields that another protocol has brought.
+
+        Raises InvalidJsonError for nothing, and PayloadTooLargeError.
+        """
+        data = fields.get(JSON_BODY)
+        if data is None:
+            whole = fields if is_object(self.request_schema) else fields["request"]
+            data = orjson.dumps(whole, default=json_default)
+        if not data:
+            raise InvalidJsonError("the body is empty")
+        if len(data) > self._most:
+            raise PayloadTooLargeError(f"the request has more than {self._most} bytes")
+        return Prepared([[np.frombuffer(data, np.uint8)]])
+
+    def postprocess(
+        self,
+        prepared: Prepared,  # noqa: ARG002
+        outputs: Sequence[Sequence[Array]],
+        top_k: int,  # noqa: ARG002
+    ) -> list[Candidate]:
+        """Returns the answer's fields. Raises RejectedError, InvalidRequestError or InvalidJsonError."""
+        ((status, answer),) = outputs
+        text = answer.tobytes().rstrip()
+        if error := ERRORS.get(int(status)):
+            raise error(text.decode(errors="replace"))
+        found = orjson.loads(text)
+        return [found if is_object(self.answer_schema) else {"answer": found}]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:  # noqa: ARG002
+        """Returns the answer as the class gave it."""
+        return candidates[0] if is_object(self.answer_schema) else candidates[0]["answer"]
+
+
+def resolved(schema: Schema) -> Schema:
+    """Returns the schema that a reference at the top stands for; recursive types have one."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    found: Schema = schema.get("$defs", {}).get(name, schema)
+    return found
+
+
+def is_object(schema: Schema) -> bool:
+    """Returns whether a type's fields are known."""
+    return "properties" in resolved(schema)
+
+
+def declared_fields(schema: Schema, name: str) -> tuple[Field, ...]:
+    """Returns the fields of a type; a type without fields is one field of this name."""
+    return fields_of(resolved(schema)) if is_object(schema) else (field_of(name, schema, True),)
+
+
+def json_default(value: Any) -> str:
+    """Returns bytes as base64. Raises TypeError for what JSON has no form for."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError
