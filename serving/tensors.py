@@ -74,6 +74,9 @@ class Signature:
     checks_finite: bool = False
     """Whether an output that is not finite is a failure of the server."""
 
+    blames_client: bool = False
+    """Whether an item that fails alone is the client's fault: its numbers in a graph of any kind."""
+
     @cached_property
     def input_axes(self) -> tuple[str, ...]:
         """Axes of the inputs that vary; an item's inputs agree on their sizes."""

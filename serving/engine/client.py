@@ -25,6 +25,7 @@ from serving.engine.statistics import Statistics
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
+    InvalidTensorError,
     OverloadedError,
     UnavailableError,
     WorkerCrashedError,
@@ -59,8 +60,10 @@ class Outcome:
     """True for one input of every batch, so that each batch is counted once."""
 
 
-def error_for(state: State) -> Exception:
+def error_for(state: State, blames_client: bool) -> Exception:
     """Returns the error that `submit` raises for a slot in this state."""
+    if blames_client and state is State.FAILED:
+        return InvalidTensorError("the network cannot compute this input, or not within its limits")
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
@@ -100,8 +103,8 @@ class Slots:
 
         `signature` is an index into the layout's signatures; every item is as that signature says.
         `deadline` is a `time.monotonic()` time. If one item fails or the call is cancelled, items that
-        no worker has started are never computed. Raises DeadlineExceededError, InternalError,
-         WorkerCrashedError or UnavailableError.
+        no worker has started are never computed. Raises DeadlineExceededError, InvalidTensorError,
+        InternalError, WorkerCrashedError or UnavailableError.
         """
         client = self.client
         futures = [
@@ -280,7 +283,8 @@ class EngineClient:
             if outcome:
                 future.set_result(outcome)
             else:
-                future.set_exception(error_for(state))
+                blames_client = memory.layout.signatures[memory.signature[slot]].blames_client
+                future.set_exception(error_for(state, blames_client))
         memory.discard(slot)
         self._release(slot)
 

@@ -245,7 +245,8 @@ class InferenceService:
         """Computes the network's outputs of tensors, an array [N, *shape] for each of its inputs.
 
         The numbers are the client's own, so the outputs need not be finite. Raises InvalidTensorError
-        for other types or shapes, NotSupportedError, and otherwise what `predict` raises.
+        for other types or shapes, InvalidRequestError for items whose outputs differ in size,
+        NotSupportedError, and otherwise what `predict` raises.
         """
         model = self._open_model()
         if model.task.tensor_form is None:
@@ -258,7 +259,10 @@ class InferenceService:
         result = await self._infer(
             model, model.task.tensor_form, len(inputs[0]), check, None, deadline, bulk
         )
-        columns = zip(*(outcome.outputs for outcome in result.outcomes), strict=True)
+        columns = list(zip(*(outcome.outputs for outcome in result.outcomes), strict=True))
+        for spec, column in zip(signature.outputs, columns, strict=True):
+            if len({array.shape for array in column}) > 1:
+                raise InvalidRequestError(f"{spec.name} differs in size between items: ask one by one")
         arrays = [np.stack(column) for column in columns]
         return Tensors(signature, arrays, model.task.labels, result.timings())
 

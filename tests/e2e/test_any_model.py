@@ -271,6 +271,42 @@ def test_a_graph_has_no_other_requests(graph_url: str) -> None:
     assert requests.get(f"{graph_url}/openapi.json", timeout=20).status_code == 200
 
 
+@pytest.fixture(scope="module")
+def varying_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service of a graph whose sizes vary: the places that are not zero, three at most."""
+    folder = tmp_path_factory.mktemp("models") / "places"
+    graphs.saved(graphs.nonzero(), folder, "1")
+    content = {"name": "places", "version": "1", "task": "tensor", "limits": {"found": 3, "n": 4}}
+    (folder / "model.json").write_text(json.dumps(content))
+    for url, _ in started(folder):
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "status", "expected"),
+    [
+        ([1, 4], [0, 1, 0, 1], 200, [0, 0, 1, 3]),
+        ([1, 1], [0], 200, []),
+        ([2, 1], [1, 1], 200, [0, 0, 0, 0]),
+        ([2, 2], [0, 1, 1, 1], 400, "places differs in size between items"),
+        ([1, 5], [0] * 5, 400, "has the size 5 along n; 1 to 4 are accepted"),
+        ([1, 0], [], 400, ""),
+        ([1, 2**31 - 1], [0], 400, ""),
+        ([1, 4], [1, 1, 1, 1], 400, "cannot compute this input"),
+    ],
+)
+def test_sizes_that_vary_have_bounds(
+    varying_url: str, shape: list[int], data: list[float], status: int, expected: Any
+) -> None:
+    given = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
+    answer = post(varying_url, "/v2/models/places/infer", {"inputs": [given]})
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert answer.json()["outputs"][0]["data"] == expected
+    else:
+        assert expected in answer.json()["error"]
+
+
 def test_a_graphs_rows(graph_url: str) -> None:
     rows = [{"a": [1, 2], "b": [3, 1]}, {"a": [0.5, 0], "b": [0, 0]}]
     answer = post(graph_url, "/v1/models/sums:predict", {"instances": rows})

@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 from fastapi_onnx import BACKEND
 from serving.engine.client import EngineClient, Outcome
 from serving.engine.provider import LocalEngine
-from serving.errors import ConfigurationError, InternalError
+from serving.errors import ConfigurationError, InvalidTensorError
 from serving.settings import Settings
 from serving.tasks.registry import planner
 from serving.tensors import Array
@@ -131,7 +131,7 @@ async def test_outputs_whose_size_depends_on_the_data(
         assert places == [[[0, 0], [1, 3]], [[], []], [[0, 0, 0], [0, 1, 2]]]
         assert np.array_equal(column(outcomes, 1), 2 * asked)
         assert engine.executions == {1: 3}
-        with pytest.raises(InternalError):
+        with pytest.raises(InvalidTensorError):
             await engine.ask(np.ones((1, 4), np.float32))  # four places
         assert len(await engine.ask(asked[:1])) == 1
 
@@ -151,7 +151,7 @@ async def test_an_item_that_the_graph_refuses_fails_alone(
         rows = [np.array([1, 2]), np.array([99]), np.array([3])]
         asked = (engine.ask(row) for row in rows)
         before, failed, after = await asyncio.gather(*asked, return_exceptions=True)
-        assert isinstance(failed, InternalError)
+        assert isinstance(failed, InvalidTensorError)
         assert isinstance(before, list)
         assert isinstance(after, list)
         assert column([*before, *after], 0).tolist() == [1, 2, 3]
@@ -171,5 +171,5 @@ async def test_a_network_that_takes_few_lengths_is_served_for_these(
     async with served(monkeypatch, graphs.saved(made, tmp_path / "parts")) as engine:
         (outcome,) = await engine.ask(np.full((1, 128), 7, np.float32))
         assert not outcome.outputs[0].any()
-        with pytest.raises(InternalError):
+        with pytest.raises(InvalidTensorError):
             await engine.ask(np.zeros((1, 63), np.float32))

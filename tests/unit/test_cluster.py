@@ -17,6 +17,7 @@ from serving.cluster import balance, messages
 from serving.cluster import parent as cluster
 from serving.cluster.frontend_process import MOST_UNANSWERED, FrontendProcess
 from serving.engine.memory import EngineFds, SlotLayout
+from serving.engine.provider import EnginePlan
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -42,6 +43,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
     made = cluster.Cluster("tests.fake", Settings(web_processes=2))
     made._listener, made._metrics_folder = Mock(), Mock()
+    made._plan = lambda _: EnginePlan("no:Backend", ())
     return made
 
 
@@ -228,6 +230,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
+    monkeypatch.setattr(cluster, "planner", lambda *_: lambda _: EnginePlan("no:Backend", ()))
     monkeypatch.setattr(Model, "read", Mock())
     return made
 

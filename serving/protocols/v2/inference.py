@@ -126,13 +126,9 @@ def check_input(spec: WireTensor, datatype: str, shape: list[int], most: int) ->
 
 
 def fits(spec: WireTensor, shape: Sequence[int]) -> bool:
-    """Returns whether a batch element may have this shape."""
-    if len(shape) != len(spec.dims):
-        return False
-    limits = spec.limits or spec.dims
-    return all(
-        size == wanted or (wanted == -1 and 1 <= size <= limit)
-        for size, wanted, limit in zip(shape, spec.dims, limits, strict=True)
+    """Returns whether a batch element may have this shape; the engine has limits of its own."""
+    return len(shape) == len(spec.dims) and all(
+        wanted in (size, -1) for size, wanted in zip(shape, spec.dims, strict=True)
     )
 
 
