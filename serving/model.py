@@ -223,6 +223,18 @@ class Model:
         """Class names in the order of the outputs."""
         return self.description.labels
 
+    @classmethod
+    def read_checked(cls, folder: Path, sha256: str | None) -> "Model":
+        """Reads the version that `model.json` names; `sha256` is that file's digest where it is known.
+
+        Raises ConfigurationError, also for another file.
+        """
+        model = cls.read(folder)
+        path = folder / "model.json"
+        if sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            raise ConfigurationError(f"{path} is not the file whose SHA-256 is {sha256}")
+        return model
+
     def has(self, kind: Kind) -> bool:
         """Returns whether the folder has this file, listed in model.json or brought by somebody."""
         return self._relative(kind) in self.description.files or self._is_brought(kind)

@@ -46,6 +46,10 @@ class Settings(BaseSettings):
     model_dir: Path = ROOT / "models" / "food11"
     """Folder with `model.json` and the weights."""
 
+    model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the folder's `model.json`, which names those of all weights: the service starts with no
+    other model. For folders that each machine mounts or copies by itself."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`cuda` refuses to start without a usable GPU; `auto` falls back to the CPU and says so."""
 

@@ -107,7 +107,7 @@ def test_variables_are_settings(path: Path, name: str, service: dict[str, Any]) 
 def test_the_service_gets_every_setting_that_is_not_the_containers_own() -> None:
     service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
     missing = {f for f in Settings.model_fields if f"SERVING_{f.upper()}" not in service["environment"]}
-    files = {"model_dir", "secrets_dir", "tensorrt_cache"}
+    files = {"model_dir", "model_sha256", "secrets_dir", "tensorrt_cache"}
     gpu = {"devices", "gpu_memory_fraction"}  # docker-compose-gpu.yaml
     ports = {f for f in missing if f.startswith(("grpc_", "tcp_"))}  # not published
     assert missing == files | gpu | ports | {"host", "port"}

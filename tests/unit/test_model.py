@@ -1,5 +1,6 @@
 """`serving.model` and `serving.system.cpus`: what is read from files, and what is refused."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -30,6 +31,15 @@ def test_a_model_is_described(tmp_path: Path) -> None:
     model = Model.read(write(tmp_path))
     assert model.labels == ["a", "b"]
     assert model.description.pipeline.output_size == (224, 224)
+
+
+def test_the_model_may_be_named_by_its_digest(tmp_path: Path) -> None:
+    digest = hashlib.sha256((write(tmp_path) / "model.json").read_bytes()).hexdigest()
+    assert Model.read_checked(tmp_path, digest).labels == ["a", "b"]
+    write(tmp_path, labels=["c", "d"])
+    with pytest.raises(ConfigurationError, match=f"not the file whose SHA-256 is {digest}"):
+        Model.read_checked(tmp_path, digest)
+    assert Model.read_checked(tmp_path, None).labels == ["c", "d"]
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
