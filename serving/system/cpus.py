@@ -6,6 +6,17 @@ import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+_granted = math.inf
+
+
+def grant(cores: float) -> int:
+    """Makes `usable` count no more cores than these, in this process; returns what it counts now.
+
+    For a scheduler that counts cores but binds nobody to them, as Ray does.
+    """
+    global _granted
+    _granted = cores
+    return usable()
 
 
 def quota(cgroup: Path = CGROUP) -> float:
@@ -24,12 +35,12 @@ def quota(cgroup: Path = CGROUP) -> float:
 
 
 def usable(cgroup: Path = CGROUP) -> int:
-    """Returns how many cores this process may use: the smaller of affinity and quota, at least 1."""
+    """Returns how many cores this process may use, at least 1: the least of affinity, quota, grant."""
     try:
         affinity = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows
         affinity = os.cpu_count() or 1
-    return max(1, min(affinity, math.floor(min(quota(cgroup), affinity) + 0.5)))
+    return max(1, math.floor(min(quota(cgroup), _granted, affinity) + 0.5))
 
 
 def core_wait_s(process: int) -> dict[int, float]:

@@ -109,3 +109,10 @@ def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], expecte
         (tmp_path / name).write_text(content + "\n")
     assert cpus.quota(tmp_path) == expected
     assert 1 <= cpus.usable(tmp_path) <= max(1, round(min(expected, 10_000)))
+
+
+def test_a_grant_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "_granted", math.inf)
+    here = cpus.usable()
+    assert cpus.grant(0.5) == cpus.usable() == 1
+    assert cpus.grant(here + 1) == here
