@@ -8,17 +8,22 @@ TRITON := runs/triton-test
 IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 TESTS ?= tests/docker
 BIN := .venv/bin
+# Ray's variables, and its Python first on the PATH
+RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
 export BACKEND
 # packages go into .venv and are found there, whatever a pip.conf or the environment says
 export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 
 .DELETE_ON_ERROR:
-.PHONY: run test test-all test-gpu test-triton test-docker triton-repository bench bench-gpu notebooks lint
-.PHONY: format accuracy quantise train proto lock docs docs-tables clean
+.PHONY: run run-ray test test-all test-gpu test-triton test-ray test-docker triton-repository bench bench-gpu
+.PHONY: notebooks lint format accuracy quantise train proto lock docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@exec $(BIN)/python -m serving.launch
+
+run-ray: .venv-ray/installed  ## the same from three replicas on a local Ray of three nodes; 680 MB
+	@$(RAY) SERVICE=serving_ray exec python -m serving.launch
 
 test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser test where a Chromium is found
 	$(BIN)/python -m pytest
@@ -32,6 +37,9 @@ test-gpu: .venv/gpu.installed  ## what needs a GPU; fails where there is none
 
 test-triton: .venv/dev.installed $(TRITON)/installed  ## a real Triton serves the model repository; 350 MB of its own
 	SERVING_TEST_TRITON=$(TRITON)/bin/python $(BIN)/python -m pytest tests/e2e/test_triton.py
+
+test-ray: .venv-ray/installed  ## replicas and nodes come and go on a local Ray; four minutes
+	$(RAY) python -m pytest -W default -m ray tests/ray
 
 triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
 	$(BIN)/python -m triton_repository --model $(MODEL)
@@ -83,7 +91,7 @@ docs-tables: .venv/dev.installed  ## the generated parts of README.md and docs/,
 	$(BIN)/python -m docs.tables
 
 clean:
-	rm -rf .venv .venv-docs
+	rm -rf .venv .venv-docs .venv-ray
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -92,6 +100,11 @@ clean:
 .venv-docs/installed: docs/requirements.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+.venv-ray/installed: requirements-ray.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 .venv/fastapi_%.installed: fastapi_%/requirements.txt flask_app/requirements.txt | .venv/bin/python

@@ -1,7 +1,7 @@
 """Runs the API and the page together until Ctrl-C: `make run`, which calls `python -m serving.launch`.
 
-Environment: BACKEND (fastapi_onnx or fastapi_pt), HOST and PORT of the API, UI_HOST and UI_PORT of
-the page. Both processes get all other variables as they are.
+Environment: SERVICE (serving; serving_ray for a local Ray), BACKEND (fastapi_onnx or fastapi_pt), HOST
+and PORT of the API, UI_HOST and UI_PORT of the page. Both processes get all other variables as they are.
 """
 
 if __name__ == "__main__":
@@ -22,6 +22,7 @@ from serving.system.pdeathsig import set_pdeathsig
 
 STOP_TIMEOUT_S = 30
 DEFAULTS = {
+    "SERVICE": "serving",
     "BACKEND": "fastapi_onnx",
     "HOST": "127.0.0.1",
     "PORT": "8000",
@@ -37,7 +38,7 @@ def main(environment: Mapping[str, str]) -> int:
     api = f"http://{reachable(values['HOST'])}:{values['PORT']}"
     page = f"http://{reachable(values['UI_HOST'])}:{values['UI_PORT']}"
     values = {"UI_API_URL": api, "UI_API_KEY": values.get("SERVING_API_KEY", ""), **values}
-    service = ["serving", values["BACKEND"], "--host", values["HOST"], "--port", values["PORT"]]
+    service = [values["SERVICE"], values["BACKEND"], "--host", values["HOST"], "--port", values["PORT"]]
     processes: list[subprocess.Popen[bytes]] = []
     stopping = handle_signals(processes)
     if "MAKELEVEL" in values:  # a killed make must not leave this process behind

@@ -53,7 +53,7 @@ SLOW = [
     "e2e/test_tutorial_client.py",
     "e2e/test_upgrades.py",
 ]
-collect_ignore = [] if HAS_TORCH else NEED_TORCH
+collect_ignore = ([] if HAS_TORCH else NEED_TORCH) + ([] if find_spec("ray") else ["ray"])
 
 
 def has_gpu() -> bool:

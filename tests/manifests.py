@@ -82,7 +82,17 @@ def _standard_parts(found: Object) -> list[Object]:
         pods = [
             {"containers": [{"name": "model", "ports": spec["predictor"]["model"].get("ports", [])}]}
         ]
+    elif found["kind"] == "RayService":
+        pods = ray_pods(found)
     return [{"apiVersion": "v1", "kind": "Pod", "spec": pod} | head for pod in pods]
+
+
+def ray_pods(found: Object) -> list[Any]:  # Any: YAML
+    """Returns the pods of a RayService: the head's, then one of each worker group."""
+    config = found["spec"]["rayClusterConfig"]
+    return [
+        group["template"]["spec"] for group in (config["headGroupSpec"], *config["workerGroupSpecs"])
+    ]
 
 
 def _identity(found: Object) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """The manifests in deploy/: valid, safe by default, in step with settings, images and metrics."""
 
+import importlib
 import json
 import re
 import shutil
@@ -18,13 +19,14 @@ from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import ROOT, Settings
 from tests.fake import BACKEND
-from tests.manifests import DEPLOY, Object, build, check, merged, read
+from tests.manifests import DEPLOY, Object, build, check, merged, ray_pods, read
 from tests.unit.test_compose_files import ENGINE_METRICS
 
 OVERLAYS = sorted(path.parent for path in DEPLOY.glob("kubernetes/overlays/*/kustomization.yaml"))
 BUILT = {folder.name: build(folder) for folder in OVERLAYS}
 KSERVE = [found for path in sorted(DEPLOY.glob("kserve/*.yaml")) for found in read(path)]
-OBJECTS = [*(found for objects in BUILT.values() for found in objects), *KSERVE]
+(RAY,) = read(DEPLOY / "kuberay" / "ray-service.yaml")
+OBJECTS = [*(found for objects in BUILT.values() for found in objects), *KSERVE, RAY]
 VERSIONS = all_versions()[-3:]
 """Kubernetes supports its last three minor versions."""
 
@@ -85,6 +87,7 @@ def test_it_follows_its_schema(found: Object, version: str) -> None:
         ("HTTPRoute", {"spec": {"hostname": "x"}}),
         ("ScaledObject", {"spec": {"maxReplicaCount": "20"}}),
         ("ServingRuntime", {"spec": {"containers": [{"name": "kserve-container", "env": {"A": "b"}}]}}),
+        ("RayService", {"spec": {"rayClusterConfig": {"headGroupSpec": {"rayStartParams": {"a": 0}}}}}),
     ],
 )
 def test_a_mistake_is_found(kind: str, change: Object) -> None:
@@ -296,3 +299,66 @@ def test_kserve_finds_the_runtime_and_the_model(monkeypatch: pytest.MonkeyPatch,
         )
     default = Model.read(Settings.model_fields["model_dir"].default).description.name
     assert default in {found["metadata"]["name"] for found in SERVICES}
+
+
+def test_the_pods_of_ray_have_its_variables() -> None:
+    ran = subprocess.run(
+        ["sh", "-c", "python() { :; }; unset PYTHONPATH; . serving_ray/env.sh; export -p"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    exported = dict(re.findall(r"^export ((?:RAY|FORWARDED)_\w+)='(.*)'$", ran.stdout, re.MULTILINE))
+    here = {name for name, value in exported.items() if "/" in value}  # paths on one machine
+    for pod in ray_pods(RAY):
+        assert environment_of(pod) == {name: exported[name] for name in exported.keys() - here}
+
+
+def test_the_pods_of_ray_fit_its_replicas() -> None:
+    """Head and workers run what we build; a worker has the cores of one replica."""
+    config = yaml.safe_load(RAY["spec"]["serveConfigV2"])
+    (application,) = config["applications"]
+    (deployment,) = application["deployments"]
+    head, worker = ray_pods(RAY)
+    (cores,) = {pod["containers"][0]["resources"]["limits"]["cpu"] for pod in (worker,)}
+    assert deployment["ray_actor_options"]["num_cpus"] == int(cores)
+    memory = quantity(worker["containers"][0]["resources"]["limits"]["memory"])
+    assert memory > quantity(PODS["cpu"]["containers"][0]["resources"]["limits"]["memory"])
+    (group,) = RAY["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    scaling = deployment["autoscaling_config"]
+    assert (group["minReplicas"], group["maxReplicas"]) == (
+        scaling["min_replicas"],
+        scaling["max_replicas"],
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = (ROOT / "serving_ray" / "requirements.txt").read_text()
+    assert f"ray=={RAY['spec']['rayClusterConfig']['rayVersion']} " in locked
+    for pod in (head, worker):
+        (container,) = pod["containers"]
+        assert container["image"] == f"food-classifier/serving_ray:{project['version']}"
+        security = pod["securityContext"] | container["securityContext"]
+        user = f"USER {security['runAsUser']}:{security['runAsGroup']}"
+        assert user in (ROOT / "serving_ray" / "Dockerfile").read_text().splitlines()
+    ports = {port["name"]: port["containerPort"] for port in head["containers"][0]["ports"]}
+    assert ports["serve"] == config["http_options"]["port"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        yaml.safe_load((ROOT / "serving_ray" / "serve_config.yaml").read_text()),
+        yaml.safe_load(RAY["spec"]["serveConfigV2"]),
+    ],
+    ids=["local", "kuberay"],
+)
+def test_ray_is_told_of_settings_and_functions_that_exist(config: Any) -> None:  # Any: YAML
+    (application,) = config["applications"]
+    variables = application["runtime_env"]["env_vars"].keys() - {"BACKEND"}
+    assert variables <= {f"SERVING_{field.upper()}" for field in Settings.model_fields}
+    (deployment,) = application["deployments"]
+    module, _, name = deployment["autoscaling_config"]["policy"]["policy_function"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    source = (ROOT / "serving_ray" / "app.py").read_text()
+    assert f'name="{deployment["name"]}"' in source

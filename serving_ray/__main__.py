@@ -1,0 +1,44 @@
+"""`python -m serving_ray fastapi_onnx`: replicas on a local Ray, a node for each, until SIGTERM."""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+
+from ray import serve
+
+from serving.settings import Settings
+from serving.system import cpus
+from serving_ray.local import cluster
+
+
+def main() -> int:
+    """Serves with the arguments of `python -m serving`; the replicas share the machine's cores."""
+    settings = Settings.read()
+    parser = argparse.ArgumentParser(prog="python -m serving_ray", description=__doc__)
+    parser.add_argument("package", help="fastapi_onnx or fastapi_pt")
+    parser.add_argument("--host", default=settings.host)
+    parser.add_argument("--port", type=int, default=settings.port)
+    parser.add_argument("--replicas", type=int, default=3)
+    arguments = parser.parse_args()
+    os.environ["BACKEND"] = arguments.package
+    from serving_ray.app import classifier
+
+    cores = max(1, cpus.usable() // arguments.replicas)
+    one_a_node = classifier.options(
+        num_replicas=arguments.replicas,
+        max_replicas_per_node=1,
+        ray_actor_options={"num_cpus": cores},
+    )
+    stopping = threading.Event()
+    with cluster(arguments.replicas, cores, arguments.host, arguments.port):
+        for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own, which end the process
+            signal.signal(number, lambda *_: stopping.set())
+        serve.run(one_a_node.bind())
+        stopping.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
