@@ -14,6 +14,7 @@ from benchmarks import (
     overload,
     parts,
     plots,
+    ray,
     scale,
     simulate,
     stress,
@@ -30,6 +31,7 @@ app.command("compare")(compare.main)
 app.command("jobs")(jobs_command.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
+app.command("ray")(ray.main)
 app.command("scale")(scale.main)
 app.command("simulate")(simulate.main)
 app.command("gpu")(gpu.main)
