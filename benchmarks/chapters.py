@@ -229,6 +229,13 @@ def validation(folder: Path = RESULTS) -> str:
     return f"{made_by(content)}\n\n{pages.validation(content)}"
 
 
+def ray(folder: Path = RESULTS) -> str:
+    """Returns what Ray Serve's ingress costs."""
+    content = read(folder, "ray")
+    rows = [[str(value) for value in one.values()] for one in content["results"]]
+    return f"{made_by(content)}\n\n{markdown(list(content['results'][0]), rows)}"
+
+
 def headline(folder: Path = RESULTS) -> str:
     """The sentences of README.md about the comparison."""
     return compare_report.headline(read(folder, "compare"))

@@ -84,6 +84,7 @@ def parts() -> dict[str, dict[str, str]]:
             "page settings": settings_table(PageSettings),
         },
         "docs/performance.md": {"figures": chapters.chapters()},
+        "docs/ray.md": {"ray": chapters.ray()},
         "docs/scale.md": {
             "sizing": sizing(chapters.read(chapters.RESULTS, "scale")),
             "simulation": chapters.simulation(),

@@ -30,7 +30,7 @@ class Replica:
     load: Load
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Returns the web application, which starts its engine in its lifespan. Raises ServingError."""
+        """Returns the web application, which starts its engine. Raises ConfigurationError."""
         given = get_runtime_context().get_assigned_resources().get("CPU", 0.0)
         cores = cpus.grant(given)
         os.environ |= fitting(cores, get_gpu_ids(), os.environ)  # workers read it, too
