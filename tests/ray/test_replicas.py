@@ -117,11 +117,16 @@ def test_a_new_version_rolls_out(url: str) -> None:
     assert not traffic.wrong
 
 
-def test_replicas_follow_the_load(url: str) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [{"policy": {"policy_function": follow_load}}, {"target_ongoing_requests": 0.7}],
+    ids=["workers and queue", "ongoing requests"],
+)
+def test_replicas_follow_the_load(url: str, policy: dict[str, Any]) -> None:
     scaling = {
+        **policy,
         "min_replicas": 1,
         "max_replicas": 3,
-        "policy": {"policy_function": follow_load},
         "metrics_interval_s": 0.5,
         "look_back_period_s": 2,
         "upscale_delay_s": 1,
