@@ -230,10 +230,13 @@ def validation(folder: Path = RESULTS) -> str:
 
 
 def ray(folder: Path = RESULTS) -> str:
-    """Returns what Ray Serve's ingress costs."""
-    content = read(folder, "ray")
-    rows = [[str(value) for value in one.values()] for one in content["results"]]
-    return f"{made_by(content)}\n\n{markdown(list(content['results'][0]), rows)}"
+    """Returns what Ray Serve's ingress costs, with the model in fp32 and in int8."""
+    parts = []
+    for name in ("ray", "ray-int8"):
+        content = read(folder, name)
+        rows = [[str(value) for value in one.values()] for one in content["results"]]
+        parts += [made_by(content), markdown(list(content["results"][0]), rows)]
+    return "\n\n".join(parts)
 
 
 def headline(folder: Path = RESULTS) -> str:
