@@ -6,7 +6,6 @@ A replica reports both (`Load`), and Serve's controller decides (`follow_load`).
 import time
 from typing import Any
 
-from serving.engine.memory import Signature
 from serving.inference.service import InferenceService
 
 BUSY_SHARE = 0.7
@@ -28,7 +27,8 @@ class Load:
 
         Both are 0 while nothing is computed. Raises UnavailableError before the model is loaded.
         """
-        totals = [self._service.statistics(signature) for signature in Signature]
+        metadata = self._service.metadata()
+        totals = [self._service.statistics(index) for index in range(len(metadata.signatures))]
         now = (
             time.monotonic(),
             sum(batch.infer_ns for _, by_size in totals for batch in by_size.values()),
@@ -37,7 +37,7 @@ class Load:
         )
         seconds, infer_ns, queue_ns, requests = (a - b for a, b in zip(now, self._before, strict=True))
         self._before = now
-        workers = max(1, self._service.metadata().ready_instances)
+        workers = max(1, metadata.ready_instances)
         return {
             "busy": max(0.0, infer_ns / 1e9 / workers / max(seconds, 1e-9)),
             "queue_s": max(0.0, queue_ns / 1e9 / max(requests, 1)),

@@ -104,8 +104,9 @@ def test_a_model_that_cannot_be_served_is_named(
     (tmp_path / "broken").touch()
     check_one_sentence(ended(settings), "commanded not to load")
     description = json.loads((folder / "model.json").read_text())
-    (folder / "model.json").write_text(json.dumps({**description, "labels": [], "image": {}}))
-    check_one_sentence(ended(settings), str(folder), "labels: ", "image.resize: ")
+    for wrong, words in (({"image": {}}, "image.resize: "), ({"labels": []}, "needs labels and image")):
+        (folder / "model.json").write_text(json.dumps({**description, **wrong}))
+        check_one_sentence(ended(settings), str(folder), words)
     (folder / "model.json").write_text("{")
     check_one_sentence(ended(settings), str(folder), "Invalid JSON")
 

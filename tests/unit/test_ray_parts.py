@@ -54,7 +54,7 @@ class Service:
 
     def metadata(self) -> SimpleNamespace:
         """Two workers."""
-        return SimpleNamespace(ready_instances=2)
+        return SimpleNamespace(ready_instances=2, signatures=("image", "tensor"))
 
 
 def test_a_replica_reports_what_happened_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
