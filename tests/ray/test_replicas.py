@@ -133,10 +133,10 @@ def test_replicas_follow_the_load(url: str, policy: dict[str, Any]) -> None:
         "downscale_delay_s": 2,
     }
     deploy(autoscaling_config=scaling)
-    with Traffic(url, 1, pause_s=0.05) as light:
+    with Traffic(url, 1, pause_s=0.3) as light:
         light.answered(20)
         assert running() == 1
-        with Traffic(url, 2, pause_s=0.05) as heavy:
+        with Traffic(url, 4, pause_s=0.05) as heavy:
             wait_for(lambda: running() == 3)
             heavy.answered(30)
         wait_for(lambda: running() == 1)
