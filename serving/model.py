@@ -5,8 +5,8 @@ models/NAME/VERSION/model.onnx, model.safetensors                     weights, o
 models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same in int8, for CPUs
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
-A folder without `model.json` that holds `model.onnx`, itself or in VERSION, is a graph that is asked in
-tensors only, of the folder's name.
+A folder without `model.json` is of the folder's name. With transformers' `config.json` it is read as
+`huggingface.py` says, else `model.onnx`, itself or in VERSION, is a graph that is asked in tensors only.
 
 Called at start by the service, the supervisor and the workers.
 """
@@ -45,13 +45,23 @@ class ImagePipeline(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     resize: Side | Size
-    """Length of the short side, or [height, width]; bilinear, antialiased."""
+    """Length of the short side, or [height, width]; antialiased."""
+
+    filter: Literal["bilinear", "bicubic", "lanczos", "hamming", "box"] = Field(
+        default="bilinear", exclude_if=lambda value: value == "bilinear"
+    )
+    """Filter of both resizes."""
 
     center_crop: Side | None = None
     """Side of the square that is cropped from the centre."""
 
+    crop_rounding: Literal["nearest", "down"] = Field(
+        default="nearest", exclude_if=lambda value: value == "nearest"
+    )
+    """Way to a whole pixel, where the centre's crop would begin between two."""
+
     enlarge: Size | None = None
-    """Size to which the crop is resized, [height, width]; bilinear."""
+    """Size to which the crop is resized, [height, width]."""
 
     mean: tuple[float, float, float]
     """Subtracted from pixels in [0, 1], per channel."""
@@ -209,7 +219,7 @@ class Model:
         if version is not None and (folder / version / "model.json").exists():
             path = folder / version / "model.json"
         try:
-            if not path.exists() and (found := bare_graph(folder, version)):
+            if not path.exists() and (found := described(folder, version)):
                 return cls(folder, found)
             description = ModelDescription.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -271,14 +281,30 @@ class Model:
                 raise ConfigurationError(f"{path} is not the file that model.json describes")
         return path
 
+    @property
+    def _has_model_json(self) -> bool:
+        return (self.folder / "model.json").exists()
+
     def _relative(self, kind: Kind) -> str:
         relative = f"{self.description.version}/{kind}"
-        is_versioned = (self.folder / "model.json").exists() or (self.folder / relative).exists()
-        return kind if not is_versioned and (self.folder / kind).is_file() else relative
+        if self._has_model_json or (self.folder / relative).exists():
+            return relative
+        beside = (kind, f"onnx/{kind}")
+        return next((each for each in beside if (self.folder / each).is_file()), relative)
 
     def _is_brought(self, kind: Kind) -> bool:
-        may_be = kind in INT8_KINDS or self.description.task == TENSOR
+        may_be = kind in INT8_KINDS or self.description.task == TENSOR or not self._has_model_json
         return may_be and (self.folder / self._relative(kind)).is_file()
+
+
+def described(folder: Path, version: str | None) -> ModelDescription | None:
+    """Returns the description of a folder without model.json; None if it holds no model.
+
+    Raises ConfigurationError.
+    """
+    from serving import huggingface  # it makes a ModelDescription
+
+    return huggingface.export(folder, version) or bare_graph(folder, version)
 
 
 def bare_graph(folder: Path, version: str | None) -> ModelDescription | None:

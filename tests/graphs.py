@@ -59,3 +59,10 @@ def nonzero() -> onnx.ModelProto:
     )
     outputs = [value("places", TensorProto.INT64, [2, "found"]), value("twice", axes=["N", "n"])]
     return model(nodes, inputs, outputs)
+
+
+def mean_colour(size: int | str = "height") -> onnx.ModelProto:
+    """Input `pixel_values` FP32 [N, 3, size, size]; output `logits` [N, 3], the mean of each channel."""
+    nodes = [node("GlobalAveragePool", "pixel_values", "means"), node("Flatten", "means", "logits")]
+    inputs = [value("pixel_values", axes=["batch_size", 3, size, size])]
+    return model(nodes, inputs, [value("logits", axes=["batch_size", 3])])

@@ -7,6 +7,7 @@ decodes plain JPEG files, Pillow all others. Triton's photo model carries a copy
 """
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -78,7 +79,7 @@ class ImageDecoder:
         Image.init()  # later, when Pillow would load its plugins, there may be no free descriptor
         self.pipeline = pipeline
         self.max_pixels = max_pixels
-        self._resizer = Resizer()
+        self._resizer = Resizer(pipeline.filter)
         Image.MAX_IMAGE_PIXELS = None  # Pillow's own, fixed limit; ours is checked below
 
     @staticmethod
@@ -174,7 +175,8 @@ class ImageDecoder:
                 left, top = (new_width - crop) // 2, (new_height - crop) // 2
                 pixels = np.array(Image.fromarray(pixels).crop((left, top, left + crop, top + crop)))
         else:
-            left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
+            whole = math.floor if pipeline.crop_rounding == "down" else round
+            left, top = whole((new_width - crop) / 2), whole((new_height - crop) / 2)
             x, y = width / new_width, height / new_height
             box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
             pixels = self._resizer.resize(image, (crop, crop), box)

@@ -1,8 +1,9 @@
-"""Bilinear, antialiased resampling as Pillow's, several times faster where there is SIMD code.
+"""Antialiased resampling as Pillow's; bilinear is several times faster where there is SIMD code.
 
 The SIMD code of `cykooz.resizer` differs from Pillow by one grey level at most. It lacks wheels for some
 systems, copies its input, and holds the interpreter's lock while it works. So Pillow resizes images that
-are large or of another mode. Pillow also enlarges: there the difference could be two levels.
+are large or of another mode. Pillow also enlarges: there the difference could be two levels. All other
+filters are Pillow's.
 Called by `decode.py` on a decoding thread or the event loop.
 """
 
@@ -29,7 +30,8 @@ DecodedImage = Image.Image | NDArray[np.uint8]  # an array is RGB, [height, widt
 class Resizer:
     """Resizer for all threads; every thread has its own buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self, filter_name: str = "bilinear") -> None:
+        self._filter = Resampling[filter_name.upper()]
         self._local = threading.local()
 
     def resize(
@@ -42,7 +44,8 @@ class Resizer:
         width, height = size_of(image)
         left, top, right, bottom = box or (0.0, 0.0, width, height)
         reduces = right - left >= size[0] and bottom - top >= size[1]
-        if SIMD and reduces and width * height <= MAX_SIMD_PIXELS and is_rgb(image):
+        quick = SIMD and self._filter == Resampling.BILINEAR and is_rgb(image)
+        if quick and reduces and width * height <= MAX_SIMD_PIXELS:
             source = SIMD.ImageData(width, height, SIMD.PixelType.U8x3, image.tobytes())
             target = SIMD.ImageData(*size, SIMD.PixelType.U8x3)
             with contextlib.suppress(RuntimeError):  # left + width may round to a hair beyond the edge
@@ -50,7 +53,7 @@ class Resizer:
                 return np.frombuffer(target.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
         if isinstance(image, np.ndarray):
             image = Image.fromarray(image)
-        return np.asarray(image.resize(size, Resampling.BILINEAR, box))
+        return np.asarray(image.resize(size, self._filter, box))
 
     def _own(self) -> Any:
         """Returns the calling thread's SIMD resizer."""

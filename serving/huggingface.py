@@ -1,0 +1,250 @@
+"""Export of transformers or optimum: a folder with `config.json` and `model.onnx` or `onnx/model.onnx`.
+
+It becomes the description that a model.json would hold, of version 1. What is not understood is refused
+at start, in a sentence that names file and field. Called by `model.py`.
+"""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+from serving.errors import ConfigurationError, in_words
+from serving.model import IMAGE_CLASSIFICATION, ImagePipeline, ModelDescription
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+IMAGE_HEAD = "ForImageClassification"
+DEFAULT_LABELS = 2
+"""Of a config.json that says nothing of them."""
+
+FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+"""Names of Pillow's numbers; without `nearest`, which no network is trained with."""
+
+CONVNEXT, LEVIT, POOLFORMER = "ConvNext", "Levit", "PoolFormer"
+SQUARE = ("ViT", "DeiT", "Beit", "Siglip", "Pvt")
+"""Image processors to which a single number is the side of a square."""
+
+BY_SHORT_SIDE = ("CLIP", "Bit", "MobileNetV1", "MobileNetV2", LEVIT, POOLFORMER, CONVNEXT)
+"""Image processors to which a single number is the short side."""
+
+UNCROPPED = ("ViT", "Siglip", "Pvt")
+"""Image processors that do not crop unless their file says so."""
+
+CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
+LEVIT_SCALE = 256 / 224
+POOLFORMER_CROP_PCT = 0.9
+
+Sizes = PositiveInt | dict[str, PositiveInt]
+Channels = float | tuple[float, float, float]
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class File(BaseModel):
+    """JSON file, as far as it is needed; other fields do not matter."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
+
+    auto_map: Any = None
+    """Code of the model's own."""
+
+
+class Config(File):
+    """Content of `config.json`."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    problem_type: str | None = None
+    id2label: dict[NonNegativeInt, str] | None = None
+    num_labels: PositiveInt | None = None
+
+    @property
+    def labels(self) -> list[str]:
+        """Class names in the order of the outputs. Raises ValueError."""
+        count = self.num_labels or DEFAULT_LABELS
+        named = self.id2label or {index: f"LABEL_{index}" for index in range(count)}
+        if sorted(named) != list(range(len(named))):
+            raise ValueError(f"id2label has not all numbers from 0 to {len(named) - 1}")
+        return [named[index] for index in range(len(named))]
+
+
+class Preprocessor(File):
+    """Content of `preprocessor_config.json`."""
+
+    image_processor_type: str | None = None
+    feature_extractor_type: str | None = None
+    do_resize: bool = True
+    size: Sizes | None = None
+    resample: int | None = None
+    do_center_crop: bool | None = None
+    crop_size: Sizes | None = None
+    crop_pct: PositiveFloat | None = None
+    do_rescale: bool = True
+    rescale_factor: PositiveFloat = 1 / 255
+    do_normalize: bool = True
+    image_mean: Channels | None = None
+    image_std: Channels | None = None
+    do_flip_channel_order: bool | None = None
+
+    @property
+    def kind(self) -> str:
+        """Name of the image processor's family. Raises ValueError for one that is not known."""
+        field = "image_processor_type" if self.image_processor_type else "feature_extractor_type"
+        name = getattr(self, field)
+        if name is None:
+            raise ValueError("image_processor_type is missing")
+        kind = name.removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+        if kind not in SQUARE + BY_SHORT_SIDE:
+            raise ValueError(f"{field} is {name[:80]}, whose steps are not known here")
+        return str(kind)
+
+    def pipeline(self) -> ImagePipeline:
+        """Returns the steps. Raises ValueError for those that are not served."""
+        kind = self.kind
+        if not self.do_resize:
+            raise ValueError("do_resize is false, but all images need one size")
+        if self.do_flip_channel_order:
+            raise ValueError("do_flip_channel_order is true, but only RGB is served")
+        resample = FILTERS.get(self.resample or 0)
+        if resample is None:
+            raise ValueError(f"resample is {self.resample}; filters 1 to 5 are served")
+        resize, crop = self._sizes(kind)
+        mean, std = self._statistics()
+        return ImagePipeline.model_validate(
+            {
+                "resize": resize,
+                "center_crop": crop,
+                "crop_rounding": "down",
+                "filter": resample,
+                "mean": mean,
+                "std": std,
+            }
+        )
+
+    def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
+        """Returns what to resize to, the short side or (height, width), and the side of the crop."""
+        if self.size is None:
+            raise ValueError("size is missing")
+        resize = sides("size", self.size, kind in SQUARE)
+        if kind == CONVNEXT:
+            if not isinstance(resize, int):
+                raise ValueError("size has no shortest_edge")
+            if resize >= CONVNEXT_UNCROPPED:
+                return (resize, resize), None
+            return int(resize / (self.crop_pct or CONVNEXT_CROP_PCT)), resize
+        if kind == LEVIT and isinstance(resize, int):
+            resize = int(LEVIT_SCALE * resize)
+        if kind == POOLFORMER:
+            resize = self._before_crop(resize)
+        crops = kind not in UNCROPPED if self.do_center_crop is None else self.do_center_crop
+        return resize, self._crop(resize) if crops else None
+
+    def _before_crop(self, size: int | tuple[int, int]) -> int | tuple[int, int]:
+        """Returns the size from which `crop_pct` leaves this one; null leaves all."""
+        part = self.crop_pct if "crop_pct" in self.model_fields_set else POOLFORMER_CROP_PCT
+        if part is None:
+            return size
+        if isinstance(size, int):
+            return int(size / part)
+        height, width = (int(side / part) for side in size)
+        return height if height == width else (height, width)
+
+    def _crop(self, resize: int | tuple[int, int]) -> int:
+        if self.crop_size is None:
+            raise ValueError("crop_size is missing")
+        crop = sides("crop_size", self.crop_size, square=True)
+        if isinstance(crop, int) or crop[0] != crop[1]:
+            raise ValueError("crop_size is no square")
+        if crop[0] > (resize if isinstance(resize, int) else min(resize)):
+            raise ValueError(f"crop_size is {crop[0]}, more than is left after the resize")
+        return crop[0]
+
+    def _statistics(self) -> tuple[list[float], list[float]]:
+        """Returns mean and standard deviation of pixels from 0 to 1, whatever they are scaled by."""
+        mean, std = self.image_mean, self.image_std
+        if not self.do_normalize:
+            mean, std = 0.0, 1.0
+        if mean is None or std is None:
+            raise ValueError("image_mean or image_std is missing")
+        scale = 255 * self.rescale_factor if self.do_rescale else 255.0
+        return [each / scale for each in of_channels(mean)], [each / scale for each in of_channels(std)]
+
+
+def export(folder: Path, version: str | None) -> ModelDescription | None:
+    """Returns the description of an export; None where the folder is no export, or for a version over 1.
+
+    Raises ConfigurationError.
+    """
+    path = folder / CONFIG
+    if version not in (None, "1") or not path.is_file():
+        return None
+    config = read(path, Config)
+    if config.model_type is None and config.architectures is None:
+        return None  # another program's file
+    try:
+        return description(folder, config)
+    except ValidationError as error:
+        raise ConfigurationError(f"{folder} cannot be served: {in_words(error)}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} cannot be served: {error}") from error
+
+
+def description(folder: Path, config: Config) -> ModelDescription:
+    """Returns the description by the network's head. Raises ValueError and ConfigurationError."""
+    found = config.architectures or []
+    if len(found) != 1:
+        raise ValueError(f"architectures names {len(found)} networks instead of one")
+    content: dict[str, Any] = {"name": folder.resolve().name, "version": "1", "labels": config.labels}
+    if found[0].endswith(IMAGE_HEAD):
+        if config.problem_type == "multi_label_classification" or len(config.labels) == 1:
+            raise ValueError("problem_type is one of independent labels, served for texts only")
+        return ModelDescription(
+            **content, task=IMAGE_CLASSIFICATION, image=image_pipeline(folder / PREPROCESSOR)
+        )
+    raise ValueError(f"architectures is {found[0][:80]}; served are those that end in {IMAGE_HEAD}")
+
+
+def image_pipeline(path: Path) -> ImagePipeline:
+    """Reads the steps of the image processor. Raises ConfigurationError."""
+    file = read(path, Preprocessor)
+    try:
+        return file.pipeline()
+    except ValidationError as error:
+        raise ConfigurationError(f"{path} cannot be served: {in_words(error)}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} cannot be served: {error}") from error
+
+
+def read(path: Path, kind: type[Content]) -> Content:
+    """Reads a JSON file. Raises ConfigurationError, also for custom code."""
+    try:
+        content = kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"{path} cannot be served: {in_words(error)}") from error
+    if getattr(content, "auto_map", None):
+        raise ConfigurationError(f"{path} cannot be served: auto_map names code of the model's own")
+    return content
+
+
+def sides(field: str, size: Sizes, square: bool) -> int | tuple[int, int]:
+    """Returns the short side or (height, width); a single number is either. Raises ValueError."""
+    if isinstance(size, int):
+        return (size, size) if square else size
+    if set(size) == {"height", "width"}:
+        return size["height"], size["width"]
+    if set(size) == {"shortest_edge"}:
+        return size["shortest_edge"]
+    raise ValueError(f"{field} has {sorted(size)}; height and width, or shortest_edge, are served")
+
+
+def of_channels(value: Channels) -> tuple[float, float, float]:
+    """Returns a number for each channel."""
+    return value if isinstance(value, tuple) else (value, value, value)
