@@ -12,7 +12,7 @@ from fastapi_onnx.tensor_network import TensorNetwork, signature_of
 from serving.backends.base import BackendInfo
 from serving.backends.int8 import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
-from serving.model import TENSOR, Model
+from serving.model import GRAPHS, Model
 from serving.settings import Settings
 from serving.tensors import Array, Signature
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class OnnxBackend:
-    """Backend with `CpuNetwork` on a CPU, `CudaNetwork` on a GPU, `TensorNetwork` for tensors alone."""
+    """Backend with `CpuNetwork` on a CPU, `CudaNetwork` on a GPU, `TensorNetwork` for other graphs."""
 
     def __init__(self) -> None:
         self._network: CpuNetwork | CudaNetwork | TensorNetwork | None = None
 
     def signatures(self, model: Model) -> tuple[Signature, ...]:
-        """Returns how the graph is called that is asked in tensors only. Raises ConfigurationError."""
+        """Returns how a graph is called with its own tensors. Raises ConfigurationError."""
         return (signature_of(model),)
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
@@ -46,7 +46,7 @@ class OnnxBackend:
         def load(precision: str) -> Infer:
             return CpuNetwork(model, settings, None, precision).infer
 
-        if model.description.task == TENSOR:
+        if model.description.task in GRAPHS:
             self._network = network = TensorNetwork.on_cpu(model, settings, scratch)
             precision, reason = network.precision, network.reason
         else:
@@ -73,7 +73,7 @@ class OnnxBackend:
         try:
             device = Device(settings)
             network: CudaNetwork | TensorNetwork
-            if model.description.task == TENSOR:
+            if model.description.task in GRAPHS:
                 network = TensorNetwork.on_gpu(model, settings, device)
             else:
                 network = CudaNetwork(model, device, settings.precision)

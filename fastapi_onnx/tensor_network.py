@@ -84,7 +84,9 @@ class TensorNetwork:
 
 def signature_of(model: Model) -> Signature:
     """Returns how the model's graph is called. Raises ConfigurationError."""
-    return graph_signature(model.file("model.onnx"), model.description.limits)
+    only_int8 = model.has(FILES["int8"]) and not model.has(FILES["fp32"])
+    path = model.file(FILES["int8" if only_int8 else "fp32"])
+    return graph_signature(path, model.description.limits)
 
 
 def check_precision(settings: Settings) -> None:

@@ -15,6 +15,7 @@ ServingError
 │   ├── SlowBodyError             408 request_timeout
 │   ├── PayloadTooLargeError      413 payload_too_large
 │   ├── ImageTooLargeError        413 image_too_large
+│   ├── TextTooLongError          413 text_too_long
 │   ├── UnsupportedMediaTypeError 415 unsupported_media_type
 │   └── InvalidRequestError       422 invalid_request
 ├── RetryableError            503 with Retry-After
@@ -101,7 +102,7 @@ class InvalidTensorError(RequestError):
 
 
 class InvalidTextError(RequestError):
-    """Bytes are not text in UTF-8."""
+    """Text is empty, or its bytes are not UTF-8."""
 
     code = "invalid_text"
 
@@ -158,6 +159,13 @@ class ImageTooLargeError(RequestError):
 
     status = 413
     code = "image_too_large"
+
+
+class TextTooLongError(RequestError):
+    """Text has more bytes or tokens than the limit."""
+
+    status = 413
+    code = "text_too_long"
 
 
 class UnsupportedMediaTypeError(RequestError):

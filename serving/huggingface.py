@@ -5,7 +5,7 @@ at start, in a sentence that names file and field. Called by `model.py`.
 """
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -17,12 +17,32 @@ from pydantic import (
 )
 
 from serving.errors import ConfigurationError, in_words
-from serving.model import IMAGE_CLASSIFICATION, ImagePipeline, ModelDescription
+from serving.model import (
+    IMAGE_CLASSIFICATION,
+    TEXT_CLASSIFICATION,
+    ImagePipeline,
+    ModelDescription,
+    TextPipeline,
+)
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
-IMAGE_HEAD = "ForImageClassification"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+IMAGE_HEAD, TEXT_HEAD = "ForImageClassification", "ForSequenceClassification"
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 DEFAULT_LABELS = 2
 """Of a config.json that says nothing of them."""
+
+DEFAULT_TOKENS = 512
+"""Most tokens of a model whose files name no limit."""
+
+NO_LIMIT = 10**6
+"""Tokenisers without a limit name a number beyond this one."""
+
+BEHIND_PADDING = {
+    *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
+"""Types of models that count positions from the one behind `pad_token_id`."""
 
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Names of Pillow's numbers; without `nearest`, which no network is trained with."""
@@ -63,6 +83,21 @@ class Config(File):
     problem_type: str | None = None
     id2label: dict[NonNegativeInt, str] | None = None
     num_labels: PositiveInt | None = None
+    pad_token_id: NonNegativeInt | None = None
+    max_position_embeddings: int | None = None
+
+    @property
+    def independent(self) -> bool:
+        """Whether classes do not exclude each other."""
+        return self.problem_type == MULTI_LABEL or len(self.labels) == 1
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens that the network has positions for; None if that is not known, or has no limit."""
+        most = self.max_position_embeddings
+        if most is None or most <= 0:
+            return None
+        return most - (self.pad_token_id or 0) - 1 if self.model_type in BEHIND_PADDING else most
 
     @property
     def labels(self) -> list[str]:
@@ -176,6 +211,22 @@ class Preprocessor(File):
         return [each / scale for each in of_channels(mean)], [each / scale for each in of_channels(std)]
 
 
+class TokenizerConfig(File):
+    """Content of `tokenizer_config.json`."""
+
+    model_max_length: float | None = None
+    truncation_side: Literal["left", "right"] = "right"
+    pad_token: str | dict[str, Any] | None = None
+    added_tokens_decoder: dict[NonNegativeInt, dict[str, Any]] = {}
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Number of the token that pads; None if there is none."""
+        pad = self.pad_token.get("content") if isinstance(self.pad_token, dict) else self.pad_token
+        numbers = (n for n, token in self.added_tokens_decoder.items() if token.get("content") == pad)
+        return next(numbers, None) if pad else None
+
+
 def export(folder: Path, version: str | None) -> ModelDescription | None:
     """Returns the description of an export; None where the folder is no export, or for a version over 1.
 
@@ -202,12 +253,18 @@ def description(folder: Path, config: Config) -> ModelDescription:
         raise ValueError(f"architectures names {len(found)} networks instead of one")
     content: dict[str, Any] = {"name": folder.resolve().name, "version": "1", "labels": config.labels}
     if found[0].endswith(IMAGE_HEAD):
-        if config.problem_type == "multi_label_classification" or len(config.labels) == 1:
+        if config.independent:
             raise ValueError("problem_type is one of independent labels, served for texts only")
         return ModelDescription(
             **content, task=IMAGE_CLASSIFICATION, image=image_pipeline(folder / PREPROCESSOR)
         )
-    raise ValueError(f"architectures is {found[0][:80]}; served are those that end in {IMAGE_HEAD}")
+    if found[0].endswith(TEXT_HEAD):
+        if config.problem_type == REGRESSION:
+            raise ValueError("problem_type is regression, whose answer is no class")
+        return ModelDescription(**content, task=TEXT_CLASSIFICATION, text=text_pipeline(folder, config))
+    raise ValueError(
+        f"architectures is {found[0][:80]}; served are those that end in {IMAGE_HEAD} or {TEXT_HEAD}"
+    )
 
 
 def image_pipeline(path: Path) -> ImagePipeline:
@@ -219,6 +276,25 @@ def image_pipeline(path: Path) -> ImagePipeline:
         raise ConfigurationError(f"{path} cannot be served: {in_words(error)}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
+
+
+def text_pipeline(folder: Path, config: Config) -> TextPipeline:
+    """Reads what is beside the tokeniser. Raises ConfigurationError."""
+    if not (folder / TOKENIZER).is_file():
+        raise ConfigurationError(
+            f"{folder / TOKENIZER} is missing: tokenisers are served in this form only, which "
+            "transformers saves with use_fast=True"
+        )
+    path = folder / TOKENIZER_CONFIG
+    file = read(path, TokenizerConfig) if path.exists() else TokenizerConfig()
+    length = file.model_max_length
+    own = int(length) if length and length < NO_LIMIT else None
+    return TextPipeline(
+        max_tokens=min((each for each in (own, config.positions) if each), default=DEFAULT_TOKENS),
+        pad_token_id=file.pad_token_id if config.pad_token_id is None else config.pad_token_id,
+        truncation_side=file.truncation_side,
+        activation="sigmoid" if config.independent else "softmax",
+    )
 
 
 def read(path: Path, kind: type[Content]) -> Content:

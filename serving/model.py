@@ -20,6 +20,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -29,6 +30,10 @@ from pydantic import (
 from serving.errors import ConfigurationError, in_words
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
+TEXT_CLASSIFICATION = "text-classification"
+GRAPHS = (TENSOR, TEXT_CLASSIFICATION)
+"""Tasks whose graph is called as its file has it."""
+
 
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Length in pixels; a batch of larger images would not fit into memory."""
@@ -85,6 +90,24 @@ class ImagePipeline(BaseModel):
             return self.center_crop, self.center_crop
         assert not isinstance(self.resize, int)  # noqa: S101 check_output_is_fixed holds this
         return self.resize
+
+
+class TextPipeline(BaseModel):
+    """Preprocessing of a text, beside what `tokenizer.json` says, and what its logits mean."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    max_tokens: PositiveInt
+    """Most tokens of a text, the special ones among them."""
+
+    pad_token_id: NonNegativeInt | None
+    """Token behind the shorter texts of a batch; None: only texts of the same length share one."""
+
+    truncation_side: Literal["left", "right"] = "right"
+    """End at which a long text is truncated."""
+
+    activation: Literal["softmax", "sigmoid"] = "softmax"
+    """`sigmoid` if the classes do not exclude each other."""
 
 
 class Thresholds(BaseModel):
@@ -147,14 +170,17 @@ class ModelDescription(BaseModel):
 
     description: str = ""
     task: str = IMAGE_CLASSIFICATION
-    """What a request means: `image-classification`, `tensor` for a graph that is asked in tensors only,
-    or `module:Class`, a class of one's own."""
+    """What a request means: `image-classification`, `text-classification`, `tensor` for a graph that is
+    asked in tensors only, or `module:Class`, a class of one's own."""
 
     labels: list[str] = []
     """Class names in the order of the outputs."""
 
     image: ImagePipeline | None = None
     """Preprocessing, of an image classifier."""
+
+    text: TextPipeline | None = None
+    """Preprocessing, of a text classifier; its tokeniser is `tokenizer.json` in the folder."""
 
     limits: dict[str, PositiveInt] = {}
     """Largest size of each axis of the graph's tensors that varies, by the axis' name in the graph."""
@@ -172,7 +198,8 @@ class ModelDescription(BaseModel):
     """Side in pixels to which the network reduces its input; None: no reduction."""
 
     files: dict[str, Sha256] = {}
-    """SHA-256 of each file, by its path in the folder; those of the task `tensor` may be left out."""
+    """SHA-256 of each file, by its path in the folder; graphs of `tensor` and `text-classification` may
+    be left out."""
 
     int8: dict[str, Int8Verdict] = {}
     """Verdict on each int8 file, by its path in the folder."""
@@ -183,9 +210,11 @@ class ModelDescription(BaseModel):
 
     @model_validator(mode="after")
     def check_task_is_complete(self) -> "ModelDescription":
-        """Checks that an image classifier has what it needs."""
+        """Checks that a classifier has what it needs."""
         if self.task == IMAGE_CLASSIFICATION and not (self.image and self.labels):
             raise ValueError(f"{IMAGE_CLASSIFICATION} needs labels and image")
+        if self.task == TEXT_CLASSIFICATION and not (self.text and self.labels):
+            raise ValueError(f"{TEXT_CLASSIFICATION} needs labels and text")
         return self
 
     @property
@@ -194,6 +223,13 @@ class ModelDescription(BaseModel):
         if self.image is None:
             raise ConfigurationError(f"{self.name} is no image classifier, but {self.task}")
         return self.image
+
+    @property
+    def text_pipeline(self) -> TextPipeline:
+        """Preprocessing of a text classifier. Raises ConfigurationError for other models."""
+        if self.text is None:
+            raise ConfigurationError(f"{self.name} is no text classifier, but {self.task}")
+        return self.text
 
     def json_text(self) -> str:
         """Returns one line of JSON for Triton's `ModelConfig`: without digests, verdicts and names."""
@@ -271,6 +307,11 @@ class Model:
             )
         return self.checked(relative)
 
+    def tokenizer(self) -> Path:
+        """Returns the path of a text classifier's tokeniser. Raises ConfigurationError."""
+        name = "tokenizer.json"
+        return self.checked(name) if name in self.description.files else self.folder / name
+
     def checked(self, relative: str) -> Path:
         """Returns the path of one of `files`, after a check of its digest. Raises ConfigurationError."""
         path = self.folder / relative
@@ -293,7 +334,7 @@ class Model:
         return next((each for each in beside if (self.folder / each).is_file()), relative)
 
     def _is_brought(self, kind: Kind) -> bool:
-        may_be = kind in INT8_KINDS or self.description.task == TENSOR or not self._has_model_json
+        may_be = kind in INT8_KINDS or self.description.task in GRAPHS or not self._has_model_json
         return may_be and (self.folder / self._relative(kind)).is_file()
 
 

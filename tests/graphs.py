@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 Axes = Sequence[int | str | None] | None
 
@@ -66,3 +68,47 @@ def mean_colour(size: int | str = "height") -> onnx.ModelProto:
     nodes = [node("GlobalAveragePool", "pixel_values", "means"), node("Flatten", "means", "logits")]
     inputs = [value("pixel_values", axes=["batch_size", 3, size, size])]
     return model(nodes, inputs, [value("logits", axes=["batch_size", 3])])
+
+
+def text_classifier(
+    embeddings: NDArray[np.float32],
+    names: Sequence[str] = ("input_ids", "attention_mask"),
+    kind: int = TensorProto.INT64,
+    axes: Axes = ("batch_size", "sequence_length"),
+) -> onnx.ModelProto:
+    """Inputs of these names, of tokens; output `logits` FP32 [N, labels].
+
+    The logits are the mean of the tokens' `embeddings` [vocabulary, labels] under the attention mask,
+    ten times as much for a token of type 1.
+    """
+    inputs = [value(name, kind, axes) for name in names]
+    weights = [
+        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
+        numpy_helper.from_array(np.array([-1]), "last"),
+        numpy_helper.from_array(np.array([1]), "tokens"),
+    ]
+    nodes = [node("Gather", "embeddings input_ids", "found")]
+    if "token_type_ids" in names:
+        weights.append(numpy_helper.from_array(np.array([1, 10], np.float32), "of_types"))
+        nodes += [
+            node("Gather", "of_types token_type_ids", "factors"),
+            node("Unsqueeze", "factors last", "wide_factors"),
+            node("Mul", "found wide_factors", "typed"),
+        ]
+    else:
+        nodes.append(node("Identity", "found", "typed"))
+    mask = "attention_mask" if "attention_mask" in names else "input_ids"
+    nodes.append(node("Cast", mask, "number", to=TensorProto.FLOAT))
+    if mask == "input_ids":
+        nodes += [node("Sub", "number number", "zeros"), node("Exp", "zeros", "mask")]
+    else:
+        nodes.append(node("Identity", "number", "mask"))
+    nodes += [
+        node("Unsqueeze", "mask last", "wide_mask"),
+        node("Mul", "typed wide_mask", "masked"),
+        node("ReduceSum", "masked tokens", "sums", keepdims=0),
+        node("ReduceSum", "mask tokens", "counts", keepdims=1),
+        node("Div", "sums counts", "logits"),
+    ]
+    outputs = [value("logits", axes=["batch_size", embeddings.shape[1]])]
+    return model(nodes, inputs, outputs, weights)

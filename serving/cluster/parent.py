@@ -248,9 +248,8 @@ class Cluster:
         finally:
             self._loading.remove(supervisor)
         if not self._engines and self._settings.web_processes == "auto":
-            self._count, self._count_reason = balance.web_processes(
-                self._settings, supervisor, task_of(model, self._settings, supervisor.profile)
-            )
+            task = task_of(model, self._settings, supervisor.profile, signatures)
+            self._count, self._count_reason = balance.web_processes(self._settings, supervisor, task)
         supervisor.profile["web_processes"] = self._count
         supervisor.profile["web_processes_reason"] = self._count_reason
         self._engines.append(SharedEngine(self._loaded, supervisor))

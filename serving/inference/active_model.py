@@ -57,8 +57,8 @@ class ActiveModel:
     def __init__(self, handle: EngineHandle, settings: Settings, metrics: Metrics) -> None:
         self.handle = handle
         self.description = handle.model.description
-        self.task = task_of(handle.model, settings, handle.profile)
         self.signatures = handle.fds.layout.signatures
+        self.task = task_of(handle.model, settings, handle.profile, self.signatures)
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)
         on_gpu = handle.profile["info"]["device"] != "cpu"

@@ -94,6 +94,14 @@ class CatalogEntry:
         """Whether any input is text."""
         return any(spec.is_text for spec in self.inputs)
 
+    @property
+    def nameless(self) -> WireTensor | None:
+        """The input whose value needs no name: the only one, or the only text that is required."""
+        if len(self.inputs) == 1:
+            return self.inputs[0]
+        required = [spec for spec in self.inputs if not spec.is_optional]
+        return required[0] if len(required) == 1 and required[0].is_text else None
+
 
 class ModelCatalog:
     """Finds models by name and version, for the version that is in service."""

@@ -49,7 +49,7 @@ def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": component(schema, task.request_schema)}}
     if task.example is not None:
         content["application/json"]["example"] = json_example(task)
-    if task.media_types and len(task.request) == 1:
+    if task.body_field:
         content |= {task.example_type: BINARY, "application/octet-stream": BINARY}
     if task.form_fields:
         name = task.form_fields[0]

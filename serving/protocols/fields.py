@@ -1,6 +1,6 @@
 """Finds a task's fields in bodies of the forms that several protocols share.
 
-One field of a request may come as a JSON object's value, as a form's field, or as the body itself.
+The only field that a request needs may also come as a form's field, or as the body itself.
 """
 
 from functools import cache
@@ -25,12 +25,12 @@ NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 def fields_from_body(task: Task, body: bytes, content_type: str | None) -> Fields:
-    """Finds the fields in a body: JSON, a form, or the value of the only field.
+    """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
-    A body without a content type is that value, if there is only one field, else JSON. Raises
+    A body without a content type is that value, if there is such a field, else JSON. Raises
     RequestError.
     """
-    single = task.request[0] if len(task.request) == 1 and task.media_types else None
+    single = task.body_field
     media_type, options = parsed_content_type(content_type or (BYTES if single else JSON).decode())
     if media_type == JSON:
         return fields_from_json(task, body)

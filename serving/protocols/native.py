@@ -20,7 +20,7 @@ CODES = {
     400: ("the body, its encoding or its content cannot be read", "invalid_image"),
     401: ("the API key is missing or wrong", "unauthorized"),
     408: ("the body did not arrive in time", "request_timeout"),
-    413: ("too many bytes, pixels or numbers", "payload_too_large"),
+    413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
     415: ("a content type that is not understood", "unsupported_media_type"),
     422: ("another shape than documented", "invalid_request"),
     500: ("the server's fault; the request may be tried again", "internal_error"),

@@ -1,7 +1,8 @@
 """TensorFlow Serving's REST API: everything under `/v1`.
 
 Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); bytes are `{"b64": "..."}`, a
-tensor nested lists of numbers. A model of one input takes its values with or without its name.
+tensor nested lists of numbers. The only input, and the only text that is required, may come without its
+name.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from serving.base64 import decode_base64
 from serving.engine.statistics import Timings
-from serving.errors import InvalidRequestError, NotFoundError, ServingError
+from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundError, ServingError
 from serving.http.access_log import RequestContext
 from serving.http.body import decode_json
 from serving.http.responses import json_response
@@ -101,7 +103,7 @@ def named_decoder(names: tuple[str, ...], rows: bool) -> "msgspec.json.Decoder[A
 def known_names(model: CatalogEntry) -> tuple[str, ...]:
     """Returns the keys that an object of inputs may have."""
     names = [spec.name for spec in model.inputs]
-    return tuple(dict.fromkeys([*names, ALIAS, "b64"] if len(names) == 1 else names))
+    return tuple(dict.fromkeys([*names, ALIAS, "b64"] if model.nameless else names))
 
 
 def values_of(named: msgspec.Struct, model: CatalogEntry) -> dict[str, bytes]:
@@ -111,16 +113,21 @@ def values_of(named: msgspec.Struct, model: CatalogEntry) -> dict[str, bytes]:
         for index, name in enumerate(known_names(model))
         if (raw := getattr(named, f"_{index}")) is not msgspec.UNSET
     }
-    if len(model.inputs) == 1:
-        own = model.inputs[0].name
+    if spec := model.nameless:
         if list(given) == ["b64"]:
-            return {own: b'{"b64":' + given["b64"] + b"}"}
-        if list(given) not in ([own], [ALIAS]):
-            raise InvalidRequestError(f"the one input is {own}, not {', '.join(given)[:80]!r}")
-        return {own: b"".join(given.values())}
+            return {spec.name: b'{"b64":' + given["b64"] + b"}"}
+        if list(given) == [ALIAS]:
+            return {spec.name: given[ALIAS]}
+    if len(model.inputs) == 1 and list(given) != [model.inputs[0].name]:
+        raise InvalidRequestError(
+            f"the one input is {model.inputs[0].name}, not {', '.join(given)[:80]!r}"
+        )
     for spec in model.inputs:
         if spec.name not in given and not spec.is_optional:
             raise InvalidRequestError(f"{spec.name} is missing")
+    known = {spec.name for spec in model.inputs}
+    if other := [name for name in given if name not in known]:
+        raise InvalidRequestError(f"{other[0]} stands for {model.inputs[0].name}, and for it alone")
     return given
 
 
@@ -157,11 +164,11 @@ def columns(raw: msgspec.Raw, model: CatalogEntry, most: int) -> tuple[int, dict
 
 
 def only_input(model: CatalogEntry) -> WireTensor:
-    """Returns the only input. Raises InvalidRequestError where there are several."""
-    if len(model.inputs) != 1:
+    """Returns the input that needs no name. Raises InvalidRequestError where there is none."""
+    if model.nameless is None:
         names = ", ".join(spec.name for spec in model.inputs)
         raise InvalidRequestError(f"name the inputs: {names}")
-    return model.inputs[0]
+    return model.nameless
 
 
 def joined(found: list[tuple[str, Content]]) -> tuple[int, dict[str, Content]]:
@@ -180,9 +187,9 @@ def column(raw: msgspec.Raw, spec: WireTensor, most: int) -> tuple[str, Content]
     elif spec.dims != (1,):
         raise InvalidRequestError(f"{spec.name} is a list of texts, for which there is no form here")
     elif bytes(memoryview(raw)[:1]) == b"[":
-        content = [text_of(value) for value in decode_json(TEXTS, raw)]
+        content = [element(value, spec) for value in decode_json(TEXTS, raw)]
     else:  # a single text may come without brackets
-        content = [text_of(decode_json(TEXT, raw))]
+        content = [element(decode_json(TEXT, raw), spec)]
     check_count(len(content), most)
     return spec.name, content
 
@@ -208,9 +215,16 @@ def numeric_column(raw: msgspec.Raw, spec: WireTensor, most: int) -> Array:
     return array[:, np.newaxis] if is_scalar else array
 
 
-def text_of(value: B64 | str) -> str:
-    """Returns the base64 text, unwrapped."""
-    return value.b64 if isinstance(value, B64) else value
+def element(value: B64 | str, spec: WireTensor) -> Any:
+    """Returns text, or the base64 of bytes, unwrapped. Raises InvalidBase64Error."""
+    if isinstance(value, str):
+        return value
+    if spec.is_bytes:
+        return value.b64
+    try:
+        return decode_base64(value.b64)
+    except ValueError as error:
+        raise InvalidBase64Error(f"{spec.name} is not base64: {error}"[:200]) from error
 
 
 def check_count(count: int, most: int) -> None:

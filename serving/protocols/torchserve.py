@@ -1,8 +1,8 @@
 """TorchServe's inference API: `/predictions`, `/ping`, `/models`.
 
-The one field of a request comes as the body or as the form field `data`, any request as JSON. The answer
-of a model that classifies is that of TorchServe's image classifier: the five best labels with their
-probabilities; of another model it is that of `/predict`.
+The one field that a request needs comes as the body or as the form field `data`, any request as JSON.
+The answer of a model that classifies is that of TorchServe's image classifier: the five best labels with
+their probabilities; of another model it is that of `/predict`.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def fields_of(task: Task, content: bytes, content_type: str | None) -> Fields:
     Raises RequestError.
     """
     media_type, options = parsed_content_type(content_type or "")
-    single = task.request[0] if len(task.request) == 1 and task.media_types else None
+    single = task.body_field
     if single is None or media_type == JSON:
         return fields_from_json(task, content)
     if media_type == FORM:

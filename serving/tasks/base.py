@@ -90,10 +90,10 @@ class Task:
     """Whether a JSON body is handed on unread, as the field JSON_BODY."""
 
     media_types: tuple[str, ...] = ()
-    """Beginnings of the content types of bodies that are the value of the only field."""
+    """Beginnings of the content types of bodies that are the value of `body_field`."""
 
     form_fields: tuple[str, ...] = ()
-    """Names of a form's field that is the value of the only field."""
+    """Names of a form's field that is the value of `body_field`."""
 
     labels: Sequence[str] = ()
     """Classes, by index; empty if it does not classify."""
@@ -108,13 +108,19 @@ class Task:
     """Request for the documentation."""
 
     example_type: str = "application/octet-stream"
-    """Content type of a body that is the value of the only field."""
+    """Content type of a body that is the value of `body_field`."""
 
     request_schema: Schema = {"type": "object"}  # noqa: RUF012 nobody changes it
     """JSON schema of a request in JSON."""
 
     answer_schema: Schema = {"type": "object"}  # noqa: RUF012
     """JSON schema of an answer in JSON."""
+
+    @property
+    def body_field(self) -> Field | None:
+        """The only field that a request needs, where it may be a body that is no JSON."""
+        required = [field for field in self.request if field.required]
+        return required[0] if len(required) == 1 and self.media_types else None
 
     def hint(self, fields: Fields) -> object | None:  # noqa: ARG002
         """Returns what `preprocess` need not find out again if the input is cheap, else None.

@@ -93,13 +93,18 @@ class ImageClassification(Task):
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
         """Returns the best class, and with `with_top` all candidates."""
-        first = candidates[0]
-        content = {"prediction": first["label"], "probability": first["probability"]}
-        if with_top:
-            content["top"] = [
-                {"label": each["label"], "probability": each["probability"]} for each in candidates
-            ]
-        return content
+        return answer_json(candidates, with_top)
+
+
+def answer_json(candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+    """Returns the JSON of `PredictResponse`."""
+    first = candidates[0]
+    content = {"prediction": first["label"], "probability": first["probability"]}
+    if with_top:
+        content["top"] = [
+            {"label": each["label"], "probability": each["probability"]} for each in candidates
+        ]
+    return content
 
 
 def signatures(model: Model) -> tuple[Signature, ...]:

@@ -1,26 +1,38 @@
 """Tasks by the name that model.json gives, and what the workers run for each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serving.engine import describe
 from serving.engine.provider import EnginePlan, Planner
 from serving.errors import ConfigurationError
-from serving.model import IMAGE_CLASSIFICATION, TENSOR, Model
+from serving.model import IMAGE_CLASSIFICATION, TENSOR, TEXT_CLASSIFICATION, Model
 from serving.settings import Settings
 from serving.tasks import image_classification, python
 from serving.tasks.base import Task
 from serving.tasks.image_classification import ImageClassification
 from serving.tasks.python_requests import PythonRequests
 from serving.tasks.tensor import TensorsOnly
+from serving.tensors import Signature
 
 
-def task_of(model: Model, settings: Settings, profile: Mapping[str, Any]) -> Task:
-    """Returns the task of a model; `profile` is the supervisor's. Raises ConfigurationError."""
+def task_of(
+    model: Model, settings: Settings, profile: Mapping[str, Any], signatures: Sequence[Signature]
+) -> Task:
+    """Returns the task of a model; `profile` is the supervisor's, `signatures` are the planner's.
+
+    Raises ConfigurationError.
+    """
     if model.description.task == IMAGE_CLASSIFICATION:
         return ImageClassification(model, settings)
     if model.description.task == TENSOR:
         return TensorsOnly(model)
+    if model.description.task == TEXT_CLASSIFICATION:
+        from serving.tasks import text_classification  # it loads tokenizers
+
+        return text_classification.TextClassification(
+            model, settings, signatures[text_classification.TOKENS]
+        )
     return PythonRequests(model, settings, profile["schemas"])
 
 
@@ -36,6 +48,11 @@ def planner(backend: str, settings: Settings) -> Planner:
             return EnginePlan(backend, image_classification.signatures(model))
         if task == TENSOR:
             return EnginePlan(backend, describe.signatures(backend, model))
+        if task == TEXT_CLASSIFICATION:
+            from serving.tasks import text_classification
+
+            (graph,) = describe.signatures(backend, model)
+            return EnginePlan(backend, text_classification.signatures(model, graph))
         if ":" in task:
             return EnginePlan(python.BACKEND, python.signatures(model, settings))
         raise ConfigurationError(f"there is no task {task}")

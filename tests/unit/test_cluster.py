@@ -287,4 +287,4 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
 
 
 def test_a_request_takes_longer_than_decoding(model: Model) -> None:
-    assert balance.request_ms(task_of(model, Settings(), {})) > balance.REQUEST_MS
+    assert balance.request_ms(task_of(model, Settings(), {}, [])) > balance.REQUEST_MS

@@ -123,10 +123,10 @@ def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> In
 
 
 def raw_request(body: bytes, model: CatalogEntry) -> InferRequest:
-    """Takes the body for the one input: a file or text, or the bytes of numbers of a fixed shape."""
-    if len(model.inputs) != 1 or -1 in model.inputs[0].dims:
+    """Takes the body for one input: a file or text, or the bytes of numbers of a fixed shape."""
+    spec = model.nameless
+    if spec is None or -1 in spec.dims:
         raise InvalidRequestError(f"{model.name} needs JSON before its tensors")
-    (spec,) = model.inputs
     if not body:
         raise InvalidRequestError("the body is empty")
     is_bytes = spec.datatype == "BYTES"

@@ -1,6 +1,6 @@
-"""Image classification: from logits to probabilities and the best classes; called by `inference/`."""
+"""Classification: from logits to probabilities and the best classes; called by the tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,17 +17,28 @@ class Score:
     """Index of the class in the model's labels."""
 
 
-def best(labels: Sequence[str], logits: NDArray[np.float32], top_k: int) -> list[Score]:
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes probabilities of the same shape; they add up to 1 along the last axis."""
+    exponentials = np.exp(np.subtract(logits, logits.max(-1, keepdims=True), dtype=np.float64))
+    return exponentials / exponentials.sum(-1, keepdims=True)  # type: ignore[no-any-return]
+
+
+def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes probabilities of the same shape, of classes that do not exclude each other."""
+    return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
+
+
+Activation = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+ACTIVATIONS: dict[str, Activation] = {"softmax": softmax, "sigmoid": sigmoid}
+
+
+def best(
+    labels: Sequence[str], logits: NDArray[np.float32], top_k: int, activation: Activation = softmax
+) -> list[Score]:
     """Returns the `top_k` most probable classes of `logits` [classes], or all if there are fewer."""
-    probabilities = softmax(logits)
+    probabilities = activation(logits)
     if top_k == 1:
         order = [int(probabilities.argmax())]
     else:
         order = np.argsort(-probabilities, kind="stable")[:top_k].tolist()
     return [Score(labels[i], float(probabilities[i]), i) for i in order]
-
-
-def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Computes probabilities of the same shape; they add up to 1 along the last axis."""
-    exponentials = np.exp(np.subtract(logits, logits.max(-1, keepdims=True), dtype=np.float64))
-    return exponentials / exponentials.sum(-1, keepdims=True)  # type: ignore[no-any-return]

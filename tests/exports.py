@@ -1,0 +1,94 @@
+"""Exports of text classifiers, made on the spot as transformers would write them."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests import graphs
+
+LABELS = ["NEGATIVE", "NEUTRAL", "POSITIVE"]
+WORDS = {"awful": 0, "dull": 0, "bread": 1, "table": 1, "wonderful": 2, "warm": 2}
+"""Words, each for the label of this index."""
+
+TEXTS = ["the soup was wonderful and warm", "awful and dull", "the bread on the table was cold"] * 20
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+
+
+def word_piece() -> Tokenizer:
+    """A tokeniser like BERT's; [PAD] is 0."""
+    return Tokenizer.from_str(trained_word_piece())
+
+
+def byte_level() -> Tokenizer:
+    """A tokeniser like RoBERTa's: BPE of bytes; <pad> is 1."""
+    return Tokenizer.from_str(trained_byte_level())
+
+
+@cache
+def trained_word_piece() -> str:
+    """Its JSON; every training would number the tokens in another way."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(special_tokens=SPECIAL, show_progress=False)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, SPECIAL.index(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    return str(tokenizer.to_str())
+
+
+@cache
+def trained_byte_level() -> str:
+    """The same."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=600,
+            special_tokens=["<s>", "<pad>", "</s>"],
+            initial_alphabet=alphabet,
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return str(tokenizer.to_str())
+
+
+def embeddings(tokenizer: Tokenizer, labels: int = len(LABELS)) -> NDArray[np.float32]:
+    """What makes `graphs.text_classifier` answer the label of each of WORDS."""
+    made = np.zeros((tokenizer.get_vocab_size(), labels), np.float32)
+    for word, label in WORDS.items():
+        for name in (word, f"Ġ{word}"):
+            if (number := tokenizer.token_to_id(name)) is not None:
+                made[number, label % labels] = 12
+    return made
+
+
+def saved(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:
+    """The folder, then an export; `config` changes config.json, `graph` is of `text_classifier`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "architectures": ["BertForSequenceClassification"],
+        "model_type": "bert",
+        "id2label": {str(index): name for index, name in enumerate(LABELS)},
+        "pad_token_id": 0,
+        "max_position_embeddings": 64,
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps(content))
+    tokenizer.enable_padding(length=5)  # as some files have it; the service pads itself
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    labels = len(content["id2label"] or LABELS[:2])
+    return graphs.saved(graphs.text_classifier(embeddings(tokenizer, labels), **graph), folder)

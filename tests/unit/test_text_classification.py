@@ -1,0 +1,348 @@
+"""`serving.tasks.text_classification`: from exports of text classifiers to answers."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from tokenizers import Tokenizer
+
+from fastapi_onnx.backend import OnnxBackend
+from serving.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
+from serving.model import Model, TextPipeline
+from serving.settings import Settings
+from serving.tasks.base import Candidate, Fields
+from serving.tasks.registry import planner, task_of
+from serving.tasks.text_classification import (
+    MAX_BYTES,
+    TENSOR,
+    TOKENS,
+    TextClassification,
+    signatures,
+)
+from serving.tensors import Array, Signature
+from tests import exports, graphs
+
+HALF = "é" * (MAX_BYTES // 4)
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+
+
+def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> Path:
+    """An export whose config.json has these changes."""
+    return exports.saved(folder / "made", tokenizer or exports.word_piece(), changes)
+
+
+def planned(folder: Path) -> tuple[Signature, ...]:
+    """How the graph in a folder is called."""
+    model = Model.read(folder)
+    return signatures(model, *OnnxBackend().signatures(model))
+
+
+def made(folder: Path, settings: Settings | None = None) -> TextClassification:
+    """The task of a folder."""
+    task = task_of(Model.read(folder), settings or Settings(), {}, planned(folder))
+    assert isinstance(task, TextClassification)
+    return task
+
+
+def tokens(task: TextClassification, **fields: str) -> list[list[int]]:
+    """The numbers of a request, by input."""
+    ((*arrays,),) = task.preprocess(fields).items
+    return [array.tolist() for array in arrays]
+
+
+def answers(folder: Path, requests: list[Fields], top_k: int = 1) -> list[list[Candidate]]:
+    """The candidates of requests that are computed in one batch, padded as the signature says."""
+    signature = planned(folder)[TOKENS]
+    task, backend = made(folder), OnnxBackend()
+    backend.load(Model.read(folder), Settings(device="cpu"))
+    prepared = [task.preprocess(each) for each in requests]
+    items = [each.items[0] for each in prepared]
+    longest = max(item[0].size for item in items)
+    batch: list[Array] = [
+        np.stack([np.pad(a, (0, longest - a.size), constant_values=spec.padding) for a in column])
+        for spec, column in zip(signature.inputs, zip(*items, strict=True), strict=True)
+    ]
+    (logits,) = backend.infer(signature, batch)
+    return [task.postprocess(each, [[row]], top_k) for each, row in zip(prepared, logits, strict=True)]
+
+
+@pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
+def test_texts_of_several_lengths_get_their_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pad = tokenizer.token_to_id("<pad>") or 0
+    folder = saved(tmp_path, tokenizer, pad_token_id=pad)
+    texts = ["warm", "an awful soup on a cold evening with nobody there", "bread", "warm, wonderful"]
+    found = answers(folder, [{"text": text} for text in texts])
+    assert [top[0]["label"] for top in found] == ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
+    (alone,) = answers(folder, [{"text": texts[0]}])
+    assert found[0][0]["probability"] == pytest.approx(alone[0]["probability"], abs=1e-6)
+
+
+def test_tokens_are_the_tokenisers(tmp_path: Path) -> None:
+    task = made(saved(tmp_path))
+    expected = exports.word_piece().encode("The soup", "Warm bread")
+    assert tokens(task, text="The soup", text_pair="Warm bread") == [
+        expected.ids,
+        expected.attention_mask,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "pads"),
+    [
+        ((IDS, MASK), TensorProto.INT64, True),
+        ((MASK, IDS, TYPES), TensorProto.INT64, True),
+        ((IDS, TYPES, MASK), TensorProto.INT32, True),
+        ((IDS,), TensorProto.INT32, False),
+    ],
+)
+def test_inputs_are_as_the_graph_declares(
+    tmp_path: Path, names: tuple[str, ...], kind: int, pads: bool
+) -> None:
+    folder = exports.saved(tmp_path / "made", exports.word_piece(), {}, names=names, kind=kind)
+    found = planned(folder)
+    assert [each.name for each in found] == ["tokens", "tensor"]
+    assert found[TOKENS].pads == pads
+    assert found[TOKENS].limits == {"tokens": 64}
+    assert found[TENSOR].limits == {"sequence_length": 64}
+    for signature in found:
+        assert [spec.name for spec in signature.inputs] == list(names)
+        assert {spec.dtype for spec in signature.inputs} == {
+            "int64" if kind == TensorProto.INT64 else "int32"
+        }
+        assert [spec.example for spec in signature.inputs] == [int(name != TYPES) for name in names]
+    ((*arrays,),) = made(folder).preprocess({"text": "warm", "text_pair": "awful"}).items
+    assert [array.dtype for array in arrays] == [spec.dtype for spec in found[TOKENS].inputs]
+    (top,) = answers(folder, [{"text": "warm", "text_pair": "awful"}], 3)
+    if TYPES in names:  # the second text counts ten times
+        assert [each["label"] for each in top] == ["NEGATIVE", "POSITIVE", "NEUTRAL"]
+    assert sum(each["probability"] for each in top) == pytest.approx(1)
+
+
+def test_labels_that_do_not_exclude_each_other(tmp_path: Path) -> None:
+    folder = saved(tmp_path, problem_type="multi_label_classification")
+    (top,) = answers(folder, [{"text": "warm bread"}], 3)
+    by_label = {each["label"]: each["probability"] for each in top}
+    assert by_label["POSITIVE"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-5)
+    assert by_label["NEUTRAL"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-5)
+    assert by_label["NEGATIVE"] == pytest.approx(0.5)
+
+
+def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
+    folder = saved(tmp_path, id2label={"0": "toxic"})
+    (top,) = answers(folder, [{"text": "awful"}], 3)
+    assert top == [{"label": "toxic", "probability": pytest.approx(1 / (1 + np.exp(-4))), "index": 0}]
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer_config", "expected"),
+    [
+        ({}, None, {"max_tokens": 64, "pad_token_id": 0}),
+        ({}, {"model_max_length": 32}, {"max_tokens": 32}),
+        ({}, {"model_max_length": 10**30}, {"max_tokens": 64}),
+        ({}, {"truncation_side": "left"}, {"truncation_side": "left"}),
+        ({"max_position_embeddings": None}, None, {"max_tokens": 512}),
+        ({"max_position_embeddings": -1}, None, {"max_tokens": 512}),
+        ({"model_type": "roberta", "pad_token_id": 1}, None, {"max_tokens": 62, "pad_token_id": 1}),
+        ({"pad_token_id": None}, {}, {"pad_token_id": None}),
+        (
+            {"pad_token_id": None},
+            {"pad_token": {"content": "x"}, "added_tokens_decoder": {"3": {"content": "x"}}},
+            {"pad_token_id": 3},
+        ),
+        (
+            {"pad_token_id": None},
+            {"pad_token": "y", "added_tokens_decoder": {"3": {"content": "x"}, "4": {"content": "y"}}},
+            {"pad_token_id": 4},
+        ),
+    ],
+)
+def test_limits_and_padding_are_those_of_the_files(
+    tmp_path: Path,
+    config: dict[str, Any],
+    tokenizer_config: dict[str, Any] | None,
+    expected: dict[str, Any],
+) -> None:
+    folder = saved(tmp_path, **config)
+    if tokenizer_config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    found = Model.read(folder).description.text_pipeline
+    assert found == TextPipeline(**{**found.model_dump(), **expected})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"problem_type": "regression"}, r"config\.json cannot be served: problem_type is regression"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "architectures is BertForQuestionAnswering"),
+        ({"auto_map": {"AutoConfig": "x"}}, "auto_map"),
+    ],
+)
+def test_what_is_not_served_is_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Model.read(saved(tmp_path, **config))
+
+
+def test_tokenisers_that_are_not_served_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["x", null]}}')
+    with pytest.raises(ConfigurationError, match=r"tokenizer_config\.json cannot be served: auto_map"):
+        Model.read(folder)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json cannot be read as a tokeniser"):
+        made(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is missing"):
+        Model.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        ({"axes": ("batch_size", 16)}, r"input_ids has the shape \[16\] behind the batch"),
+        ({"names": (IDS, MASK, "position_ids")}, "the graph's input position_ids is none of input_ids"),
+    ],
+)
+def test_graphs_that_are_not_served_are_refused(
+    tmp_path: Path, graph: dict[str, Any], words: str
+) -> None:
+    folder = exports.saved(tmp_path / "made", exports.word_piece(), {}, **graph)
+    with pytest.raises(ConfigurationError, match=words):
+        planned(folder)
+
+
+def test_labels_of_another_number_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    made = graphs.text_classifier(exports.embeddings(exports.word_piece(), 2))
+    graphs.saved(made, folder)
+    with pytest.raises(ConfigurationError, match=r"logits .* \[2\] .* but there are 3 labels"):
+        planned(folder)
+
+
+def test_the_planner_asks_the_backend(tmp_path: Path) -> None:
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(saved(tmp_path)))
+    assert plan.signatures == planned(tmp_path / "made")
+
+
+def test_a_graph_in_int8_alone(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / "model.onnx").rename(folder / "model_quantized.onnx")
+    assert len(planned(folder)) == 2
+    chosen = Settings(device="cpu", precision="int8")
+    assert OnnxBackend().load(Model.read(folder), chosen).precision == "int8"
+
+
+def test_a_model_json_may_describe_the_same(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    content = {
+        "name": "own",
+        "version": "1",
+        "task": "text-classification",
+        "labels": exports.LABELS,
+        "text": {"max_tokens": 8, "pad_token_id": 0},
+    }
+    (folder / "1").mkdir()
+    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
+    (folder / "model.json").write_text(json.dumps(content))
+    assert tokens(made(folder), text="warm")[0] == exports.word_piece().encode("warm").ids
+    (folder / "model.json").write_text(json.dumps({**content, "text": None}))
+    with pytest.raises(ConfigurationError, match="text-classification needs labels and text"):
+        Model.read(folder)
+
+
+# what clients send
+
+
+def test_a_text_of_too_many_tokens_is_refused_or_truncated(tmp_path: Path) -> None:
+    folder = saved(tmp_path, max_position_embeddings=8)
+    long, fits = "warm " * 7, "warm " * 6
+    with pytest.raises(TextTooLongError, match="the text has 9 tokens; at most 8 are accepted"):
+        made(folder).preprocess({"text": long})
+    assert len(tokens(made(folder), text=fits)[0]) == 8
+    truncated = made(folder, Settings(long_text="truncate"))
+    assert tokens(truncated, text=long) == tokens(truncated, text=fits)
+    pair = tokens(truncated, text="warm " * 50, text_pair="bread")[0]
+    assert len(pair) == 8
+    assert pair[-2:] == exports.word_piece().encode("bread").ids[1:]
+    (folder / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    from_left = made(folder, Settings(long_text="truncate"))
+    assert tokens(from_left, text="awful " + fits) == tokens(truncated, text=fits)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"text": ""}, InvalidTextError, "empty"),
+        ({"text": " \t\n\u3000"}, InvalidTextError, "empty"),
+        ({"text": "warm", "text_pair": " "}, InvalidTextError, "empty"),
+        ({"text": "warm \ud83d"}, InvalidTextError, "surrogate"),
+        ({"text": "warm", "text_pair": "\udfff"}, InvalidTextError, "surrogate"),
+        ({"text": "a" * (MAX_BYTES + 1)}, TextTooLongError, f"at most {MAX_BYTES}"),
+        (
+            {"text": "é" * (MAX_BYTES // 4), "text_pair": "é" * (MAX_BYTES // 4 + 1)},
+            TextTooLongError,
+            "bytes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("long_text", ["refuse", "truncate"])
+def test_texts_that_are_none(
+    tmp_path: Path, fields: dict[str, str], error: type[RequestError], words: str, long_text: Any
+) -> None:
+    with pytest.raises(error, match=words):
+        made(saved(tmp_path), Settings(long_text=long_text)).preprocess(fields)
+
+
+HOSTILE = {
+    "one letter": "a" * MAX_BYTES,
+    "combining marks": "e" + "\u0301" * 100_000,
+    "marks of two classes": "e" + "\u0323\u0301" * 50_000,
+    "NUL": "\0" * MAX_BYTES,
+    "emoji": "\U0001f600" * (MAX_BYTES // 4),
+    "joined emoji": "\U0001f468\u200d" * 30_000,
+    "ideographs": "\u4e2d" * 80_000,
+    "a byte order mark": "\ufeff" * 80_000,
+    "no characters": "\ufffe\uffff" * 40_000,
+    "words": "warm " * 50_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
+def test_hostile_texts_are_answered_or_refused(tmp_path: Path, tokenizer: Tokenizer, text: str) -> None:
+    folder = saved(tmp_path, tokenizer)
+    truncated = tokens(made(folder, Settings(long_text="truncate")), text=text)[0]
+    assert 1 <= len(truncated) <= 64
+    if len(tokenizer.encode(text).ids) <= 64:
+        assert tokens(made(folder), text=text)[0] == truncated
+    else:
+        with pytest.raises(TextTooLongError, match="at most 64"):
+            made(folder).preprocess({"text": text})
+
+
+def test_a_text_of_which_nothing_is_left(tmp_path: Path) -> None:
+    tokenizer = exports.word_piece()
+    tokenizer.post_processor = None  # no special tokens
+    with pytest.raises(InvalidTextError, match="no characters that the model knows"):
+        made(saved(tmp_path, tokenizer)).preprocess({"text": "\0"})
+
+
+def test_threads_share_a_tokeniser(tmp_path: Path) -> None:
+    task = made(saved(tmp_path))
+    texts = [f"warm bread {'and ' * count}" for count in range(20)]
+    expected = [tokens(task, text=text) for text in texts]
+    found: list[list[list[list[int]]]] = []
+
+    def work() -> None:
+        found.append([tokens(task, text=text) for text in texts * 5])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected * 5] * 4
