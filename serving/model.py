@@ -303,7 +303,7 @@ class Model:
         if expected is None:
             raise ConfigurationError(
                 f"the model {self.description.name} has no {relative} for this backend: "
-                f"the model.json in {self.folder} names none (training.export writes both)"
+                f"no model.json in {self.folder} names one (training.export writes both)"
             )
         return self.checked(relative)
 
@@ -334,7 +334,8 @@ class Model:
         return next((each for each in beside if (self.folder / each).is_file()), relative)
 
     def _is_brought(self, kind: Kind) -> bool:
-        may_be = kind in INT8_KINDS or self.description.task in GRAPHS or not self._has_model_json
+        is_export = kind == "model.onnx" and not self._has_model_json
+        may_be = kind in INT8_KINDS or self.description.task in GRAPHS or is_export
         return may_be and (self.folder / self._relative(kind)).is_file()
 
 

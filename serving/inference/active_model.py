@@ -95,6 +95,8 @@ class ActiveModel:
         """Returns the content of `GET /model`."""
         fields = {"name", "version", "description", "task", "labels", "image"}
         fields |= {"thresholds", "accuracy"}
+        if self.description.text:
+            fields.add("text")
         profile, memory = self.handle.profile, self.client.memory
         return {
             **self.description.model_dump(include=fields),

@@ -12,7 +12,7 @@ from serving.http.access_log import RequestContext
 from serving.http.responses import json_response
 from serving.inference.active_model import Input
 from serving.inference.service import InferenceService
-from serving.model import ImagePipeline, Thresholds
+from serving.model import ImagePipeline, TextPipeline, Thresholds
 from serving.protocols.admission import Admission, DirectRoute, parse_number, unless_disconnected
 from serving.protocols.fields import fields_from_body
 
@@ -61,6 +61,7 @@ class ModelResponse(BaseModel):
     task: str = Field(description="What a request means.")
     labels: list[str]
     image: ImagePipeline | None
+    text: TextPipeline | None = Field(default=None, description="Of a text classifier only.")
     thresholds: Thresholds | None
     accuracy: dict[str, Any]  # as written in model.json
     backend: str

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
-from serving.errors import ConfigurationError, InvalidTextError, TextTooLongError
+from serving.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
 from serving.model import Model, TextPipeline
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields, Prepared, Task, fields_of
@@ -74,10 +74,16 @@ class TextClassification(Task):
         return True
 
     def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
-        """Tokenises to an array [tokens] per input. Raises InvalidTextError or TextTooLongError."""
+        """Tokenises to an array [tokens] per input.
+
+        Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.
+        """
         texts = [fields[name] for name in ("text", "text_pair") if name in fields]
         check(texts)
-        encoding = self._tokenizer.encode(*texts)
+        try:
+            encoding = self._tokenizer.encode(*texts)
+        except BaseException as error:  # a panic of Rust code is no Exception, and would end a thread
+            raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
         count = len(encoding.ids)
         if count > self._most_tokens:
             raise TextTooLongError(

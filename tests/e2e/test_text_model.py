@@ -120,6 +120,12 @@ def test_the_model_is_described(url: str) -> None:
     described = requests.get(f"{url}/model", timeout=20).json()
     assert (described["name"], described["task"]) == ("sentiment", "text-classification")
     assert described["labels"] == exports.LABELS
+    assert described["text"] == {
+        "max_tokens": 64,
+        "pad_token_id": 0,
+        "truncation_side": "right",
+        "activation": "softmax",
+    }
     document = requests.get(f"{url}/openapi.json", timeout=20).json()
     content = document["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert {"application/json", "text/plain", "application/octet-stream"} == set(content)

@@ -36,6 +36,17 @@ NUMBERS = CatalogEntry(
     (WireTensor("input", "FP32", (3, 2, 2)),),
     (WireTensor("o", "FP32", (4,)),),
 )
+TEXTS = CatalogEntry(
+    "text",
+    "1",
+    REQUEST_FORM,
+    0,
+    (
+        WireTensor("TEXT", "BYTES", (1,), field=Field("text", "BYTES")),
+        WireTensor("PAIR", "BYTES", (1,), field=Field("pair", "BYTES", required=False)),
+    ),
+    (WireTensor("o", "FP32", (1,)),),
+)
 
 
 class Images(Task):
@@ -137,7 +148,8 @@ PLANE = st.lists(ROW, min_size=2, max_size=2)
 PICTURE = st.lists(PLANE, min_size=3, max_size=3)
 TEXT = st.sampled_from(["", "AAAA", "no base64"])
 VALUE = TEXT | st.builds(lambda text: {"b64": text}, TEXT) | PICTURE | ANY
-NAMED = VALUE | st.builds(lambda name, v: {name: v}, st.sampled_from(["INPUT_IMAGE", "input"]), VALUE)
+NAMES = st.sampled_from(["INPUT_IMAGE", "input", "TEXT", "PAIR", "b64", "data"])
+NAMED = VALUE | st.dictionaries(NAMES, VALUE, min_size=1, max_size=2)
 VALUES = st.lists(NAMED, max_size=6) | st.builds(lambda v: {"input": v}, st.lists(VALUE)) | ANY
 
 
@@ -146,7 +158,7 @@ VALUES = st.lists(NAMED, max_size=6) | st.builds(lambda v: {"input": v}, st.list
     request=st.fixed_dictionaries(
         {}, optional={"instances": VALUES, "inputs": VALUES, "signature_name": st.text(max_size=3)}
     ),
-    model=MODELS,
+    model=MODELS | st.just(TEXTS),
     cut=st.just(0) | st.integers(0, 20),
 )
 def test_tensorflow_serving(request: dict[str, Any], model: CatalogEntry, cut: int) -> None:
@@ -156,7 +168,9 @@ def test_tensorflow_serving(request: dict[str, Any], model: CatalogEntry, cut: i
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
-    check_elements(asked.data, model)
+    for column in asked.data.values():
+        assert len(column) == asked.count
+        check_elements(column, model)
 
 
 PART = st.builds(

@@ -4,6 +4,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
+from serving.errors import (
+    ConfigurationError,
+    InternalError,
+    InvalidTextError,
+    RequestError,
+    TextTooLongError,
+)
 from serving.model import Model, TextPipeline
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields
@@ -329,6 +336,19 @@ def test_a_text_of_which_nothing_is_left(tmp_path: Path) -> None:
     tokenizer.post_processor = None  # no special tokens
     with pytest.raises(InvalidTextError, match="no characters that the model knows"):
         made(saved(tmp_path, tokenizer)).preprocess({"text": "\0"})
+
+
+def test_a_tokeniser_that_panics_fails_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicError(BaseException):
+        """As Rust's panics are: no Exception."""
+
+    task, tokenizer = made(saved(tmp_path)), Mock()
+    tokenizer.encode.side_effect = PanicError("byte index 1 is not a char boundary")
+    monkeypatch.setattr(task, "_tokenizer", tokenizer)
+    with pytest.raises(InternalError, match="the tokeniser failed: byte index 1"):
+        task.preprocess({"text": "warm"})
 
 
 def test_threads_share_a_tokeniser(tmp_path: Path) -> None:
