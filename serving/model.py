@@ -211,10 +211,13 @@ class ModelDescription(BaseModel):
     @model_validator(mode="after")
     def check_task_is_complete(self) -> "ModelDescription":
         """Checks that a classifier has what it needs."""
-        if self.task == IMAGE_CLASSIFICATION and not (self.image and self.labels):
-            raise ValueError(f"{IMAGE_CLASSIFICATION} needs labels and image")
-        if self.task == TEXT_CLASSIFICATION and not (self.text and self.labels):
-            raise ValueError(f"{TEXT_CLASSIFICATION} needs labels and text")
+        needed: dict[str, dict[str, object]] = {
+            IMAGE_CLASSIFICATION: {"labels": self.labels, "image": self.image},
+            TEXT_CLASSIFICATION: {"labels": self.labels, "text": self.text},
+        }
+        for name, value in needed.get(self.task, {}).items():
+            if not value:
+                raise ValueError(f"{name}: needed for the task {self.task}")
         return self
 
     @property

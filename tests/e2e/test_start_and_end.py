@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_served_is_named(
     (tmp_path / "broken").touch()
     check_one_sentence(ended(settings), "commanded not to load")
     description = json.loads((folder / "model.json").read_text())
-    for wrong, words in (({"image": {}}, "image.resize: "), ({"labels": []}, "needs labels and image")):
+    for wrong, words in (({"image": {}}, "image.resize: "), ({"labels": []}, "labels: ")):
         (folder / "model.json").write_text(json.dumps({**description, **wrong}))
         check_one_sentence(ended(settings), str(folder), words)
     (folder / "model.json").write_text("{")

@@ -257,7 +257,7 @@ def test_a_model_json_may_describe_the_same(tmp_path: Path) -> None:
     (folder / "model.json").write_text(json.dumps(content))
     assert tokens(made(folder), text="warm")[0] == exports.word_piece().encode("warm").ids
     (folder / "model.json").write_text(json.dumps({**content, "text": None}))
-    with pytest.raises(ConfigurationError, match="text-classification needs labels and text"):
+    with pytest.raises(ConfigurationError, match="text: needed for the task text-classification"):
         Model.read(folder)
 
 
