@@ -280,6 +280,8 @@ class Model:
         """
         model = cls.read(folder)
         path = folder / "model.json"
+        if sha256 and not path.exists():
+            raise ConfigurationError(f"{path} is missing, whose SHA-256 is to be {sha256}")
         if sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise ConfigurationError(f"{path} is not the file whose SHA-256 is {sha256}")
         return model

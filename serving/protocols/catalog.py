@@ -95,6 +95,11 @@ class CatalogEntry:
         return any(spec.is_text for spec in self.inputs)
 
     @property
+    def is_quick_to_parse(self) -> bool:
+        """Whether even large JSON is: base64 is one text, where numbers and texts are many."""
+        return all(spec.is_bytes for spec in self.inputs)
+
+    @property
     def nameless(self) -> WireTensor | None:
         """The input whose value needs no name: the only one, or the only text that is required."""
         if len(self.inputs) == 1:

@@ -291,7 +291,7 @@ def predict_router(service: InferenceService, admission: Admission, catalog: Mod
         options = admission.admit(request, model.signature)
         async with admission.body(request, compressed=True) as content:
             parse_content = partial(parse, content, model, service.largest_request)
-            if len(content) > LARGE and (model.takes_tensors or model.takes_text):
+            if len(content) > LARGE and not model.is_quick_to_parse:
                 inputs = await service.run_on_thread(parse_content, options.bulk)
             else:
                 inputs = parse_content()

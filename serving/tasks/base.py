@@ -48,9 +48,9 @@ def fields_of(schema: Schema) -> tuple[Field, ...]:
 
 
 def field_of(name: str, schema: Schema, required: bool) -> Field:
-    """Returns the field of a JSON schema; a field that may be null is as one that may not."""
+    """Returns the field of a JSON schema; null is as good as a field that may be left out."""
     choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
-    if len(choices) == 1:
+    if len(choices) == 1 and not required:
         return field_of(name, choices[0], required)
     kind = schema.get("type")
     items = schema.get("items", {}).get("type")

@@ -164,6 +164,17 @@ def test_tritons_clients_send_fields(python_service: tuple[str, str]) -> None:
             other.infer("own_tensor", [given])
 
 
+def test_numbers_come_in_every_documented_shape(python_url: str) -> None:
+    for shape in ([2], [2, 1]):
+        given = {"name": "NUMBER", "datatype": "INT64", "shape": shape, "data": [3, 4]}
+        answer = post(python_url, "/v2/models/own/infer", {"inputs": [given]})
+        assert answer.json()["outputs"][0] == {**given, "name": "NUMBER"}
+    given = {"name": "NUMBER", "datatype": "INT64", "shape": [1], "data": [3]}
+    wanted = {"name": "NUMBER", "parameters": {"classification": 1}}
+    answer = post(python_url, "/v2/models/own/infer", {"inputs": [given], "outputs": [wanted]})
+    assert (answer.status_code, answer.json()["error"]) == (400, "NUMBER has no classes")
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -167,25 +167,22 @@ def json_content(given: InputTensor, spec: WireTensor, count: int) -> Content:
     if isinstance(given.data, msgspec.UnsetType):
         raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
     if spec.datatype == "BYTES":
-        return json_texts(given.data, elements_of(given.shape), spec.is_text)
+        return json_texts(given.data, math.prod(given.shape), spec.is_text)
     return json_numbers(given.data, given.shape, spec, count)
 
 
 def binary_content(data: memoryview, spec: WireTensor, shape: list[int], count: int) -> Content:
     """Returns an input's elements from their bytes."""
     if spec.datatype == "BYTES":
-        return binary_elements(data, elements_of(shape))
+        return binary_elements(data, math.prod(shape))
     return raw_array(data, spec, item_shape(spec, shape), count)
 
 
 def item_shape(spec: WireTensor, shape: Sequence[int]) -> Sequence[int]:
     """Returns the shape of a batch element, given a shape with or without the batch dimension."""
-    return shape[-len(spec.dims) :] if spec.dims else ()
-
-
-def elements_of(shape: Sequence[int]) -> int:
-    """Returns the number of elements of a checked shape."""
-    return math.prod(shape)
+    if spec.dims == (1,):  # of which a shape [N] has N
+        return spec.dims
+    return shape[1:] if len(shape) > len(spec.dims) else shape
 
 
 def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
@@ -252,7 +249,7 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: WireTensor, count: in
     depth = depth_of(raw)
     if depth not in (1, len(shape)):
         raise InvalidRequestError("data must be flat, or nested as its shape says")
-    needed, dtype = elements_of(shape), DTYPES[spec.datatype]
+    needed, dtype = math.prod(shape), DTYPES[spec.datatype]
     if commas(raw) != needed - 1:
         raise InvalidRequestError(f"data has {commas(raw) + 1} numbers, its shape {needed}")
     try:

@@ -1,5 +1,6 @@
 """Codec of the Open Inference Protocol's gRPC messages, as `codec.py` is for HTTP."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from serving.protocols.v2.codec import (
     MAX_TENSORS,
     binary_content,
     binary_data,
-    elements_of,
     item_shape,
 )
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
@@ -120,7 +120,7 @@ def typed_content(given: Message, spec: WireTensor, shape: list[int], count: int
     name = TYPED.get(spec.datatype)
     if name is None:
         raise InvalidRequestError(f"{spec.name} is {spec.datatype}, which has raw contents only")
-    values, needed = getattr(given.contents, name), elements_of(shape)
+    values, needed = getattr(given.contents, name), math.prod(shape)
     if len(values) != needed:
         raise InvalidRequestError(f"{name} has {len(values)} elements, its shape {needed}")
     if spec.datatype == "BYTES":

@@ -131,9 +131,7 @@ def infer_router(service: InferenceService, admission: Admission, catalog: Model
         length = codec.header_length(request.headers.get(codec.HEADER), len(content))
         parse_content = partial(codec.parse, content, length, model, service.largest_request)
         json_bytes = len(content) if length is None else length
-        if json_bytes > LARGE and (
-            model.takes_tensors or model.takes_text
-        ):  # numbers as text; base64 is quick
+        if json_bytes > LARGE and not model.is_quick_to_parse:
             return await service.run_on_thread(parse_content, bulk)
         return parse_content()
 

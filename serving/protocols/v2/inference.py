@@ -12,14 +12,14 @@ import numpy as np
 import orjson
 
 from serving.engine.statistics import Timings
-from serving.errors import InternalError, InvalidRequestError
-from serving.inference.active_model import Input, Tensors
+from serving.errors import InvalidRequestError
+from serving.inference.active_model import Input, Predictions, Tensors
 from serving.inference.service import InferenceService
 from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
 from serving.protocols.fields import field_value
 from serving.protocols.v2.metadata import SHARED_MEMORY
-from serving.tasks.base import Candidate, Fields
+from serving.tasks.base import Fields
 from serving.tensors import Array
 
 RESERVED = "triton_"
@@ -189,7 +189,7 @@ async def infer(
         return InferResponse(own, found.timings)
     top_k = max(request.top_k, *(output.classes for output in request.outputs))
     answers = await service.predict(inputs_of(request), top_k, options.deadline(), options.bulk)
-    outputs = [output_of(specs[each.name], each, answers.tops, request) for each in request.outputs]
+    outputs = [output_of(specs[each.name], each, answers, request) for each in request.outputs]
     return InferResponse(outputs, answers.timings)
 
 
@@ -218,23 +218,22 @@ def inputs_of(request: InferRequest) -> list[Input]:
 
 
 def output_of(
-    spec: WireTensor, wanted: WantedOutput, tops: list[list[Candidate]], request: InferRequest
+    spec: WireTensor, wanted: WantedOutput, answers: Predictions, request: InferRequest
 ) -> OutputTensor:
     """Returns a field of every answer, or the best classes as text.
 
     A single value per batch element has the input's shape, `top_k` of them [N, top_k].
     """
-    field = spec.field
+    field, tops, labels = spec.field, answers.tops, answers.task.labels
     assert field is not None  # noqa: S101 the entry is one of requests
     if wanted.classes:
+        if not labels:
+            raise InvalidRequestError(f"{spec.name} has no classes")
         texts = [
-            class_text(each[field.name], each["index"], each["label"])
+            class_text(each[field.name], each["index"], labels[each["index"]])
             for top in tops
             for each in top[: wanted.classes]
-            if "index" in each
         ]
-        if not texts:
-            raise InvalidRequestError(f"{spec.name} has no classes")
         return OutputTensor(
             spec.name, "BYTES", [len(tops), len(texts) // len(tops)], texts, wanted.binary
         )
@@ -254,9 +253,9 @@ def output_of(
 def list_output(
     spec: WireTensor, wanted: WantedOutput, values: list[list[Any]], request: InferRequest
 ) -> OutputTensor:
-    """Returns a field that is a list in every answer. Raises InternalError unless all are as long."""
+    """Returns a field that is a list in every answer. Raises InvalidRequestError for unequal lengths."""
     if len({len(value) for value in values}) > 1:
-        raise InternalError(f"{spec.name} differs in length between the answers: ask one by one")
+        raise InvalidRequestError(f"{spec.name} differs in length between the answers: ask one by one")
     data: Array | list[bytes]
     if spec.datatype == "BYTES":
         data = [text.encode() for value in values for text in value]
