@@ -22,8 +22,8 @@ from serving.http.body import decode_json
 from serving.http.responses import json_response
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, RequestOptions, unless_disconnected
-from serving.protocols.catalog import DTYPES, CatalogEntry, ModelCatalog, WireTensor
-from serving.protocols.v2.codec import check_size, commas, numbers
+from serving.protocols.catalog import CatalogEntry, ModelCatalog, WireTensor
+from serving.protocols.v2.codec import check_size, commas, nested_array
 from serving.protocols.v2.inference import Content, InferRequest, fits, inputs_of
 from serving.tensors import Array
 
@@ -196,18 +196,12 @@ def column(raw: msgspec.Raw, spec: WireTensor, most: int) -> tuple[str, Content]
 
 def numeric_column(raw: msgspec.Raw, spec: WireTensor, most: int) -> Array:
     """Parses numbers to [N, *dims]."""
-    found, of_one, dtype = commas(raw) + 1, spec.largest, DTYPES[spec.datatype]
+    found, of_one = commas(raw) + 1, spec.largest
     if found > of_one * most or (-1 not in spec.dims and found % of_one):
         raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {found} in all")
     is_scalar = spec.field is not None and spec.dims == (1,)
     dims = () if is_scalar else spec.dims
-    try:
-        with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
-            array = np.array(decode_json(numbers(dtype.kind, 1 + len(dims)), raw), dtype)
-    except OverflowError as error:
-        raise InvalidRequestError(f"{spec.name} has numbers that are no {spec.datatype}") from error
-    except ValueError as error:
-        raise InvalidRequestError(f"{spec.name} is nested unevenly") from error
+    array = nested_array(raw, 1 + len(dims), spec, spec.name)
     if len(array.shape) != 1 + len(dims) or not fits(replace(spec, dims=dims), array.shape[1:]):
         raise InvalidRequestError(
             f"{spec.name} has the shape {list(array.shape)}, not [N, {list(spec.dims)}]"

@@ -1,22 +1,20 @@
 """Image classification: an image file in, its most probable classes out."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from serving.backends.base import Backend
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.base import Candidate, Fields, Prepared, Task, fields_of
-from serving.tasks.image.classification import best
+from serving.tasks.base import Fields, Prepared, fields_of
+from serving.tasks.classification import Classification
 from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
 from serving.tasks.image.jpeg import Header
-from serving.tensors import Array, Signature, TensorSpec
+from serving.tensors import Signature, TensorSpec
 
 IMAGE, TENSOR = 0, 1
 """Places among `signatures`."""
@@ -34,33 +32,12 @@ class PredictRequest(BaseModel):
     )
 
 
-class LabelProbability(BaseModel):
-    """One class."""
-
-    label: str
-    probability: float = Field(ge=0, le=1)
-
-
-class PredictResponse(BaseModel):
-    """The most probable class; `top` only when `top_k` was asked for."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"example": {"prediction": "Bread", "probability": 0.97}}
-    )
-
-    prediction: str
-    probability: float = Field(ge=0, le=1)
-    top: list[LabelProbability] | None = Field(default=None, description="Most probable first.")
-
-
-class ImageClassification(Task):
+class ImageClassification(Classification):
     """Decodes image files; softmax and the best classes of the logits."""
 
     form, tensor_form = IMAGE, TENSOR
     request_schema = PredictRequest.model_json_schema()
-    answer_schema = PredictResponse.model_json_schema()
     request = fields_of(request_schema)
-    answer = fields_of(LabelProbability.model_json_schema())
     media_types = ("image/",)
     form_fields = ("image", "file")
     example_type = "image/jpeg"
@@ -68,8 +45,7 @@ class ImageClassification(Task):
     example = MappingProxyType({"image": EXAMPLE.read_bytes()})
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        self.labels = model.labels
-        self.most_candidates = len(self.labels)
+        super().__init__(model.labels)
         self._decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
 
     def hint(self, fields: Fields) -> Header | None:
@@ -80,31 +56,6 @@ class ImageClassification(Task):
         """Decodes to pixels [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
         assert hint is None or isinstance(hint, Header)  # noqa: S101 as `hint` returned it
         return Prepared([[self._decoder.decode(fields["image"], hint)]])
-
-    def postprocess(
-        self,
-        prepared: Prepared,  # noqa: ARG002
-        outputs: Sequence[Sequence[Array]],
-        top_k: int,
-    ) -> list[Candidate]:
-        """Returns the most probable classes of the only item's logits."""
-        ((logits,),) = outputs
-        return [vars(score) for score in best(self.labels, logits, top_k)]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
-        """Returns the best class, and with `with_top` all candidates."""
-        return answer_json(candidates, with_top)
-
-
-def answer_json(candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
-    """Returns the JSON of `PredictResponse`."""
-    first = candidates[0]
-    content = {"prediction": first["label"], "probability": first["probability"]}
-    if with_top:
-        content["top"] = [
-            {"label": each["label"], "probability": each["probability"]} for each in candidates
-        ]
-    return content
 
 
 def signatures(model: Model) -> tuple[Signature, ...]:

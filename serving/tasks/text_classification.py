@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -13,10 +12,9 @@ from tokenizers import Tokenizer
 from serving.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
 from serving.model import Model, TextPipeline
 from serving.settings import Settings
-from serving.tasks.base import Candidate, Fields, Prepared, Task, fields_of
-from serving.tasks.image.classification import ACTIVATIONS, best
-from serving.tasks.image_classification import LabelProbability, PredictResponse, answer_json
-from serving.tensors import Array, Signature, TensorSpec
+from serving.tasks.base import Fields, Prepared, fields_of
+from serving.tasks.classification import Classification
+from serving.tensors import Signature, TensorSpec
 
 TOKENS, TENSOR = 0, 1
 """Places among `signatures`."""
@@ -44,14 +42,12 @@ class TextRequest(BaseModel):
     text_pair: str | None = Field(default=None, min_length=1, description="The second text of a pair.")
 
 
-class TextClassification(Task):
+class TextClassification(Classification):
     """Tokenises texts; softmax or sigmoid, and the best classes of the logits."""
 
     form, tensor_form = TOKENS, TENSOR
     request_schema = TextRequest.model_json_schema()
-    answer_schema = PredictResponse.model_json_schema()
     request = fields_of(request_schema)
-    answer = fields_of(LabelProbability.model_json_schema())
     media_types = ("text/plain",)
     example_type = "text/plain"
     most_cheap_bytes = CHEAP_BYTES
@@ -60,11 +56,9 @@ class TextClassification(Task):
     def __init__(self, model: Model, settings: Settings, signature: Signature) -> None:
         """`signature` is the one that requests become. Raises ConfigurationError."""
         pipeline = model.description.text_pipeline
-        self.labels = model.labels
-        self.most_candidates = len(self.labels)
+        super().__init__(model.labels, pipeline.activation)
         self._inputs = signature.inputs
         self._most_tokens = pipeline.max_tokens
-        self._activation = ACTIVATIONS[pipeline.activation]
         self._tokenizer = load_tokenizer(model)
         if settings.long_text == "truncate":
             self._tokenizer.enable_truncation(pipeline.max_tokens, direction=pipeline.truncation_side)
@@ -93,20 +87,6 @@ class TextClassification(Task):
             raise InvalidTextError("the text has no characters that the model knows")
         item = [np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype) for spec in self._inputs]
         return Prepared([item])
-
-    def postprocess(
-        self,
-        prepared: Prepared,  # noqa: ARG002
-        outputs: Sequence[Sequence[Array]],
-        top_k: int,
-    ) -> list[Candidate]:
-        """Returns the most probable classes of the only item's logits."""
-        ((logits,),) = outputs
-        return [vars(score) for score in best(self.labels, logits, top_k, self._activation)]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
-        """Returns the best class, and with `with_top` all candidates."""
-        return answer_json(candidates, with_top)
 
 
 def check(texts: Sequence[str]) -> None:

@@ -249,20 +249,26 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: WireTensor, count: in
     depth = depth_of(raw)
     if depth not in (1, len(shape)):
         raise InvalidRequestError("data must be flat, or nested as its shape says")
-    needed, dtype = math.prod(shape), DTYPES[spec.datatype]
+    needed = math.prod(shape)
     if commas(raw) != needed - 1:
         raise InvalidRequestError(f"data has {commas(raw) + 1} numbers, its shape {needed}")
-    try:
-        with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
-            array = np.array(decode_json(numbers(dtype.kind, depth), raw), dtype)
-    except OverflowError as error:
-        raise InvalidRequestError(f"data has numbers that are no {spec.datatype}") from error
-    except ValueError as error:
-        raise InvalidRequestError("data is nested unevenly") from error
+    array = nested_array(raw, depth, spec, "data")
     wanted = tuple(shape) if depth > 1 else (needed,)
     if array.shape != wanted:
         raise InvalidRequestError(f"data has the shape {list(array.shape)}, not {list(wanted)}")
     return array.reshape(count, *item_shape(spec, shape))
+
+
+def nested_array(raw: msgspec.Raw, depth: int, spec: WireTensor, name: str) -> Array:
+    """Parses lists of a tensor's numbers, nested so deeply; `name` is for messages."""
+    dtype = DTYPES[spec.datatype]
+    try:
+        with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
+            return np.array(decode_json(numbers(dtype.kind, depth), raw), dtype)
+    except OverflowError as error:
+        raise InvalidRequestError(f"{name} has numbers that are no {spec.datatype}") from error
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} is nested unevenly") from error
 
 
 def check_size(
