@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFile
+
+ImageFile.MAXBLOCK = 1 << 24  # the buffer of a progressive file, which many restart markers outgrow
 
 
 def plate(width: int = 320, height: int = 240) -> Image.Image:
