@@ -39,7 +39,7 @@ CORS_REQUEST_HEADERS = [
     "X-Request-Timeout-Ms",
     "traceparent",
 ]
-CORS_RESPONSE_HEADERS = ["X-Request-ID", "Server-Timing", "Retry-After"]
+CORS_RESPONSE_HEADERS = ["X-Request-ID", "Server-Timing", "X-Input-Truncated", "Retry-After"]
 
 
 def create_app(settings: Settings, backend: str, provider: EngineProvider | None = None) -> FastAPI:

@@ -35,6 +35,8 @@ class Timings:
 
     model: str = ""
     version: str = ""
+    truncated: bool = False
+    """Whether something of the request was left out, such as the end of a long text."""
 
 
 @dataclass

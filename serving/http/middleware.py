@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AccessLogMiddleware:
-    """Gives a request its context, its answer two headers, and records how the request ended."""
+    """Gives a request its context, its answer our headers, and records how the request ended."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, tracer: "Tracer | None") -> None:
         self.app = app
@@ -48,6 +48,8 @@ class AccessLogMiddleware:
                     (b"x-request-id", context.request_id.encode()),
                     (b"server-timing", context.server_timing().encode()),
                 ]
+                if context.inference and context.inference.truncated:
+                    message["headers"].append((b"x-input-truncated", b"true"))
             await send(message)
 
         try:

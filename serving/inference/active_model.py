@@ -166,6 +166,8 @@ class InferenceResult:
     submitted_at: float
     """time.monotonic() when the inputs were ready."""
 
+    truncated: bool = False
+
     def timings(self) -> Timings:
         """Computes the request's timings, and adds them to the statistics."""
         started = min(outcome.started_at for outcome in self.outcomes)
@@ -180,6 +182,7 @@ class InferenceResult:
             batch_size=max(sizes),
             model=self.model.description.name,
             version=self.model.description.version,
+            truncated=self.truncated,
         )
         self.model.client.statistics.succeeded(self.signature, timings, sizes)
         return timings

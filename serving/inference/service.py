@@ -310,7 +310,8 @@ class InferenceService:
             if isinstance(error, asyncio.CancelledError):
                 self.metrics.cancelled.inc()
             raise
-        return InferenceResult(model, signature, tops, outcomes, admitted_at, submitted_at)
+        truncated = any(each.truncated for each in prepared)
+        return InferenceResult(model, signature, tops, outcomes, admitted_at, submitted_at, truncated)
 
     def _check_count(self, count: int) -> None:
         if not 1 <= count <= self.largest_request:

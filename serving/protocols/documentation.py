@@ -4,7 +4,7 @@ import base64
 from typing import Any
 
 from serving.protocols.catalog import CatalogEntry
-from serving.tasks.base import Field, Task
+from serving.tasks.base import Field, Schema, Task
 
 COMPONENTS = "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -19,8 +19,10 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
         return
     predict["parameters"] = parameters(task.most_candidates)
     predict["requestBody"] = {"required": True, "content": bodies(schema, task)}
-    answer = {"application/json": {"schema": component(schema, task.answer_schema)}}
-    predict["responses"]["200"]["content"] = answer
+    answer = component(schema, task.answer_schema)
+    if task.list_fields:
+        answer = one_or_many(answer)
+    predict["responses"]["200"]["content"] = {"application/json": {"schema": answer}}
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         if task.example is not None and path in paths:
             of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
@@ -46,7 +48,10 @@ def parameters(most: int) -> list[dict[str, Any]]:
 
 def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
     """Documents the bodies of `/predict`, by content type."""
-    content: dict[str, Any] = {"application/json": {"schema": component(schema, task.request_schema)}}
+    own = {**task.request_schema, "properties": dict(task.request_schema.get("properties", {}))}
+    for name in task.list_fields:
+        own["properties"][name] = one_or_many(own["properties"][name])
+    content: dict[str, Any] = {"application/json": {"schema": component(schema, own)}}
     if task.example is not None:
         content["application/json"]["example"] = json_example(task)
     if task.body_field:
@@ -60,6 +65,11 @@ def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
         }
         content["multipart/form-data"] = {"schema": form}
     return content
+
+
+def one_or_many(schema: Schema) -> dict[str, Any]:
+    """Returns the schema of a value, or of a list of such values."""
+    return {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
 
 
 def json_example(task: Task) -> dict[str, Any]:

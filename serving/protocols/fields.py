@@ -3,6 +3,7 @@
 The only field that a request needs may also come as a form's field, or as the body itself.
 """
 
+import re
 from functools import cache
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import orjson
 from serving.base64 import from_base64, to_bytes
 from serving.errors import (
     InvalidJsonError,
+    InvalidRequestError,
     InvalidTextError,
     UnsupportedMediaTypeError,
 )
@@ -21,19 +23,23 @@ from serving.tasks.base import JSON_BODY, Field, Fields, Task
 
 JSON, FORM, BYTES = b"application/json", b"multipart/form-data", b"application/octet-stream"
 TYPES: dict[str, Any] = {"FP32": float, "INT64": int, "BOOL": bool}
+JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # or one that breaks off
+MAX_ELEMENTS = 16 * 1024
+"""Of the lists in a body; more are refused before they are built."""
+
 NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-def fields_from_body(task: Task, body: bytes, content_type: str | None) -> Fields:
+def fields_from_body(task: Task, body: bytes, content_type: str | None, lists: bool = False) -> Fields:
     """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
-    A body without a content type is that value, if there is such a field, else JSON. Raises
-    RequestError.
+    A body without a content type is that value, if there is such a field, else JSON. `lists` allows
+    lists of the task's `list_fields`. Raises RequestError.
     """
     single = task.body_field
     media_type, options = parsed_content_type(content_type or (BYTES if single else JSON).decode())
     if media_type == JSON:
-        return fields_from_json(task, body)
+        return fields_from_json(task, body, lists)
     if single:
         if media_type == FORM and task.form_fields:
             return {single.name: file_from_form(body, options.get(b"boundary"), task.form_fields)}
@@ -54,11 +60,14 @@ def value_of(field: Field, body: bytes) -> str | bytes:
     return body if field.is_bytes else text_of(body)
 
 
-def fields_from_json(task: Task, body: bytes) -> Fields:
+def fields_from_json(task: Task, body: bytes, lists: bool = False) -> Fields:
     """Finds the fields in a JSON object. Raises InvalidJsonError, InvalidRequestError and others."""
     if task.takes_json:
         return {JSON_BODY: body}
-    found = decode_json(decoder(task.request), body, "body")
+    names = task.list_fields if lists else ()
+    if names and commas(without_texts(body)) > MAX_ELEMENTS:
+        raise InvalidRequestError(f"the body has more than {MAX_ELEMENTS} elements")
+    found = decode_json(decoder(task.request, names), body, "body")
     return {
         field.name: from_base64(value) if field.is_bytes else value
         for field in task.request
@@ -66,14 +75,44 @@ def fields_from_json(task: Task, body: bytes) -> Fields:
     }
 
 
+def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
+    """Returns the requests that lists stand for; None where there is no list.
+
+    Raises InvalidRequestError unless all of the task's `list_fields` that are given are lists of one
+    length.
+    """
+    given = {name: fields[name] for name in task.list_fields if name in fields}
+    if not any(isinstance(value, list) for value in given.values()):
+        return None
+    lengths = {len(value) if isinstance(value, list) else None for value in given.values()}
+    if len(lengths) > 1:
+        raise InvalidRequestError(f"{' and '.join(given)} must be lists of the same length")
+    return [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
+
+
+def commas(text: bytes | memoryview | msgspec.Raw) -> int:
+    """Counts commas: a bound on the elements of JSON before they are built."""
+    return bytes(text).count(b",")
+
+
+def without_texts(text: bytes | memoryview | msgspec.Raw) -> bytes:
+    """Returns JSON whose texts are cut out, so that its commas are those between elements."""
+    return JSON_TEXT.sub(b"", bytes(text))
+
+
 @cache
-def decoder(fields: tuple[Field, ...]) -> "msgspec.json.Decoder[Any]":
-    """Returns a decoder of JSON objects with these fields; other keys are skipped, not built."""
+def decoder(fields: tuple[Field, ...], lists: tuple[str, ...] = ()) -> "msgspec.json.Decoder[Any]":
+    """Returns a decoder of JSON objects with these fields; other keys are skipped, not built.
+
+    The fields named in `lists` may also be lists of their values.
+    """
 
     def kind(field: Field) -> Any:
         if field.is_json:
             return Any
         one: Any = TYPES.get(field.datatype, NotEmpty if field.is_bytes else str)
+        if field.name in lists:
+            return one | list[one]
         return list[one] if field.is_list else one
 
     required = [(each.name, kind(each)) for each in fields if each.required]

@@ -14,7 +14,8 @@ from serving.inference.active_model import Input
 from serving.inference.service import InferenceService
 from serving.model import ImagePipeline, TextPipeline, Thresholds
 from serving.protocols.admission import Admission, DirectRoute, parse_number, unless_disconnected
-from serving.protocols.fields import fields_from_body
+from serving.protocols.fields import fields_from_body, rows_of
+from serving.tasks.base import Task
 
 CODES = {
     400: ("the body, its encoding or its content cannot be read", "invalid_image"),
@@ -142,15 +143,32 @@ def predict_router(service: InferenceService, admission: Admission) -> APIRouter
         task = service.active.task
         top_k = parse_number(request.query_params.get("top_k"), "top_k", task.most_candidates)
         async with admission.body(request) as body:
-            find = partial(fields_from_body, task, body, request.headers.get("content-type"))
-            work = service.predict(
-                [Input(len(body), find)], top_k or 1, options.deadline(), options.bulk
-            )
+            content_type = request.headers.get("content-type")
+            inputs, is_list = await inputs_of(service, task, body, content_type, options.bulk)
+            work = service.predict(inputs, top_k or 1, options.deadline(), options.bulk)
             found = await unless_disconnected(request, work)
         RequestContext.of(request).set_timings(found.timings)
-        return json_response(found.task.to_json(found.tops[0], top_k is not None))
+        answers = [found.task.to_json(top, top_k is not None) for top in found.tops]
+        return json_response(answers if is_list else answers[0])
 
     return router
+
+
+async def inputs_of(
+    service: InferenceService, task: Task, body: bytes, content_type: str | None, bulk: bool
+) -> tuple[list[Input], bool]:
+    """Returns the inputs in a body, and whether lists had them. Raises RequestError.
+
+    Only where there may be lists, the body is parsed here, on a thread unless it is small.
+    """
+    find = partial(fields_from_body, task, body, content_type, lists=True)
+    if not task.list_fields:
+        return [Input(len(body), find)], False
+    small = len(body) <= task.most_cheap_bytes
+    fields = find() if small else await service.run_on_thread(find, bulk)
+    rows = rows_of(task, fields)
+    each_found = [fields] if rows is None else rows
+    return [Input(len(body), partial(dict, each)) for each in each_found], rows is not None
 
 
 def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -23,7 +23,8 @@ from serving.http.responses import json_response
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, RequestOptions, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog, WireTensor
-from serving.protocols.v2.codec import check_size, commas, nested_array
+from serving.protocols.fields import commas
+from serving.protocols.v2.codec import check_size, nested_array
 from serving.protocols.v2.inference import Content, InferRequest, fits, inputs_of
 from serving.tensors import Array
 

@@ -72,6 +72,9 @@ class Prepared:
     context: Any = None
     """What `Task.postprocess` needs of the request."""
 
+    truncated: bool = False
+    """Whether something of the request was left out."""
+
 
 class Task:
     """One model's task; `preprocess` is called on several threads at once."""
@@ -88,6 +91,9 @@ class Task:
 
     takes_json: bool = False
     """Whether a JSON body is handed on unread, as the field JSON_BODY."""
+
+    list_fields: tuple[str, ...] = ()
+    """Names of fields that a body in JSON may give lists for: as many requests in one."""
 
     media_types: tuple[str, ...] = ()
     """Beginnings of the content types of bodies that are the value of `body_field`."""

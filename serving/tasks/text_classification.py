@@ -48,6 +48,7 @@ class TextClassification(Classification):
     form, tensor_form = TOKENS, TENSOR
     request_schema = TextRequest.model_json_schema()
     request = fields_of(request_schema)
+    list_fields = ("text", "text_pair")
     media_types = ("text/plain",)
     example_type = "text/plain"
     most_cheap_bytes = CHEAP_BYTES
@@ -86,7 +87,7 @@ class TextClassification(Classification):
         if not count:
             raise InvalidTextError("the text has no characters that the model knows")
         item = [np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype) for spec in self._inputs]
-        return Prepared([item])
+        return Prepared([item], truncated=bool(encoding.overflowing))
 
 
 def check(texts: Sequence[str]) -> None:

@@ -68,6 +68,20 @@ def test_json(url: str) -> None:
     assert post(url, "/predict?top_k=4", {"text": "awful"}).status_code == 422
 
 
+def test_a_list_is_answered_in_its_order(url: str) -> None:
+    words = ["warm", "awful", "a table, with [bread]", "wonderful"]
+    answers = post(url, "/predict", {"text": words}).json()
+    expected = ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
+    assert [each["prediction"] for each in answers] == expected
+    assert post(url, "/predict", {"text": ["warm"]}).json() == answers[:1]
+    pairs = {"text": ["warm", "warm"], "text_pair": ["awful", "wonderful"]}
+    (first, second) = post(url, "/predict?top_k=2", pairs).json()
+    assert (first["prediction"], second["prediction"]) == ("NEGATIVE", "POSITIVE")
+    assert len(first["top"]) == 2
+    longer = " ".join(["warm"] * 5_000)  # over what the event loop parses
+    assert post(url, "/predict", {"text": ["warm", longer]}).json()["detail"].startswith("element 1: ")
+
+
 def test_a_pair(url: str) -> None:
     pair = {"text": "warm", "text_pair": "awful"}  # the second text counts more
     assert post(url, "/predict", pair).json()["prediction"] == "NEGATIVE"
@@ -95,7 +109,14 @@ def test_the_text_as_the_body(url: str, kind: str | None) -> None:
         (b"warm", "image/jpeg", 415, "unsupported_media_type"),
         (b"{}", "application/json", 422, "invalid_request"),
         (b"[]", "application/json", 422, "invalid_request"),
-        (b'{"text": ["a", "b"]}', "application/json", 422, "invalid_request"),
+        (b'{"text": []}', "application/json", 422, "invalid_request"),
+        (b'{"text": ["a", 1]}', "application/json", 422, "invalid_request"),
+        (b'{"text": [["a"]]}', "application/json", 422, "invalid_request"),
+        (b'{"text": ["a"], "text_pair": "b"}', "application/json", 422, "invalid_request"),
+        (b'{"text": ["a", "b"], "text_pair": ["b"]}', "application/json", 422, "invalid_request"),
+        (b'{"text": ["a", " "]}', "application/json", 400, "invalid_text"),
+        (b'{"text": [%s"a"]}' % (b'"a",' * 10_000), "application/json", 422, "invalid_request"),
+        (b'{"text": [%s"a"]}' % (b'"a",' * 1_000_000), "application/json", 422, "invalid_request"),
         (b'{"text": 1}', "application/json", 422, "invalid_request"),
         (b'{"text": ""}', "application/json", 400, "invalid_text"),
         (b'{"text": "a', "application/json", 400, "invalid_json"),
@@ -297,6 +318,9 @@ def test_long_texts_are_truncated_where_that_is_set(tmp_path: Path) -> None:
     with servers.api("fastapi_onnx", {**env, "SERVING_LONG_TEXT": "truncate"}) as url:
         answer = post(url, "/predict", {"text": "warm " * 80 + "awful " * 500})
         assert (answer.status_code, answer.json()["prediction"]) == (200, "POSITIVE")
+        assert answer.headers["X-Input-Truncated"] == "true"
+        assert "X-Input-Truncated" in post(url, "/predict", {"text": ["warm", "warm " * 80]}).headers
+        assert "X-Input-Truncated" not in post(url, "/predict", {"text": "warm " * 20}).headers
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2", "auto"])

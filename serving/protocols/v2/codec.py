@@ -4,7 +4,6 @@ Tensors are views of the body or come out of one decoder's call, never of a loop
 """
 
 import math
-import re
 import struct
 from collections.abc import Sequence
 from functools import cache
@@ -17,6 +16,7 @@ import orjson
 from serving.errors import InvalidRequestError
 from serving.http.body import decode_json
 from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
+from serving.protocols.fields import commas, without_texts
 from serving.protocols.v2.inference import (
     MAX_CLASSES,
     MAX_TIMEOUT_US,
@@ -70,7 +70,6 @@ class InferJson(msgspec.Struct):
 
 
 REQUEST = msgspec.json.Decoder(InferJson)
-JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # or one that breaks off
 SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
 
@@ -284,16 +283,6 @@ def check_size(
     of_one = sum(2 if spec.datatype == "BYTES" else spec.largest for spec in model.inputs)
     if commas(text) > of_one * most + others:
         raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
-
-
-def commas(text: bytes | memoryview | msgspec.Raw) -> int:
-    """Counts commas: a bound on the elements of JSON before they are built."""
-    return bytes(text).count(b",")
-
-
-def without_texts(text: bytes | memoryview | msgspec.Raw) -> bytes:
-    """Returns JSON whose texts are cut out, so that its commas are those between elements."""
-    return JSON_TEXT.sub(b"", bytes(text))
 
 
 def depth_of(raw: msgspec.Raw) -> int:
