@@ -1,4 +1,4 @@
-"""Python client of the food classifier: `Client`, `AsyncClient`, `python -m serving_client photo.jpg`.
+"""Python client of the service: `Client`, `AsyncClient`, `python -m serving_client photo.jpg`.
 
     from serving_client import Client
 
@@ -12,7 +12,7 @@ import `serving`.
 """
 
 from serving_client.aio import AsyncClient
-from serving_client.calls import PredictOptions
+from serving_client.calls import PredictOptions, RequestOptions
 from serving_client.client import Client
 from serving_client.errors import (
     DeadlineExceededError,
@@ -27,7 +27,17 @@ from serving_client.errors import (
 )
 from serving_client.options import Options
 from serving_client.photos import Photo
-from serving_client.results import BatchItem, Model, Prediction, Readiness, Sample, Score, Timing
+from serving_client.results import (
+    BatchItem,
+    Model,
+    Prediction,
+    QuestionAnswer,
+    Readiness,
+    Sample,
+    Score,
+    Span,
+    Timing,
+)
 
 __all__ = [
     "AsyncClient",
@@ -40,13 +50,16 @@ __all__ = [
     "Photo",
     "PredictOptions",
     "Prediction",
+    "QuestionAnswer",
     "Readiness",
+    "RequestOptions",
     "RequestRefusedError",
     "Sample",
     "Score",
     "ServerError",
     "ServiceUnavailableError",
     "ServingClientError",
+    "Span",
     "Timing",
     "UnauthorizedError",
     "UnreachableError",

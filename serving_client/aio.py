@@ -3,19 +3,29 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
-from serving_client import calls, photos, samples
-from serving_client.calls import PredictOptions
+from serving_client import answers, calls, photos, samples
+from serving_client.answers import Answer
+from serving_client.calls import Call, PredictOptions, RequestOptions
 from serving_client.dialects import DIALECTS
 from serving_client.errors import DeadlineExceededError, ServingClientError, UnreachableError
 from serving_client.exchange import Exchange
 from serving_client.options import Options
 from serving_client.photos import Photo
-from serving_client.results import BatchItem, Model, Prediction, Readiness, Sample
+from serving_client.results import (
+    BatchItem,
+    Model,
+    Prediction,
+    QuestionAnswer,
+    Readiness,
+    Result,
+    Sample,
+)
 
+R = TypeVar("R", bound=Result)
 POLL_S = (0.05, 1.0)  # first and longest pause of `wait_ready`
 
 
@@ -53,16 +63,59 @@ class AsyncClient(Options):
         Raises ServingClientError, and ValueError for an option that no request can carry.
         """
         started = time.monotonic()
-        budget = options.get("timeout_s", self.timeout_s)
         content = await photos.content(photo)
-        prediction, tries = await self._exchange.ask(
-            self._dialect.predict(content, min(budget, self.service_timeout_s), options),
-            lambda answer: self._dialect.prediction(answer, options.get("top_k")),
-            deadline=started + budget,
+        budget = min(options.get("timeout_s", self.timeout_s), self.service_timeout_s)
+        call = self._dialect.predict(content, budget, options)
+        return await self._ask(call, self._dialect.prediction, options, started)
+
+    async def classify_text(
+        self, text: str, text_pair: str | None = None, **options: Unpack[RequestOptions]
+    ) -> Prediction:
+        """Classifies a text, or a pair of texts.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        call = self._native({"text": text, "text_pair": text_pair}, options)
+        return await self._ask(call, answers.prediction, options, time.monotonic())
+
+    async def answer(
+        self,
+        question: str,
+        context: str,
+        *,
+        allow_no_answer: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> QuestionAnswer:
+        """Answers a question by a part of the context; or by none, where that is allowed.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        fields = {"question": question, "context": context, "allow_no_answer": allow_no_answer}
+        call = self._native(fields, options)
+        return await self._ask(call, answers.question_answer, options, time.monotonic())
+
+    def _native(self, fields: Mapping[str, object], options: RequestOptions) -> Call:
+        """Builds a request of fields. Raises ValueError with another protocol."""
+        if self.protocol != "native":
+            raise ValueError(f"only photos can be asked in the protocol {self.protocol!r}")
+        return calls.ask(fields, options)
+
+    async def _ask(
+        self,
+        call: Call,
+        read: Callable[[Answer, int | None], R],
+        options: RequestOptions,
+        started: float,
+    ) -> R:
+        """Sends a request to the model; `started` is a time of `time.monotonic()`."""
+        result, tries = await self._exchange.ask(
+            call,
+            lambda answer: read(answer, options.get("top_k")),
+            deadline=started + options.get("timeout_s", self.timeout_s),
             request_id=options.get("request_id"),
             traceparent=options.get("traceparent"),
         )
-        return prediction.after(time.monotonic() - started, tries)
+        return result.after(time.monotonic() - started, tries)
 
     async def predict_many(
         self,

@@ -13,7 +13,7 @@ from serving_client.errors import (
     UnreachableError,
     class_for_status,
 )
-from serving_client.results import Model, Prediction, Readiness, Score, Timing
+from serving_client.results import Model, Prediction, QuestionAnswer, Readiness, Score, Span, Timing
 
 GATEWAY = (502, 504)  # without the service's JSON, a gateway sent them
 
@@ -61,14 +61,40 @@ def prediction(answer: Answer, top_k: int | None) -> Prediction:
 def build_prediction(answer: Answer, top: tuple[Score, ...], body: Mapping[str, Any]) -> Prediction:
     """Builds the prediction for a good answer; `top` is not empty."""
     return Prediction(
-        label=top[0].label,
-        probability=top[0].probability,
-        top=top,
-        timing=Timing.parse(answer.headers.get("server-timing", "")),
-        request_id=answer.request_id or "",
-        body=body,
-        headers=answer.headers,
+        label=top[0].label, probability=top[0].probability, top=top, **result_fields(answer, body)
     )
+
+
+def question_answer(answer: Answer, top_k: int | None) -> QuestionAnswer:
+    """Reads the answer of `POST /predict` to a question. Raises ServingClientError."""
+    if answer.status != 200:
+        raise error(answer)
+    body = answer.json()
+    try:
+        best = span(body)
+        top = (best,) if top_k is None else tuple(span(item) for item in body["top"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise undocumented(answer) from problem
+    return QuestionAnswer(**vars(best), top=top, **result_fields(answer, body))
+
+
+def result_fields(answer: Answer, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of every result."""
+    return {
+        "timing": Timing.parse(answer.headers.get("server-timing", "")),
+        "request_id": answer.request_id or "",
+        "body": body,
+        "headers": answer.headers,
+    }
+
+
+def span(item: Mapping[str, Any]) -> Span:
+    """Checks the types of an answer to a question. Raises ValueError, TypeError or KeyError."""
+    start, end = item["start"], item["end"]
+    if not (type(start) is type(end) is int and 0 <= start <= end):
+        raise ValueError(f"{start!r} to {end!r} is no part of a text")
+    found = score(item["answer"], item["score"])
+    return Span(found.label, found.probability, start, end)
 
 
 def score(label: object, probability: object) -> Score:

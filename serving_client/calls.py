@@ -4,14 +4,14 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict
 
 
-class PredictOptions(TypedDict, total=False):
-    """Options of one prediction, or of all in a batch."""
+class RequestOptions(TypedDict, total=False):
+    """Options of one request, whatever it asks."""
 
     top_k: int
-    """Number of classes to rank, from 1 to as many as the model has."""
+    """Number of classes or answers to rank, from 1 to as many as the model has."""
 
     timeout_s: float
     """Budget in seconds, all tries together, instead of the client's own."""
@@ -19,14 +19,18 @@ class PredictOptions(TypedDict, total=False):
     priority: Literal["interactive", "bulk"]
     """Priority in the service's queue; `bulk` is served after everything else."""
 
-    base64: bool
-    """Send base64 in JSON, which is a third larger, instead of the plain bytes."""
-
     request_id: str
     """X-Request-ID, 1 to 128 printable ASCII characters; unset: a new one."""
 
     traceparent: str
     """Header of W3C Trace Context; OpenTelemetry's current span goes before it."""
+
+
+class PredictOptions(RequestOptions, total=False):
+    """Options of one photo's prediction, or of all in a batch."""
+
+    base64: bool
+    """Send base64 in JSON, which is a third larger, instead of the plain bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,27 @@ class Call:
     content: bytes = b""
 
 
-def predict(photo: bytes, **options: Unpack[PredictOptions]) -> Call:
-    """Builds `POST /predict`."""
+def predict(photo: bytes, options: PredictOptions) -> Call:
+    """Builds `POST /predict` of a photo."""
+    if options.get("base64"):
+        return ask({"image": base64.b64encode(photo).decode("ascii")}, options)
+    return post("application/octet-stream", photo, options)
+
+
+def ask(fields: Mapping[str, object], options: RequestOptions) -> Call:
+    """Builds `POST /predict` of a request's fields, as JSON; those that are None are left out."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return post("application/json", json.dumps(given).encode(), options)
+
+
+def post(content_type: str, content: bytes, options: RequestOptions) -> Call:
+    """Builds `POST /predict` of a body."""
     top_k = options.get("top_k")
     path = "/predict" if top_k is None else f"/predict?top_k={top_k}"
-    headers = {"Content-Type": "application/octet-stream"}
+    headers = {"Content-Type": content_type}
     if "priority" in options:
         headers["X-Priority"] = options["priority"]
-    if not options.get("base64"):
-        return Call("POST", path, headers, photo)
-    headers["Content-Type"] = "application/json"
-    text = base64.b64encode(photo).decode("ascii")
-    return Call("POST", path, headers, json.dumps({"image": text}).encode())
+    return Call("POST", path, headers, content)
 
 
 def get(path: str) -> Call:

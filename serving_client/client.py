@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from serving_client.aio import AsyncClient
-from serving_client.calls import PredictOptions
+from serving_client.calls import PredictOptions, RequestOptions
 from serving_client.loop import LoopThread
 from serving_client.options import Options
 from serving_client.photos import Photo
-from serving_client.results import BatchItem, Model, Prediction, Readiness, Sample
+from serving_client.results import BatchItem, Model, Prediction, QuestionAnswer, Readiness, Sample
 
 T = TypeVar("T")
 
@@ -58,6 +58,30 @@ class Client(Options):
         Raises ServingClientError, and ValueError for an option that no request can carry.
         """
         return self._wait(self._client.predict(photo, **options))
+
+    def classify_text(
+        self, text: str, text_pair: str | None = None, **options: Unpack[RequestOptions]
+    ) -> Prediction:
+        """Classifies a text, or a pair of texts.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        return self._wait(self._client.classify_text(text, text_pair, **options))
+
+    def answer(
+        self,
+        question: str,
+        context: str,
+        *,
+        allow_no_answer: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> QuestionAnswer:
+        """Answers a question by a part of the context; or by none, where that is allowed.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        work = self._client.answer(question, context, allow_no_answer=allow_no_answer, **options)
+        return self._wait(work)
 
     def submit(self, photo: Photo, **options: Unpack[PredictOptions]) -> Future[Prediction]:
         """Starts `predict` and returns its future at once.

@@ -30,7 +30,7 @@ class Dialect:
 
 DIALECTS: dict[Protocol, Dialect] = {
     "native": Dialect(
-        predict=lambda photo, _, options: calls.predict(photo, **options),
+        predict=lambda photo, _, options: calls.predict(photo, options),
         prediction=answers.prediction,
         model_path="/model",
         model=answers.model,

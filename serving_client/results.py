@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from serving_client.errors import ServingClientError
 from serving_client.photos import Photo
@@ -42,18 +42,9 @@ class Timing:
         return cls(ms("decode"), ms("queue"), ms("infer"), ms("total"))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Answer for one photo."""
-
-    label: str
-    """Most probable class."""
-
-    probability: float
-    """Probability of `label`, from 0 to 1."""
-
-    top: tuple[Score, ...]
-    """Most probable classes, best first: `top_k` of them, or one if `top_k` was not given."""
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What every answer of the model has."""
 
     timing: Timing
     request_id: str
@@ -71,9 +62,48 @@ class Prediction:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of the answer, with names in lower case."""
 
-    def after(self, latency_s: float, tries: int) -> "Prediction":
+    def after(self, latency_s: float, tries: int) -> Self:
         """Returns a copy with the latency and the number of tries."""
         return replace(self, latency_s=latency_s, tries=tries)
+
+
+@dataclass(frozen=True)
+class Prediction(Result):
+    """Class of one photo or text."""
+
+    label: str
+    """Most probable class."""
+
+    probability: float
+    """Probability of `label`, from 0 to 1."""
+
+    top: tuple[Score, ...]
+    """Most probable classes, best first: `top_k` of them, or one if `top_k` was not given."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Part of a context that answers a question."""
+
+    answer: str
+    """Its text; empty: the context has no answer."""
+
+    score: float
+    """From 0 to 1."""
+
+    start: int
+    """Offset of its first character in the context."""
+
+    end: int
+    """Offset behind its last character."""
+
+
+@dataclass(frozen=True)
+class QuestionAnswer(Result, Span):
+    """Answer to one question."""
+
+    top: tuple[Span, ...]
+    """Best answers, best first: up to `top_k` of them, or one if `top_k` was not given."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+import serving_client
 from tests import exports, servers
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -154,6 +155,16 @@ def test_the_model_is_described(url: str) -> None:
     path = "/v2/models/{model}/infer"
     body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     assert post(url, path.format(model="sentiment"), body["example"]).status_code == 200
+
+
+def test_the_client(url: str) -> None:
+    with serving_client.Client(url) as client:
+        assert client.classify_text("warm", "awful").label == "NEGATIVE"
+        assert [score.label for score in client.classify_text("awful", top_k=3).top] == exports.LABELS
+    command = [sys.executable, "-m", "serving_client", "--url", url, "--text", "warm", "--text", " "]
+    ended = subprocess.run(command, cwd=servers.ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout[:15]) == (1, "warm: POSITIVE ")
+    assert ended.stderr.startswith(" : the text is empty (400 invalid_text")
 
 
 # v2

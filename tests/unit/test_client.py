@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import serving_client
-from serving_client import AsyncClient, Client, Photo, Prediction, Score, Timing
+from serving_client import AsyncClient, Client, Photo, Prediction, Score, Span, Timing
 from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, stub_api, until
 
 PHOTO = b"\xff\xd8 a photo"
@@ -79,6 +79,43 @@ def test_paths_and_files(stub: StubApi, client: Client, tmp_path: Path) -> None:
     with path.open("rb") as file:
         client.predict(file)
     assert [asked.photo for asked in stub.asked] == [PHOTO] * 3
+
+
+def test_texts(stub: StubApi, client: Client) -> None:
+    assert client.classify_text("warm \u00e9", "cold", top_k=5).top[0] == Score("Soup", 0.924)
+    assert client.classify_text("\ud83d").label == "Soup"  # what is no text is the service's to refuse
+    first, second = stub.asked
+    assert (first.path, first.body) == ("/predict?top_k=5", {"text": "warm \u00e9", "text_pair": "cold"})
+    assert second.body == {"text": "\ud83d"}
+    assert first.headers["Content-Type"] == "application/json"
+
+
+def test_questions(stub: StubApi, client: Client) -> None:
+    best, other = Span("two", 0.75, 4, 7), Span("", 0.25, 0, 0)
+    body = {**vars(best), "top": [vars(best), vars(other)]}
+    stub.answers += [Reply(200, body), Reply(200, body)]
+    found = client.answer("How many?", "The two.", top_k=2, allow_no_answer=True, priority="bulk")
+    assert (found.answer, found.start, found.top) == ("two", 4, (best, other))
+    assert client.answer("How many?", "The two.").top == (best,)
+    asked = {"question": "How many?", "context": "The two."}
+    assert [each.body for each in stub.asked] == [{**asked, "allow_no_answer": True}, asked]
+    assert stub.asked[0].headers["X-Priority"] == "bulk"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"start": -1}, {"end": 3}, {"start": True}, {"score": 1.1}, {"answer": None}, {"top": [{}]}],
+)
+def test_answers_that_are_none(stub: StubApi, client: Client, changed: dict[str, object]) -> None:
+    best = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
+    stub.answers.append(Reply(200, {**best, "top": [best], **changed}))
+    with pytest.raises(serving_client.InvalidAnswerError):
+        client.answer("How many?", "The two.", top_k=1)
+
+
+def test_only_photos_go_to_triton(stub: StubApi) -> None:
+    with Client(stub.url, protocol="triton") as client, pytest.raises(ValueError, match="only photos"):
+        client.classify_text("warm")
 
 
 def test_what_cannot_be_read_is_not_sent(stub: StubApi, client: Client, tmp_path: Path) -> None:
