@@ -284,7 +284,7 @@ class InferenceService:
 
         Without `top_k` there is no task to postprocess.
         """
-        self._check_count(count)
+        check_count(count, self.largest_request)
         loop = asyncio.get_running_loop()
         admitted_at = time.monotonic()
         tops: list[list[Candidate]] = []
@@ -294,7 +294,7 @@ class InferenceService:
                     prepared = await prepare()
                     items = [item for each in prepared for item in each.items]
                     if len(items) > count:
-                        self._check_count(len(items))
+                        check_count(len(items), self.largest_request)
                         slots.extend(len(items) - count, bulk)
                     submitted_at = time.monotonic()
                     outcomes = await slots.submit(signature, items, deadline, bulk)
@@ -312,12 +312,6 @@ class InferenceService:
             raise
         truncated = any(each.truncated for each in prepared)
         return InferenceResult(model, signature, tops, outcomes, admitted_at, submitted_at, truncated)
-
-    def _check_count(self, count: int) -> None:
-        if not 1 <= count <= self.largest_request:
-            raise InvalidRequestError(
-                f"one request may have 1 to {self.largest_request} inputs, not {count}"
-            )
 
     async def _preprocess(self, model: ActiveModel, given: Input, bulk: bool) -> Prepared:
         """Makes an input's items: on the event loop where that is cheap, else on a thread.
@@ -363,6 +357,12 @@ class InferenceService:
                 tops.append(await self._threads.run(work, bulk))
             first = end
         return tops
+
+
+def check_count(count: int, most: int) -> None:
+    """Raises InvalidRequestError for a number of inputs out of range."""
+    if not 1 <= count <= most:
+        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {count}")
 
 
 def all_or_error(results: Sequence[Prepared | BaseException]) -> Iterator[Prepared]:

@@ -20,7 +20,7 @@ from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundErro
 from serving.http.access_log import RequestContext
 from serving.http.body import decode_json
 from serving.http.responses import json_response
-from serving.inference.service import InferenceService
+from serving.inference.service import InferenceService, check_count
 from serving.protocols.admission import Admission, DirectRoute, RequestOptions, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog, WireTensor
 from serving.protocols.fields import commas
@@ -220,12 +220,6 @@ def element(value: B64 | str, spec: WireTensor) -> Any:
         return decode_base64(value.b64)
     except ValueError as error:
         raise InvalidBase64Error(f"{spec.name} is not base64: {error}"[:200]) from error
-
-
-def check_count(count: int, most: int) -> None:
-    """Raises InvalidRequestError for a number of inputs out of range."""
-    if not 1 <= count <= most:
-        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {count}")
 
 
 async def infer(

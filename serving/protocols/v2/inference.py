@@ -14,7 +14,7 @@ import orjson
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError
 from serving.inference.active_model import Input, Predictions, Tensors
-from serving.inference.service import InferenceService
+from serving.inference.service import InferenceService, check_count
 from serving.protocols.admission import RequestOptions
 from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
 from serving.protocols.fields import field_value
@@ -118,9 +118,8 @@ def check_input(spec: WireTensor, datatype: str, shape: list[int], most: int) ->
     if fits(spec, shape):
         return 1
     if fits(spec, shape[1:]) or (dims == [1] and len(shape) == 1):
-        if 1 <= shape[0] <= most:
-            return shape[0]
-        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {shape[0]}")
+        check_count(shape[0], most)
+        return shape[0]
     batched = ", ".join(str(size) for size in ["N", *dims])
     raise InvalidRequestError(f"{name} has the shape [{batched}] or {dims}, not {shape}")
 
