@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     """Port to listen on; 0 takes a free one."""
 
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port for photos over plain TCP, see `serving/protocols/tcp.py`; unset: none, 0: a free one."""
+    """Port for requests over plain TCP, see `serving/protocols/tcp.py`; unset: none, 0: a free one."""
 
     tcp_max_connections: AtMostAMillion = 256
     """TCP connections of one web process; one more is answered `overloaded` and closed."""

@@ -1,4 +1,4 @@
-"""Images over plain TCP, for clients that want neither HTTP nor base64; on where `tcp_port` is set.
+"""Requests over plain TCP, for clients that want neither HTTP nor base64; on where `tcp_port` is set.
 
 `tcp_frames.py` describes the frames. A connection carries any number of requests, and answers are sent
 as they are ready, in any order. While 32 requests of a connection are unanswered, the service reads
@@ -19,9 +19,7 @@ from typing import Any
 
 from serving.errors import (
     ConfigurationError,
-    InvalidImageError,
     InvalidRequestError,
-    NotSupportedError,
     OverloadedError,
     PayloadTooLargeError,
     ServingError,
@@ -35,9 +33,8 @@ from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.protocols import tcp_frames as frames
 from serving.protocols.admission import KeyCheck
-from serving.protocols.fields import value_of
+from serving.protocols.fields import fields_from_body
 from serving.settings import Settings
-from serving.tasks.base import Field
 
 BACKLOG = 512
 CHUNK_BYTES = 64 * 1024
@@ -49,7 +46,7 @@ CLIENT_LEFT = (OSError, EOFError)
 
 
 class TcpServer:
-    """Serves images over TCP; `reader` bounds the bytes of TCP and HTTP requests together."""
+    """Serves requests over TCP; `reader` bounds the bytes of TCP and HTTP requests together."""
 
     def __init__(self, service: InferenceService, reader: BodyReader) -> None:
         self.service = service
@@ -111,7 +108,7 @@ class Connection:
         self._authorized = False
         self._tasks = asyncio.TaskGroup()
         self._reading: asyncio.Task[None] | None = None  # None after a fatal mistake
-        self._unread = 0  # bytes of the image that is being read
+        self._unread = 0  # bytes of the body that is being read
         self._unanswered = 0
         self._free = asyncio.Semaphore(MAX_UNANSWERED)
 
@@ -150,7 +147,7 @@ class Connection:
             try:
                 try:
                     head = frames.parse_head(first + await self._read(frames.REQUEST.size - 1, "frame"))
-                    number, self._unread = head.id, head.image_bytes
+                    number, self._unread = head.id, head.body_bytes
                     answer = 200, await self._predict(head, context)
                 except CLIENT_LEFT:
                     raise
@@ -176,40 +173,30 @@ class Connection:
                     return b""
 
     async def _predict(self, head: frames.Head, context: RequestContext) -> dict[str, Any]:
-        """Reads the rest of the frame and classifies its image. Raises ServingError."""
+        """Reads the rest of the frame and asks the model. Raises ServingError."""
         frames.check_sizes(head, self._settings.max_body_bytes)
         options = frames.parse_options(await self._read(head.options_bytes, "options"))
         context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
         self._check(options)
         bulk = options.priority == "bulk"
         self._service.check_free_slot(bulk)
-        field = self._only_field()
-        async with self._body_reader.collect(self._chunks()) as image:
+        task = self._service.active.task
+        async with self._body_reader.collect(self._chunks()) as body:
             self._read_next()
             timeout_ms = options.timeout_ms or self._settings.request_timeout_ms
             deadline = time.monotonic() + timeout_ms / 1000
-            found = await self._service.predict(
-                [Input(len(image), lambda: {field.name: value_of(field, image)})],
-                options.top_k or 1,
-                deadline,
-                bulk,
-            )
+            given = Input(len(body), partial(fields_from_body, task, body, None))
+            found = await self._service.predict([given], options.top_k or 1, deadline, bulk)
         context.set_timings(found.timings)
+        answer = found.task.to_json(found.tops[0], options.top_k is not None)
         return {
-            **found.task.to_json(found.tops[0], options.top_k is not None),
+            **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,
             "ms": context.milliseconds,
         }
 
-    def _only_field(self) -> Field:
-        """Returns the field that a frame carries. Raises NotSupportedError for a model with several."""
-        fields = self._service.active.task.request
-        if len(fields) != 1:
-            raise NotSupportedError("a frame carries one field, and this model takes another number")
-        return fields[0]
-
     def _check(self, options: frames.Options) -> None:
-        """Raises UnauthorizedError, InvalidRequestError or InvalidImageError."""
+        """Raises UnauthorizedError or InvalidRequestError."""
         self._authorized |= self._key.matches((options.key or "").encode())
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
@@ -219,8 +206,6 @@ class Connection:
         ):
             if value is not None and value > largest:
                 raise InvalidRequestError(f"{name} must be a whole number from 1 to {largest}")
-        if not self._unread:
-            raise InvalidImageError("the frame has no photo")
 
     async def _read(self, size: int, part: str) -> bytes:
         """Raises SlowBodyError."""
@@ -231,7 +216,7 @@ class Connection:
             raise SlowBodyError(f"the {part} did not arrive in time") from error
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        """Reads the image."""
+        """Reads the body."""
         while self._unread:
             chunk = await self._reader.read(min(self._unread, CHUNK_BYTES))
             if not chunk:

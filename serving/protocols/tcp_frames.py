@@ -2,15 +2,17 @@
 
 Numbers are big-endian and unsigned. A length counts the bytes after itself.
 
-    request   uint32 length, uint32 id, uint16 length of the options (at most 1024), options, image file
+    request   uint32 length, uint32 id, uint16 length of the options (at most 1024), options, body
     response  uint32 length, uint32 id, uint16 HTTP status, JSON object
 
 The options are a JSON object with any of the fields of `Options`, or nothing at all. A response carries
 the id of its request, or 0 where the request's frame could not be read. Its JSON object is
 
-    200       {"prediction", "probability", "request_id", "ms": {"decode", "queue", "infer", "total"}},
-              and "top" where `top_k` was asked for
+    200       the answer of `/predict`, "request_id", and "ms": {"decode", "queue", "infer", "total"};
+              what is no object is its "answer"
     others    {"detail", "code", "request_id"} as in `/predict`; "retry_after" in seconds for a 503
+
+The body is one that `/predict` takes without a content type: an image file, a text, or JSON.
 """
 
 import struct
@@ -54,25 +56,25 @@ class Head:
 
     id: int
     options_bytes: int
-    image_bytes: int
+    body_bytes: int
 
 
 def parse_head(data: bytes) -> Head:
     """Reads the first ten bytes of a request frame. Raises BrokenFrameError."""
     length, number, options_bytes = REQUEST.unpack(data)
-    image_bytes = length - AFTER_LENGTH - options_bytes
-    if image_bytes < 0:
+    body_bytes = length - AFTER_LENGTH - options_bytes
+    if body_bytes < 0:
         text = f"a length of {length} with {options_bytes} bytes of options"
         raise BrokenFrameError(f"the frame cannot be read: {text}")
-    return Head(number, options_bytes, image_bytes)
+    return Head(number, options_bytes, body_bytes)
 
 
-def check_sizes(head: Head, max_image_bytes: int) -> None:
+def check_sizes(head: Head, max_body_bytes: int) -> None:
     """Raises PayloadTooLargeError."""
     if head.options_bytes > MAX_OPTIONS_BYTES:
         raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
-    if head.image_bytes > max_image_bytes:
-        raise PayloadTooLargeError(f"the photo has more than {max_image_bytes} bytes")
+    if head.body_bytes > max_body_bytes:
+        raise PayloadTooLargeError(f"the photo has more than {max_body_bytes} bytes")
 
 
 def parse_options(data: bytes) -> Options:
@@ -89,11 +91,11 @@ def parse_options(data: bytes) -> Options:
         raise InvalidJsonError(f"the options are not JSON: {error}"[:200]) from error
 
 
-def request(number: int, image: bytes, options: Options) -> bytes:
+def request(number: int, body: bytes, options: Options) -> bytes:
     """Builds a request frame; `number` is its id."""
     text = msgspec.json.encode(options)
-    length = AFTER_LENGTH + len(text) + len(image)
-    return b"".join((REQUEST.pack(length, number, len(text)), text, image))
+    length = AFTER_LENGTH + len(text) + len(body)
+    return b"".join((REQUEST.pack(length, number, len(text)), text, body))
 
 
 def response(number: int, status: int, content: dict[str, Any]) -> bytes:

@@ -230,7 +230,7 @@ def test_frames_with_some_bytes_changed(data: bytes, changes: dict[int, int]) ->
             assert 400 <= error.status < 500  # noqa: PT017 what the test is about
             return
         assert options.top_k is None or options.top_k >= 1
-        assert head.image_bytes <= 1000
+        assert head.body_bytes <= 1000
 
 
 @pytest.mark.parametrize("count", [16, 17, 40])

@@ -26,7 +26,7 @@ def test_what_is_written_is_read(number: int, photo: bytes, options: frames.Opti
     head = frames.parse_head(frame[: frames.REQUEST.size])
     rest = frame[frames.REQUEST.size :]
     assert head.id == number
-    assert len(rest) == head.options_bytes + head.image_bytes
+    assert len(rest) == head.options_bytes + head.body_bytes
     assert rest[head.options_bytes :] == photo
     assert frames.parse_options(rest[: head.options_bytes]) == options
 
@@ -40,8 +40,8 @@ def test_any_ten_bytes(data: bytes) -> None:
         return
     head = frames.parse_head(data)
     assert head.id == number
-    assert head.image_bytes >= 0
-    assert frames.AFTER_LENGTH + head.options_bytes + head.image_bytes == length
+    assert head.body_bytes >= 0
+    assert frames.AFTER_LENGTH + head.options_bytes + head.body_bytes == length
 
 
 @given(NUMBERS, st.integers(0, 65535), st.integers(0, 10**10), st.integers(0, 10**10))
