@@ -1,5 +1,7 @@
 """Byte for byte what every protocol answers: the pairs of `tests/golden`; no change is by accident.
 
+A folder there is a service, its folders are protocols.
+
 Where a change is meant, delete the `.response` file: the test writes it anew, and fails once, so that
 somebody looks at it.
 """
@@ -8,18 +10,20 @@ import json
 import re
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
 import pytest
 
-from tests import servers
+from tests import exports, servers
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-PAIRS = sorted(GOLDEN.glob("*/*.request"))
+PAIRS = sorted(GOLDEN.glob("*/*/*.request"))
 CHANGING = {b"date", b"server", b"x-request-id", b"server-timing"}
 MODEL = {
     "name": "four",
@@ -50,23 +54,41 @@ class Service:
         return over_grpc(self.grpc, path.stem.partition("-")[0], request)
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A fake one with four classes, on all its ports."""
-    folder = tmp_path_factory.mktemp("models") / "four"
+def images(folder: Path) -> str:
+    """Makes a model with four classes, and returns what computes it."""
     folder.mkdir()
     (folder / "model.json").write_text(json.dumps(MODEL))
-    ports = servers.free_port(), servers.free_port()
-    env = {
-        "SERVING_MODEL_DIR": str(folder),
-        "SERVING_LOG_LEVEL": "error",
-        "SERVING_INSTANCES": "1",
-        "SERVING_MAX_BATCH_SIZE": "1",
-        "SERVING_GRPC_PORT": str(ports[0]),
-        "SERVING_TCP_PORT": str(ports[1]),
-    }
-    with servers.api("tests.fake", env) as url:
-        yield Service(urlsplit(url).port or 0, *ports)
+    return "tests.fake"
+
+
+def texts(folder: Path) -> str:
+    """The same with texts."""
+    exports.saved(folder, exports.word_piece(), {})
+    return "fastapi_onnx"
+
+
+@pytest.fixture(scope="module")
+def service_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Service]]:
+    """Returns the one whose answers are in a folder, on all its ports; started when first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(kind: str) -> Service:
+            folder = tmp_path_factory.mktemp("models") / "four"
+            build = {"images": images, "texts": texts}[kind](folder)
+            ports = servers.free_port(), servers.free_port()
+            env = {
+                "SERVING_MODEL_DIR": str(folder),
+                "SERVING_LOG_LEVEL": "error",
+                "SERVING_INSTANCES": "1",
+                "SERVING_MAX_BATCH_SIZE": "1",
+                "SERVING_GRPC_PORT": str(ports[0]),
+                "SERVING_TCP_PORT": str(ports[1]),
+            }
+            url = stack.enter_context(servers.api(build, env))
+            return Service(urlsplit(url).port or 0, *ports)
+
+        yield started
 
 
 def over_http(port: int, request: bytes) -> bytes:
@@ -98,9 +120,9 @@ def over_tcp(port: int, request: bytes) -> bytes:
     return struct.pack(">IIH", length - len(body) + len(steady), number, status) + steady
 
 
-@pytest.mark.parametrize("path", PAIRS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_answer_is_the_same_to_the_byte(service: Service, path: Path) -> None:
-    answer = service.ask(path)
+@pytest.mark.parametrize("path", PAIRS, ids=lambda path: "-".join((*path.parts[-3:-1], path.stem)))
+def test_the_answer_is_the_same_to_the_byte(service_of: Callable[[str], Service], path: Path) -> None:
+    answer = service_of(path.parts[-3]).ask(path)
     golden = path.with_suffix(".response")
     if not golden.exists():
         golden.write_bytes(answer)
@@ -109,7 +131,9 @@ def test_the_answer_is_the_same_to_the_byte(service: Service, path: Path) -> Non
 
 
 def test_every_protocol_has_its_pairs() -> None:
-    names = {f"{path.parent.name}-{path.stem}" for path in PAIRS}
-    for protocol in ("http-predict", "http-v2", "http-tfserving", "http-torchserve", "grpc", "tcp"):
-        assert any(name.startswith(protocol) for name in names), protocol
-    assert {path.stem for path in GOLDEN.glob("*/*.response")} == {path.stem for path in PAIRS}
+    for folder in {path.parent.parent for path in PAIRS}:
+        names = [f"{path.parent.name}-{path.stem}" for path in folder.glob("*/*.request")]
+        for protocol in ("http-predict", "http-v2", "http-tfserving", "http-torchserve", "grpc", "tcp"):
+            assert any(name.startswith(protocol) for name in names), (folder, protocol)
+    answers = {path.with_suffix(".request") for path in GOLDEN.glob("*/*/*.response")}
+    assert answers == set(PAIRS)
