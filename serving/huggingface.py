@@ -19,6 +19,7 @@ from pydantic import (
 from serving.errors import ConfigurationError, in_words
 from serving.model import (
     IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
     TEXT_CLASSIFICATION,
     ImagePipeline,
     ModelDescription,
@@ -28,6 +29,7 @@ from serving.model import (
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 IMAGE_HEAD, TEXT_HEAD = "ForImageClassification", "ForSequenceClassification"
+QUESTION_HEAD = "ForQuestionAnswering"
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 DEFAULT_LABELS = 2
 """Of a config.json that says nothing of them."""
@@ -216,6 +218,7 @@ class TokenizerConfig(File):
 
     model_max_length: float | None = None
     truncation_side: Literal["left", "right"] = "right"
+    padding_side: Literal["left", "right"] = "right"
     pad_token: str | dict[str, Any] | None = None
     added_tokens_decoder: dict[NonNegativeInt, dict[str, Any]] = {}
 
@@ -251,7 +254,11 @@ def description(folder: Path, config: Config) -> ModelDescription:
     found = config.architectures or []
     if len(found) != 1:
         raise ValueError(f"architectures names {len(found)} networks instead of one")
-    content: dict[str, Any] = {"name": folder.resolve().name, "version": "1", "labels": config.labels}
+    content: dict[str, Any] = {"name": folder.resolve().name, "version": "1"}
+    if found[0].endswith(QUESTION_HEAD):
+        pipeline = text_pipeline(folder, config, QUESTION_ANSWERING)
+        return ModelDescription(**content, task=QUESTION_ANSWERING, text=pipeline)
+    content["labels"] = config.labels
     if found[0].endswith(IMAGE_HEAD):
         if config.independent:
             raise ValueError("problem_type is one of independent labels, served for texts only")
@@ -261,9 +268,11 @@ def description(folder: Path, config: Config) -> ModelDescription:
     if found[0].endswith(TEXT_HEAD):
         if config.problem_type == REGRESSION:
             raise ValueError("problem_type is regression, whose answer is no class")
-        return ModelDescription(**content, task=TEXT_CLASSIFICATION, text=text_pipeline(folder, config))
+        pipeline = text_pipeline(folder, config, TEXT_CLASSIFICATION)
+        return ModelDescription(**content, task=TEXT_CLASSIFICATION, text=pipeline)
     raise ValueError(
-        f"architectures is {found[0][:80]}; served are those that end in {IMAGE_HEAD} or {TEXT_HEAD}"
+        f"architectures is {found[0][:80]}; served are those that end in "
+        f"{IMAGE_HEAD}, {TEXT_HEAD} or {QUESTION_HEAD}"
     )
 
 
@@ -278,7 +287,7 @@ def image_pipeline(path: Path) -> ImagePipeline:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
 
 
-def text_pipeline(folder: Path, config: Config) -> TextPipeline:
+def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
     """Reads what is beside the tokeniser. Raises ConfigurationError."""
     if not (folder / TOKENIZER).is_file():
         raise ConfigurationError(
@@ -287,13 +296,17 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
         )
     path = folder / TOKENIZER_CONFIG
     file = read(path, TokenizerConfig) if path.exists() else TokenizerConfig()
+    if task == QUESTION_ANSWERING and file.padding_side == "left":
+        raise ConfigurationError(
+            f"{path} cannot be served: padding_side is left, so that the context would come first"
+        )
     length = file.model_max_length
     own = int(length) if length and length < NO_LIMIT else None
     return TextPipeline(
         max_tokens=min((each for each in (own, config.positions) if each), default=DEFAULT_TOKENS),
         pad_token_id=file.pad_token_id if config.pad_token_id is None else config.pad_token_id,
         truncation_side=file.truncation_side,
-        activation="sigmoid" if config.independent else "softmax",
+        activation="sigmoid" if task == TEXT_CLASSIFICATION and config.independent else "softmax",
     )
 
 

@@ -30,8 +30,8 @@ from pydantic import (
 from serving.errors import ConfigurationError, in_words
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
-TEXT_CLASSIFICATION = "text-classification"
-GRAPHS = (TENSOR, TEXT_CLASSIFICATION)
+TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
+GRAPHS = (TENSOR, TEXT_CLASSIFICATION, QUESTION_ANSWERING)
 """Tasks whose graph is called as its file has it."""
 
 
@@ -170,8 +170,8 @@ class ModelDescription(BaseModel):
 
     description: str = ""
     task: str = IMAGE_CLASSIFICATION
-    """What a request means: `image-classification`, `text-classification`, `tensor` for a graph that is
-    asked in tensors only, or `module:Class`, a class of one's own."""
+    """What a request means: `image-classification`, `text-classification`, `question-answering`,
+    `tensor` for a graph that is asked in tensors only, or `module:Class`, a class of one's own."""
 
     labels: list[str] = []
     """Class names in the order of the outputs."""
@@ -180,7 +180,7 @@ class ModelDescription(BaseModel):
     """Preprocessing, of an image classifier."""
 
     text: TextPipeline | None = None
-    """Preprocessing, of a text classifier; its tokeniser is `tokenizer.json` in the folder."""
+    """Preprocessing, of a task about texts; its tokeniser is `tokenizer.json` in the folder."""
 
     limits: dict[str, PositiveInt] = {}
     """Largest size of each axis of the graph's tensors that varies, by the axis' name in the graph."""
@@ -198,7 +198,7 @@ class ModelDescription(BaseModel):
     """Side in pixels to which the network reduces its input; None: no reduction."""
 
     files: dict[str, Sha256] = {}
-    """SHA-256 of each file, by its path in the folder; graphs of `tensor` and `text-classification` may
+    """SHA-256 of each file, by its path in the folder; graphs of `tensor` and of tasks about texts may
     be left out."""
 
     int8: dict[str, Int8Verdict] = {}
@@ -210,10 +210,11 @@ class ModelDescription(BaseModel):
 
     @model_validator(mode="after")
     def check_task_is_complete(self) -> "ModelDescription":
-        """Checks that a classifier has what it needs."""
+        """Checks that a task has what it needs."""
         needed: dict[str, dict[str, object]] = {
             IMAGE_CLASSIFICATION: {"labels": self.labels, "image": self.image},
             TEXT_CLASSIFICATION: {"labels": self.labels, "text": self.text},
+            QUESTION_ANSWERING: {"text": self.text},
         }
         for name, value in needed.get(self.task, {}).items():
             if not value:
@@ -229,9 +230,9 @@ class ModelDescription(BaseModel):
 
     @property
     def text_pipeline(self) -> TextPipeline:
-        """Preprocessing of a text classifier. Raises ConfigurationError for other models."""
+        """Preprocessing of texts. Raises ConfigurationError for models that take none."""
         if self.text is None:
-            raise ConfigurationError(f"{self.name} is no text classifier, but {self.task}")
+            raise ConfigurationError(f"{self.name} takes no texts, but is for {self.task}")
         return self.text
 
     def json_text(self) -> str:
@@ -313,7 +314,7 @@ class Model:
         return self.checked(relative)
 
     def tokenizer(self) -> Path:
-        """Returns the path of a text classifier's tokeniser. Raises ConfigurationError."""
+        """Returns the path of the tokeniser. Raises ConfigurationError."""
         name = "tokenizer.json"
         return self.checked(name) if name in self.description.files else self.folder / name
 

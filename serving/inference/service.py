@@ -345,12 +345,12 @@ class InferenceService:
         top_k: int,
         bulk: bool,
     ) -> list[list[Candidate]]:
-        """Makes the candidates of each input; on a thread for an input of several items."""
+        """Makes the candidates of each input; on a thread for several items, or where that is slow."""
         tops, first = [], 0
         for each in prepared:
             end = first + len(each.items)
             outputs = [outcome.outputs for outcome in outcomes[first:end]]
-            if len(outputs) == 1:
+            if len(outputs) == 1 and each.is_cheap:
                 tops.append(task.postprocess(each, outputs, top_k))
             else:
                 work = partial(task.postprocess, each, outputs, top_k)

@@ -62,7 +62,7 @@ class ModelResponse(BaseModel):
     task: str = Field(description="What a request means.")
     labels: list[str]
     image: ImagePipeline | None
-    text: TextPipeline | None = Field(default=None, description="Of a text classifier only.")
+    text: TextPipeline | None = Field(default=None, description="Of tasks about texts only.")
     thresholds: Thresholds | None
     accuracy: dict[str, Any]  # as written in model.json
     backend: str

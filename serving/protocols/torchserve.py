@@ -116,7 +116,7 @@ def predictions_router(
         async with admission.body(request, compressed=True) as body:
             task, content_type = service.active.task, request.headers.get("content-type")
             given = Input(len(body), partial(fields_of, task, body, content_type))
-            top_k = min(TOP, task.most_candidates)
+            top_k = min(TOP, len(task.labels)) or 1
             work = service.predict([given], top_k, options.deadline(), options.bulk)
             found = await unless_disconnected(request, work)
         RequestContext.of(request).set_timings(found.timings)

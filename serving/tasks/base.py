@@ -75,6 +75,9 @@ class Prepared:
     truncated: bool = False
     """Whether something of the request was left out."""
 
+    is_cheap: bool = True
+    """Whether `Task.postprocess` may run on the event loop, where there is one item."""
+
 
 class Task:
     """One model's task; `preprocess` is called on several threads at once."""

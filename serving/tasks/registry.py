@@ -6,7 +6,13 @@ from typing import Any
 from serving.engine import describe
 from serving.engine.provider import EnginePlan, Planner
 from serving.errors import ConfigurationError
-from serving.model import IMAGE_CLASSIFICATION, TENSOR, TEXT_CLASSIFICATION, Model
+from serving.model import (
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    TENSOR,
+    TEXT_CLASSIFICATION,
+    Model,
+)
 from serving.settings import Settings
 from serving.tasks import image_classification, python
 from serving.tasks.base import Task
@@ -28,11 +34,13 @@ def task_of(
     if model.description.task == TENSOR:
         return TensorsOnly(model)
     if model.description.task == TEXT_CLASSIFICATION:
-        from serving.tasks import text_classification  # it loads tokenizers
+        from serving.tasks.text_classification import TextClassification  # it loads tokenizers
 
-        return text_classification.TextClassification(
-            model, settings, signatures[text_classification.TOKENS]
-        )
+        return TextClassification(model, settings, signatures[0])
+    if model.description.task == QUESTION_ANSWERING:
+        from serving.tasks.question_answering import QuestionAnswering
+
+        return QuestionAnswering(model, settings, signatures[0])
     return PythonRequests(model, settings, profile["schemas"])
 
 
@@ -53,6 +61,11 @@ def planner(backend: str, settings: Settings) -> Planner:
 
             (graph,) = describe.signatures(backend, model)
             return EnginePlan(backend, text_classification.signatures(model, graph))
+        if task == QUESTION_ANSWERING:
+            from serving.tasks import question_answering
+
+            (graph,) = describe.signatures(backend, model)
+            return EnginePlan(backend, question_answering.signatures(model, graph))
         if ":" in task:
             return EnginePlan(python.BACKEND, python.signatures(model, settings))
         raise ConfigurationError(f"there is no task {task}")

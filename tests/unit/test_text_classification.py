@@ -23,13 +23,8 @@ from serving.model import Model, TextPipeline
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields
 from serving.tasks.registry import planner, task_of
-from serving.tasks.text_classification import (
-    MAX_BYTES,
-    TENSOR,
-    TOKENS,
-    TextClassification,
-    signatures,
-)
+from serving.tasks.text import MAX_BYTES, TENSOR, TOKENS
+from serving.tasks.text_classification import TextClassification, signatures
 from serving.tensors import Array, Signature
 from tests import exports, graphs
 
@@ -184,7 +179,7 @@ def test_limits_and_padding_are_those_of_the_files(
     ("config", "words"),
     [
         ({"problem_type": "regression"}, r"config\.json cannot be served: problem_type is regression"),
-        ({"architectures": ["BertForQuestionAnswering"]}, "architectures is BertForQuestionAnswering"),
+        ({"architectures": ["BertForMaskedLM"]}, "architectures is BertForMaskedLM"),
         ({"auto_map": {"AutoConfig": "x"}}, "auto_map"),
     ],
 )
