@@ -90,11 +90,12 @@ def result_fields(answer: Answer, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def span(item: Mapping[str, Any]) -> Span:
     """Checks the types of an answer to a question. Raises ValueError, TypeError or KeyError."""
-    start, end = item["start"], item["end"]
-    if not (type(start) is type(end) is int and 0 <= start <= end):
-        raise ValueError(f"{start!r} to {end!r} is no part of a text")
-    found = score(item["answer"], item["score"])
-    return Span(found.label, found.probability, start, end)
+    text, number, start, end = (item[name] for name in ("answer", "score", "start", "end"))
+    if not (isinstance(text, str) and type(start) is type(end) is int and 0 <= start <= end):
+        raise ValueError(f"{text!r}, from {start!r} to {end!r}, is no part of a text")
+    if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
+        raise ValueError(f"{number!r} is not a score")
+    return Span(text, float(number), start, end)
 
 
 def score(label: object, probability: object) -> Score:

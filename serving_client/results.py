@@ -89,7 +89,7 @@ class Span:
     """Its text; empty: the context has no answer."""
 
     score: float
-    """From 0 to 1."""
+    """From 0 to 1; more where the same text stands at several places, whose scores are added up."""
 
     start: int
     """Offset of its first character in the context."""

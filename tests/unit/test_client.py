@@ -104,7 +104,15 @@ def test_questions(stub: StubApi, client: Client) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"start": -1}, {"end": 3}, {"start": True}, {"score": 1.1}, {"answer": None}, {"top": [{}]}],
+    [
+        {"start": -1},
+        {"end": 3},
+        {"start": True},
+        {"score": -0.1},
+        {"score": "1"},
+        {"answer": None},
+        {"top": [{}]},
+    ],
 )
 def test_answers_that_are_none(stub: StubApi, client: Client, changed: dict[str, object]) -> None:
     best = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
