@@ -77,6 +77,13 @@ def triton_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def onnx_url() -> Iterator[str]:
+    """The address of the service in fp32, as Triton computes."""
+    with servers.api("fastapi_onnx", {"SERVING_PRECISION": "fp32"}) as url:
+        yield url
+
+
 @pytest.fixture
 def client(triton_url: str) -> Iterator[Any]:  # tritonclient has no types
     """Triton's own client."""
