@@ -1,4 +1,4 @@
-"""Exports of text classifiers, made on the spot as transformers would write them."""
+"""Exports of networks for texts, made on the spot as transformers would write them."""
 
 import json
 from functools import cache
@@ -15,7 +15,25 @@ LABELS = ["NEGATIVE", "NEUTRAL", "POSITIVE"]
 WORDS = {"awful": 0, "dull": 0, "bread": 1, "table": 1, "wonderful": 2, "warm": 2}
 """Words, each for the label of this index."""
 
+SPANS = {"warm": (9, 2), "soup": (2, 9), "wonderful": (6, 6), "[CLS]": (4, 4), "<s>": (4, 4)}
+"""Logits of words as the first and the last one of an answer; those of all others are 0."""
+
 TEXTS = ["the soup was wonderful and warm", "awful and dull", "the bread on the table was cold"] * 20
+HOSTILE_BYTES = 256 * 1024
+HOSTILE = {
+    "one letter": "a" * HOSTILE_BYTES,
+    "combining marks": "e" + "\u0301" * 100_000,
+    "marks of two classes": "e" + "\u0323\u0301" * 50_000,
+    "NUL": "\0" * HOSTILE_BYTES,
+    "emoji": "\U0001f600" * (HOSTILE_BYTES // 4),
+    "joined emoji": "\U0001f468\u200d" * 30_000,
+    "ideographs": "\u4e2d" * 80_000,
+    "a byte order mark": "\ufeff" * 80_000,
+    "no characters": "\ufffe\uffff" * 40_000,
+    "words": "warm " * 50_000,
+}
+"""Texts as long as any that are tokenised."""
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
@@ -77,18 +95,29 @@ def embeddings(tokenizer: Tokenizer, labels: int = len(LABELS)) -> NDArray[np.fl
 
 def saved(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:
     """The folder, then an export; `config` changes config.json, `graph` is of `text_classifier`."""
+    names = {str(index): name for index, name in enumerate(LABELS)}
+    content = {"architectures": ["BertForSequenceClassification"], "id2label": names, **config}
+    files(folder, tokenizer, content)
+    labels = len(content["id2label"] or LABELS[:2])
+    return graphs.saved(graphs.text_classifier(embeddings(tokenizer, labels), **graph), folder)
+
+
+def asked(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:
+    """The same for question answering; the answers are those of SPANS."""
+    files(folder, tokenizer, {"architectures": ["BertForQuestionAnswering"], **config})
+    logits = np.zeros((tokenizer.get_vocab_size(), 2), np.float32)
+    for word, values in SPANS.items():
+        for name in (word, f"Ġ{word}"):
+            if (number := tokenizer.token_to_id(name)) is not None:
+                logits[number] = values
+    return graphs.saved(graphs.question_answering(logits, **graph), folder)
+
+
+def files(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """Writes config.json and tokenizer.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "architectures": ["BertForSequenceClassification"],
-        "model_type": "bert",
-        "id2label": {str(index): name for index, name in enumerate(LABELS)},
-        "pad_token_id": 0,
-        "max_position_embeddings": 64,
-        **config,
-    }
-    (folder / "config.json").write_text(json.dumps(content))
+    common = {"model_type": "bert", "pad_token_id": 0, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps({**common, **config}))
     tokenizer.enable_padding(length=5)  # as some files have it; the service pads itself
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    labels = len(content["id2label"] or LABELS[:2])
-    return graphs.saved(graphs.text_classifier(embeddings(tokenizer, labels), **graph), folder)

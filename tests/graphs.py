@@ -70,6 +70,27 @@ def mean_colour(size: int | str = "height") -> onnx.ModelProto:
     return model(nodes, inputs, [value("logits", axes=["batch_size", 3])])
 
 
+def question_answering(
+    embeddings: NDArray[np.float32],
+    names: Sequence[str] = ("input_ids", "attention_mask"),
+    axes: Axes = ("batch_size", "sequence_length"),
+    outputs: Sequence[str] = ("start_logits", "end_logits"),
+) -> onnx.ModelProto:
+    """Inputs of these names, of tokens; outputs FP32 [N, n], the `embeddings` [vocabulary, 2]."""
+    weights = [
+        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
+        numpy_helper.from_array(np.array([2]), "last"),
+    ]
+    nodes = [
+        node("Gather", "embeddings input_ids", "found"),
+        node("Split", "found", "starts ends", axis=2, num_outputs=2),
+        node("Squeeze", "starts last", outputs[0]),
+        node("Squeeze", "ends last", outputs[1]),
+    ]
+    inputs = [value(name, TensorProto.INT64, axes) for name in names]
+    return model(nodes, inputs, [value(name, axes=axes) for name in outputs], weights)
+
+
 def text_classifier(
     embeddings: NDArray[np.float32],
     names: Sequence[str] = ("input_ids", "attention_mask"),

@@ -299,21 +299,7 @@ def test_texts_that_are_none(
         made(saved(tmp_path), Settings(long_text=long_text)).preprocess(fields)
 
 
-HOSTILE = {
-    "one letter": "a" * MAX_BYTES,
-    "combining marks": "e" + "\u0301" * 100_000,
-    "marks of two classes": "e" + "\u0323\u0301" * 50_000,
-    "NUL": "\0" * MAX_BYTES,
-    "emoji": "\U0001f600" * (MAX_BYTES // 4),
-    "joined emoji": "\U0001f468\u200d" * 30_000,
-    "ideographs": "\u4e2d" * 80_000,
-    "a byte order mark": "\ufeff" * 80_000,
-    "no characters": "\ufffe\uffff" * 40_000,
-    "words": "warm " * 50_000,
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("text", exports.HOSTILE.values(), ids=exports.HOSTILE)
 @pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
 def test_hostile_texts_are_answered_or_refused(tmp_path: Path, tokenizer: Tokenizer, text: str) -> None:
     folder = saved(tmp_path, tokenizer)

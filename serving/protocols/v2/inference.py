@@ -237,6 +237,8 @@ def output_of(
             spec.name, "BYTES", [len(tops), len(texts) // len(tops)], texts, wanted.binary
         )
     values = [each[field.name] for top in tops for each in top[: request.top_k]]
+    if len({len(top[: request.top_k]) for top in tops}) > 1:
+        raise InvalidRequestError(f"the inputs have different numbers of {spec.name}: ask one by one")
     if field.is_list:
         return list_output(spec, wanted, values, request)
     single = request.shape if request.model.inputs[0].dims == (1,) else [request.count, 1]
