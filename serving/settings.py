@@ -141,7 +141,7 @@ class Settings(BaseSettings):
     """Largest image that is decoded, width times height; checked before decoding."""
 
     long_text: Literal["refuse", "truncate"] = "refuse"
-    """What happens to a text of more tokens than the model takes: 413 `text_too_long`, or an answer to
+    """What happens to a text of more tokens than a classifier takes: 413 `text_too_long`, or an answer to
     its first tokens, as many as the model takes."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
