@@ -141,8 +141,8 @@ class Settings(BaseSettings):
     """Largest image that is decoded, width times height; checked before decoding."""
 
     long_text: Literal["refuse", "truncate"] = "refuse"
-    """What happens to a text of more tokens than a classifier takes: 413 `text_too_long`, or an answer to
-    its first tokens, as many as the model takes."""
+    """What happens to a text of more tokens than a classifier takes: 413 `text_too_long`, or an answer
+    to its first tokens, as many as the model takes."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""

@@ -218,6 +218,7 @@ def best_spans(start: Array, end: Array, count: int) -> tuple[Array, Array, Arra
     lasts = np.add.outer(np.arange(start.size), np.arange(MAX_ANSWER))  # [tokens, MAX_ANSWER]
     scores = np.where(lasts < end.size, start[:, None] * end.take(lasts, mode="clip"), -1).ravel()
     best = np.argpartition(-scores, count)[:count] if count < scores.size else np.arange(scores.size)
+    best.sort()  # of equal spans, the first in the text is the first here
     best = best[np.argsort(-scores[best], kind="stable")]
     best = best[scores[best] >= 0]
     return best // MAX_ANSWER, lasts.ravel()[best], scores[best]

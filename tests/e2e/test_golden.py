@@ -67,6 +67,12 @@ def texts(folder: Path) -> str:
     return "fastapi_onnx"
 
 
+def questions(folder: Path) -> str:
+    """The same with questions."""
+    exports.asked(folder, exports.word_piece(), {})
+    return "fastapi_onnx"
+
+
 @pytest.fixture(scope="module")
 def service_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Service]]:
     """Returns the one whose answers are in a folder, on all its ports; started when first asked for."""
@@ -75,7 +81,7 @@ def service_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
         @cache
         def started(kind: str) -> Service:
             folder = tmp_path_factory.mktemp("models") / "four"
-            build = {"images": images, "texts": texts}[kind](folder)
+            build = {"images": images, "texts": texts, "questions": questions}[kind](folder)
             ports = servers.free_port(), servers.free_port()
             env = {
                 "SERVING_MODEL_DIR": str(folder),

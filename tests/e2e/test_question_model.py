@@ -1,5 +1,6 @@
 """An export for question answering, over every protocol."""
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+import serving_client
 from serving.protocols.tcp_client import TcpClient
 from tests import exports, servers
 
@@ -298,10 +300,32 @@ def test_torchserve_answers_as_predict_does(url: str) -> None:
     assert post(url, "/predictions/reader", {**ASKED, "context": LONG}).json()["code"] == 413
 
 
-def test_tcp_has_no_form_for_two_texts(service: Service) -> None:
+def test_tcp_takes_json(service: Service) -> None:
     with TcpClient("127.0.0.1", service.tcp_port) as client:
+        answer = client.predict(json.dumps(ASKED).encode(), top_k=2)
+        assert (answer.content["start"], answer.content["end"]) == (START, END)
+        assert len(answer.content["top"]) == 2
         answer = client.predict(b"warm soup")
-    assert (answer.status, answer.content["code"]) == (501, "not_supported")
+    assert (answer.status, answer.content["code"]) == (400, "invalid_json")
+
+
+def test_the_client(service: Service, tmp_path: Path) -> None:
+    with serving_client.Client(service.url) as client:
+        found = client.answer(QUESTION, CONTEXT, top_k=2)
+        assert (found.start, found.end, found.answer) == (START, END, CONTEXT[START:END])
+        assert len(found.top) == 2
+        nothing = client.answer(QUESTION, CONTEXT, allow_no_answer=True, top_k=20)
+        assert "" in [span.answer for span in nothing.top]
+    (tmp_path / "context.txt").write_text(CONTEXT, encoding="utf-8")
+    command = [sys.executable, "-m", "serving_client", "--url", service.url, "--question", QUESTION]
+    ended = subprocess.run(
+        [*command, "--context-file", str(tmp_path / "context.txt")],
+        cwd=servers.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout.startswith(f"{QUESTION}: {CONTEXT[START:END]} "), ended
 
 
 # at start
