@@ -5,10 +5,13 @@ The service runs in this process, its workers in processes of their own.
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -31,6 +34,7 @@ from serving.inference.service import InferenceService
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.base import Candidate, Fields, Prepared
 from serving.tasks.image_classification import IMAGE, TENSOR
 from serving.tasks.registry import planner
 from tests.fake import BACKEND
@@ -260,3 +264,26 @@ async def test_a_tensor_of_another_shape_is_refused(
         with pytest.raises(InvalidTensorError, match="shape"):
             await service.infer([numbered(1)[:, :, :4]], soon())
         assert free_slots(service) == 16
+
+
+@pytest.mark.parametrize("is_cheap", [True, False])
+async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], is_cheap: bool
+) -> None:
+    threads: list[threading.Thread] = []
+    async with engine(monkeypatch, fake_settings) as service:
+        task = service.active.task
+        preprocess, postprocess = task.preprocess, task.postprocess
+
+        def prepared(fields: Fields, hint: object | None = None) -> Prepared:
+            return replace(preprocess(fields, hint), is_cheap=is_cheap)
+
+        def answers(*arguments: Any) -> list[Candidate]:
+            threads.append(threading.current_thread())
+            return postprocess(*arguments)
+
+        monkeypatch.setattr(task, "preprocess", prepared)
+        monkeypatch.setattr(task, "postprocess", answers)
+        found = await service.predict([picture(command(class_index=4))], 1, soon())
+    assert found.tops[0][0]["index"] == 4
+    assert [thread is threading.main_thread() for thread in threads] == [is_cheap]
