@@ -121,6 +121,13 @@ def test_the_score_is_the_product_of_both_probabilities(tmp_path: Path) -> None:
     assert found["score"] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_tokeniser_without_special_tokens_has_none_for_no_answer(tmp_path: Path) -> None:
+    tokenizer = exports.word_piece()
+    tokenizer.post_processor = None
+    (found,) = answers(saved(tmp_path, tokenizer), "warm soup", question="soup")
+    assert found["score"] == pytest.approx((np.exp(9) / np.exp([9, 2]).sum()) ** 2, abs=1e-6)
+
+
 def test_equal_texts_are_one_answer(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     found = answers(folder, "bread Wonderful and wonderful", 2)
@@ -152,11 +159,11 @@ def test_no_answer(tmp_path: Path) -> None:
 
 
 def test_no_answer_is_as_probable_as_in_the_least_of_the_windows(tmp_path: Path) -> None:
-    task, context = made(saved(tmp_path)), " ".join(map(str, range(70)))
+    task, context = made(saved(tmp_path)), " ".join(map(str, range(100)))
     asked = {"question": QUESTION, "context": context, "allow_no_answer": True}
     prepared = task.preprocess(asked)
     logits = [np.zeros(len(item[0]), np.float32) for item in prepared.items]
-    logits[0][0], logits[1][0] = 9, 3
+    logits[0][0], logits[1][0], logits[2][0] = 9, 3, 9
     (found,) = task.postprocess(prepared, [[each, each] for each in logits], 1)
     first, behind = prepared.context.windows[1]
     expected = (np.exp(3) / (np.exp(3) + behind - first)) ** 2
@@ -199,6 +206,20 @@ def test_windows_are_the_tokenisers(tmp_path: Path, tokenizer: Tokenizer, words:
     expected = [encoding.ids, *(each.ids for each in encoding.overflowing)]
     assert [item[0].tolist() for item in found.items] == expected
     assert all(item[1].tolist() == [1] * len(item[0]) for item in found.items)
+
+
+def test_words_end_where_their_window_does(tmp_path: Path) -> None:
+    task = made(saved(tmp_path, BYTE_LEVEL))
+    context = "and " * 30 + "q" * 60  # a token a letter
+    prepared = task.preprocess({"question": QUESTION, "context": context})
+    (_, end), _, (start, _) = prepared.context.windows
+    before = len(prepared.context.unmasked)
+    logits = [np.zeros(len(item[0]), np.float32) for item in prepared.items]
+    logits[0][before + end - 1] = logits[2][before] = 50
+    found = task.postprocess(prepared, [[each, each] for each in logits], 2)
+    # the word's first token is the 30th, a blank, and the letters follow
+    assert 30 < start < end < 91
+    assert {(each["start"], each["end"]) for each in found} == {(120, 89 + end), (89 + start, 180)}
 
 
 @pytest.mark.parametrize(
