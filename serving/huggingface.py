@@ -1,7 +1,8 @@
-"""Export of transformers or optimum: a folder with `config.json` and `model.onnx` or `onnx/model.onnx`.
+"""Export of transformers or optimum: a folder with `config.json` and weights.
 
-It becomes the description that a model.json would hold, of version 1. What is not understood is refused
-at start, in a sentence that names file and field. Called by `model.py`.
+Those are `model.onnx` or `onnx/model.onnx`, or for PyTorch `model.safetensors`. The folder becomes the
+description that a model.json would hold, of version 1. What is not understood is refused at start, in a
+sentence that names file and field. Called by `model.py`.
 """
 
 from pathlib import Path
@@ -159,6 +160,7 @@ class Preprocessor(File):
                 "center_crop": crop,
                 "crop_rounding": "down",
                 "filter": resample,
+                "exact": True,
                 "mean": mean,
                 "std": std,
             }

@@ -6,7 +6,8 @@ models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same i
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
 A folder without `model.json` is of the folder's name. With transformers' `config.json` it is read as
-`huggingface.py` says, else `model.onnx`, itself or in VERSION, is a graph that is asked in tensors only.
+`huggingface.py` says, with the weights beside it, else `model.onnx`, itself or in VERSION, is a graph
+that is asked in tensors only.
 
 Called at start by the service, the supervisor and the workers.
 """
@@ -39,7 +40,13 @@ Side = Annotated[int, Field(gt=0, le=4096)]
 """Length in pixels; a batch of larger images would not fit into memory."""
 
 Size = tuple[Side, Side]
-Kind = Literal["model.onnx", "model.safetensors", "model_quantized.onnx", "model_quantized.pt"]
+Kind = Literal[
+    "model.onnx",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model_quantized.onnx",
+    "model_quantized.pt",
+]
 INT8_KINDS: tuple[Kind, ...] = ("model_quantized.onnx", "model_quantized.pt")
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -56,6 +63,9 @@ class ImagePipeline(BaseModel):
         default="bilinear", exclude_if=lambda value: value == "bilinear"
     )
     """Filter of both resizes."""
+
+    exact: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the resizes round as Pillow does; faster code is off by one in some of the pixels."""
 
     center_crop: Side | None = None
     """Side of the square that is cropped from the centre."""
@@ -306,6 +316,8 @@ class Model:
         expected = self.description.files.get(relative)
         if expected is None and self._is_brought(kind):
             return path
+        if expected is None and not self._has_model_json:
+            raise ConfigurationError(f"{self.folder} has no {kind}, which this backend serves")
         if expected is None:
             raise ConfigurationError(
                 f"the model {self.description.name} has no {relative} for this backend: "
@@ -340,8 +352,7 @@ class Model:
         return next((each for each in beside if (self.folder / each).is_file()), relative)
 
     def _is_brought(self, kind: Kind) -> bool:
-        is_export = kind == "model.onnx" and not self._has_model_json
-        may_be = kind in INT8_KINDS or self.description.task in GRAPHS or is_export
+        may_be = kind in INT8_KINDS or self.description.task in GRAPHS or not self._has_model_json
         return may_be and (self.folder / self._relative(kind)).is_file()
 
 

@@ -38,6 +38,14 @@ def test_without_the_simd_code_it_is_pillow(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.array_equal(Resizer().resize(image, (64, 64)), expected)
 
 
+@pytest.mark.parametrize("size", [(64, 64), (100, 37)])
+def test_exact_is_pillow(size: tuple[int, int]) -> None:
+    image = noise(300, 200)
+    box = (10.5, 3.25, 290.0, 199.0)
+    expected = np.asarray(image.resize(size, Resampling.BILINEAR, box))
+    assert np.array_equal(Resizer(exact=True).resize(image, size, box), expected)
+
+
 @pytest.mark.skipif(resize.SIMD is None, reason="cykooz-resizer has no wheel for this system")
 def test_the_simd_code_is_used_for_small_pictures_only(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []

@@ -245,7 +245,7 @@ def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"precision": "fp16"}, "fp16 is for images"),
-        ({"precision": "int8"}, r"no 1/model_quantized\.onnx"),
+        ({"precision": "int8"}, r"has no model_quantized\.onnx"),
     ],
 )
 def test_a_precision_that_there_is_not(tmp_path: Path, settings: dict[str, str], said: str) -> None:

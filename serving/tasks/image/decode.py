@@ -1,9 +1,10 @@
 """Image decoding: from a file's bytes to pixels of the model's size; checks untrusted files.
 
 Called by `inference/` on a decoding thread, or on the event loop for images that are cheap to decode.
-The pixels equal those of torchvision's Resize, CenterCrop and second Resize within one grey level, but
-large JPEG files are decoded at a reduced scale (`draft`), which is several times faster. `jpeg.py`
-decodes plain JPEG files, Pillow all others. Triton's photo model carries a copy of this folder.
+The pixels equal those of torchvision's Resize, CenterCrop and second Resize within one grey level; they
+are Pillow's own where the pipeline is `exact`. But large JPEG files are decoded at a reduced scale
+(`draft`), which is several times faster. `jpeg.py` decodes plain JPEG files, Pillow all others. Triton's
+photo model carries a copy of this folder.
 """
 
 import io
@@ -79,7 +80,7 @@ class ImageDecoder:
         Image.init()  # later, when Pillow would load its plugins, there may be no free descriptor
         self.pipeline = pipeline
         self.max_pixels = max_pixels
-        self._resizer = Resizer(pipeline.filter)
+        self._resizer = Resizer(pipeline.filter, pipeline.exact)
         Image.MAX_IMAGE_PIXELS = None  # Pillow's own, fixed limit; ours is checked below
 
     @staticmethod
@@ -162,21 +163,29 @@ class ImageDecoder:
         long = int(short * max(width, height) / min(width, height))
         return (short, long) if width <= height else (long, short)
 
+    def _start(self, length: int, crop: int) -> int:
+        """Returns where the centre's crop begins along a side; below 0 if the side is shorter."""
+        rest = (length - crop) / 2
+        down = self.pipeline.crop_rounding == "down" or rest < 0
+        return math.floor(rest) if down else round(rest)
+
     def _transform(self, image: DecodedImage) -> NDArray[np.uint8]:
-        """Resizes and crops in one step, which samples only the crop's pixels; then enlarges."""
+        """Resizes and crops in one step, which samples only the crop's pixels; then enlarges.
+
+        Takes two steps where the pipeline is `exact`: Pillow rounds the edges of a part of an image.
+        """
         pipeline = self.pipeline
         width, height = size_of(image)
         new_width, new_height = self._resized(width, height)
         crop = pipeline.center_crop
-        if crop is None or crop > min(new_width, new_height):
+        if crop is None or crop > min(new_width, new_height) or pipeline.exact:
             self._check_size(new_width, new_height)  # a long and narrow image grows
             pixels = self._resizer.resize(image, (new_width, new_height))
             if crop:
-                left, top = (new_width - crop) // 2, (new_height - crop) // 2
+                left, top = self._start(new_width, crop), self._start(new_height, crop)
                 pixels = np.array(Image.fromarray(pixels).crop((left, top, left + crop, top + crop)))
         else:
-            whole = math.floor if pipeline.crop_rounding == "down" else round
-            left, top = whole((new_width - crop) / 2), whole((new_height - crop) / 2)
+            left, top = self._start(new_width, crop), self._start(new_height, crop)
             x, y = width / new_width, height / new_height
             box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
             pixels = self._resizer.resize(image, (crop, crop), box)
