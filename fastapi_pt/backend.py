@@ -12,27 +12,39 @@ from torch import nn
 
 from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork
-from fastapi_pt.network import CHANNELS_LAST, Normalise, folded, read_network
+from fastapi_pt.huggingface import signature_of
+from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
+from fastapi_pt.tokens import TokenNetwork
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo
 from serving.backends.device_errors import translate_errors
 from serving.backends.int8 import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
-from serving.model import Model
+from serving.model import GRAPHS, TENSOR, Model
 from serving.settings import Settings
 from serving.tensors import Array, Signature
 
 
 class TorchBackend:
-    """Backend with `CpuNetwork` on a CPU, or `CudaNetwork` on a GPU."""
+    """Backend with `CpuNetwork` on a CPU, `CudaNetwork` on a GPU, `TokenNetwork` for texts."""
 
     def __init__(self) -> None:
-        self._network: CpuNetwork | CudaNetwork | None = None
+        self._network: CpuNetwork | CudaNetwork | TokenNetwork | None = None
+
+    def signatures(self, model: Model) -> tuple[Signature, ...]:
+        """Returns how a network of texts is called with its own tensors. Raises ConfigurationError."""
+        if model.description.task == TENSOR:
+            raise ConfigurationError("PyTorch serves no graph in tensor form; fastapi_onnx does")
+        return (signature_of(model),)
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         device, fallback = choose_device(wanted_device(settings), *settings.devices[:1])
-        if device.type == "cuda":
+        if model.description.task in GRAPHS:
+            on_device = TokenNetwork.on_cpu if device.type == "cpu" else TokenNetwork.on_gpu
+            self._network = network = on_device(model, settings, scratch, device)
+            precision, reason = network.precision, network.reason
+        elif device.type == "cuda":
             precision, reason = self._load_on_gpu(model, settings, device)
         else:
             precision, reason = self._load_on_cpu(model, settings, scratch)
@@ -62,7 +74,7 @@ class TorchBackend:
         """
         if settings.precision == "int8":
             raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
-        network = folded(read_network(model))
+        network = served_network(model)
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
         torch.backends.cudnn.benchmark = True  # plans are made at warm-up, and used for ever
         torch.backends.cudnn.allow_tf32 = False  # fp32 means full precision
@@ -80,8 +92,10 @@ class TorchBackend:
         return precision, reason
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Computes a batch, see `Backend.infer`: logits of images, or of normalised images."""
+        """Computes a batch, see `Backend.infer`: of texts, images or normalised images."""
         assert self._network is not None  # noqa: S101 load comes first
+        if isinstance(self._network, TokenNetwork):
+            return self._network.infer(signature, inputs)
         infer = self._network.infer if signature.normalises else self._network.infer_tensor
         return [infer(*inputs)]
 

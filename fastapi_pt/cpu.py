@@ -1,8 +1,9 @@
-"""Network on a CPU, in fp32 or int8; used by `backend.py`."""
+"""Network on a CPU, in fp32 or int8; used by `backend.py` and `tokens.py`."""
 
 import contextlib
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastapi_pt.network import CHANNELS_LAST, Normalise, folded, read_network
+from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
 from serving.backends.shared_choice import shared_choice
 from serving.errors import ConfigurationError
 from serving.model import Kind, Model
@@ -18,8 +19,12 @@ from serving.settings import Settings
 
 INT8: Kind = "model_quantized.pt"
 ENGINE = "onednn"  # of int8 on x86; fbgemm was slower
-PLAIN, LAYOUTS = "plain", "layouts"
+PLAIN, LAYOUTS, EAGER = "plain", "layouts", "eager"
 FORM = "traced-form"
+TOLERANCE = 1e-3
+"""Of a traced form's outputs, absolute and relative."""
+
+Inputs = tuple[Tensor, ...]
 
 
 class CpuNetwork:
@@ -43,8 +48,12 @@ class CpuNetwork:
         if precision == "int8":
             self._network = read_int8(model.file(INT8))
         else:
-            network = folded(read_network(model)).to(**CHANNELS_LAST)
-            self._network = optimised(network, model.description.pipeline.output_size, scratch, form)
+            size = model.description.pipeline.output_size
+            one = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
+            several = torch.rand(3, 3, *size, generator=torch.Generator().manual_seed(0))
+            examples = [(one,), (several.contiguous(**CHANNELS_LAST),)]
+            network = served_network(model).to(**CHANNELS_LAST)
+            self._network = optimised(network, examples, scratch, form)
 
     def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Computes logits [N, classes] of RGB images [N, H, W, 3]."""
@@ -61,10 +70,15 @@ class CpuNetwork:
         return logits
 
     def _logits(self, tensors: Tensor) -> NDArray[np.float32]:
-        if torch.get_num_threads() != self._threads:  # the number is the process's, not the network's
-            torch.set_num_threads(self._threads)
+        use_threads(self._threads)
         logits: NDArray[np.float32] = self._network(tensors).numpy()
         return logits
+
+
+def use_threads(count: int) -> None:
+    """Sets the number of threads, which is the process's and not the network's."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def read_int8(path: Path) -> nn.Module:
@@ -81,47 +95,54 @@ def read_int8(path: Path) -> nn.Module:
 
 
 def optimised(
-    network: nn.Module, size: tuple[int, int], scratch: Path | None, form: str | None = None
+    network: nn.Module, examples: Sequence[Inputs], scratch: Path | None, form: str | None = None
 ) -> nn.Module:
     """Traces and freezes the network in a form, or with oneDNN's memory layouts if they are faster.
 
     The layouts are faster for thin networks such as MobileNetV2 and slower for thick ones such as
     ResNet-18. The first instance tries both forms and chooses for all instances, because the forms'
     answers differ in the last digits. `torch.compile` was no faster and needs a compiler.
+
+    The first of `examples` is traced and timed. A form that does not answer all of them, which are of
+    several sizes, as the network does is not taken: tracing fixes sizes with which Python computes.
     """
-    example = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
-    forms: dict[str, nn.Module] = {}
+    forms: dict[str, nn.Module] = {EAGER: network}
 
     def choose() -> tuple[str, str]:
-        forms[PLAIN] = traced(network, example, PLAIN)
-        seconds = {PLAIN: least_seconds(forms[PLAIN], example)}
-        with contextlib.suppress(RuntimeError):  # oneDNN lacks some pooling: AlexNet's at 256 pixels
-            forms[LAYOUTS] = traced(network, example, LAYOUTS)
-            seconds[LAYOUTS] = least_seconds(forms[LAYOUTS], example)
+        expected = [network(*example) for example in examples]
+        seconds = {}
+        for name in (PLAIN, LAYOUTS):
+            with contextlib.suppress(Exception):  # oneDNN lacks some pooling: AlexNet's at 256 pixels
+                run = traced(network, examples[0], name)
+                found = [run(*example) for example in examples]
+                torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+                forms[name], seconds[name] = run, least_seconds(run, examples[0])
+        if not seconds:
+            return EAGER, "the traced forms do not answer as the network does"
         return min(seconds, key=seconds.__getitem__), "the faster form"
 
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of fixed sizes and of its age
         form = form or shared_choice(scratch, FORM, choose)[0]
-        return forms.get(form) or traced(network, example, form)
+        return forms.get(form) or traced(network, examples[0], form)
 
 
-def traced(network: nn.Module, example: Tensor, form: str) -> nn.Module:
+def traced(network: nn.Module, example: Inputs, form: str) -> nn.Module:
     """Returns the PLAIN or LAYOUTS form of a network, traced and frozen."""
-    frozen = torch.jit.freeze(torch.jit.trace(network, example))
+    frozen = torch.jit.freeze(torch.jit.trace(network, example, check_trace=False))
     return frozen if form == PLAIN else torch.jit.optimize_for_inference(frozen)
 
 
-def least_seconds(run: nn.Module, example: Tensor) -> float:
+def least_seconds(run: nn.Module, example: Inputs) -> float:
     """Returns the time of the fastest of ten calls, after three to warm up.
 
     Makes fewer calls for a large network: those that fit into a second, at least one.
     """
     for _ in range(3):
-        run(example)
+        run(*example)
     times: list[float] = []
     while not times or (len(times) < 10 and sum(times) < 1):
         started = time.perf_counter()
-        run(example)
+        run(*example)
         times.append(time.perf_counter() - started)
     return min(times)

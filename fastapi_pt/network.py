@@ -1,5 +1,7 @@
 """Network of a model description: a torchvision architecture behind an optional reduction of its input.
 
+An export from Hugging Face has a network of its own, see `huggingface.py`.
+
 Used by the backend and by `training/`.
 """
 
@@ -17,6 +19,7 @@ from torch.fx.experimental.optimization import fuse
 from torch.nn import functional
 from torchvision.models import get_model, list_models
 
+from fastapi_pt import huggingface
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
 
@@ -112,6 +115,16 @@ def read_network(model: Model) -> Network:
         raise ConfigurationError(f"{path} does not fit {description.architecture}: {error}") from error
     network.eval()
     return network
+
+
+def served_network(model: Model) -> nn.Module:
+    """Reads what computes the logits of images, in eval mode, batch norm folded where that is known.
+
+    Raises ConfigurationError.
+    """
+    if huggingface.is_export(model):
+        return huggingface.image_network(model)
+    return folded(read_network(model))
 
 
 def folded(network: Network) -> Network:

@@ -1,6 +1,7 @@
-"""The traced forms of a PyTorch network on a CPU."""
+"""The traced forms of a PyTorch network on a CPU, and what is not served."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,20 +9,56 @@ import pytest
 import torch
 from torch import nn
 
+from fastapi_pt import BACKEND
 from fastapi_pt.backend import TorchBackend
-from fastapi_pt.cpu import FORM, LAYOUTS, PLAIN, optimised
+from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimised
+from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
+from serving.tasks.registry import planner
+from tests import exports, graphs
 
 
 def test_a_network_that_onednn_lacks_a_layer_for_is_served_in_the_plain_form(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(6), nn.Flatten()).eval()
-    served = optimised(network, (7, 7), tmp_path)
     photos = torch.rand(2, 3, 7, 7)
+    served = optimised(network, [(torch.zeros(1, 3, 7, 7),), (photos,)], tmp_path)
     with torch.inference_mode():
         torch.testing.assert_close(served(photos), network(photos))
     assert json.loads((tmp_path / FORM).read_text())[0] == PLAIN
+
+
+class Multiplied(nn.Module):
+    """Network that computes with the batch's size in Python."""
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Multiplies by the batch's size."""
+        return numbers * float(len(numbers))
+
+
+def test_a_network_that_tracing_changes_is_served_as_it_is(tmp_path: Path) -> None:
+    network, photos = Multiplied().eval(), torch.rand(3, 2)
+    served = optimised(network, [(torch.zeros(1, 2),), (photos,)], tmp_path)
+    assert torch.equal(served(photos), photos * 3)
+    assert json.loads((tmp_path / FORM).read_text())[0] == EAGER
+    assert optimised(network, [(photos[:1],), (photos,)], tmp_path) is network
+
+
+def test_an_export_needs_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    model = Model.read(exports.saved(tmp_path / "sentiment", exports.word_piece(), {}))
+    with pytest.raises(ConfigurationError, match=r"sentiment has no model\.safetensors"):
+        TorchBackend().signatures(model)
+    (model.folder / "model.safetensors").touch()
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[pt-transformers\]'"):
+        TorchBackend().signatures(model)
+
+
+def test_a_graph_in_tensors_is_not_served(tmp_path: Path) -> None:
+    model = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
+    with pytest.raises(ConfigurationError, match="no graph in tensor form; fastapi_onnx does"):
+        planner(BACKEND, Settings())(model)
 
 
 @pytest.mark.parametrize("form", [PLAIN, LAYOUTS])

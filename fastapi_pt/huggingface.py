@@ -1,0 +1,213 @@
+"""Network of an export from Hugging Face: `config.json` and `model.safetensors`, read by transformers.
+
+Nothing is downloaded, and neither pickles nor code from the folder are read. Used by `backend.py` and
+`tokens.py` for texts, by `network.py` for images.
+"""
+
+import inspect
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from serving.errors import ConfigurationError
+from serving.huggingface import CONFIG, TEXT_HEAD
+from serving.model import Kind, Model
+from serving.tensors import Signature, TensorSpec
+
+QUESTION_HEAD = "ForQuestionAnswering"
+WEIGHTS: Kind = "model.safetensors"
+INDEX: Kind = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+IMAGES = "pixel_values"
+LENGTH = "sequence_length"
+"""Name of the axis of the tokens."""
+
+DEFAULT_LIMIT = 512
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+
+
+class ByName(nn.Module):
+    """Network with inputs and outputs in a fixed order, as tracing needs."""
+
+    def __init__(self, network: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self.inputs, self.outputs = network, inputs, outputs
+        self.eval()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Computes the outputs of these names."""
+        found = self.network(**dict(zip(self.inputs, tensors, strict=True)), return_dict=True)
+        return tuple(found[name] for name in self.outputs)
+
+
+class Logits(nn.Module):
+    """Image classifier with one input and one output."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Computes logits [N, classes] of normalised images [N, 3, H, W]."""
+        logits: Tensor = self.network(pixel_values=images, return_dict=True)["logits"]
+        return logits
+
+
+def is_export(model: Model) -> bool:
+    """Returns whether config.json describes the network, and not model.json."""
+    return model.description.architecture is None and (model.folder / CONFIG).is_file()
+
+
+def image_network(model: Model) -> nn.Module:
+    """Reads an image classifier, in eval mode. Raises ConfigurationError."""
+    return Logits(read(model))
+
+
+def token_network(model: Model) -> ByName:
+    """Reads a network of texts, to be called as `signature_of` says. Raises ConfigurationError."""
+    signature = signature_of(model)
+    return ByName(
+        read(model),
+        [spec.name for spec in signature.inputs],
+        [spec.name for spec in signature.outputs],
+    )
+
+
+def signature_of(model: Model) -> Signature:
+    """Returns how a network of texts is called, without its weights. Raises ConfigurationError.
+
+    Inputs are those of the tokeniser that the network takes.
+    """
+    weights(model)
+    config = read_config(model)
+    kind = network_class(model, config)
+    outputs = {
+        TEXT_HEAD: [TensorSpec("logits", "float32", (config.num_labels,))],
+        QUESTION_HEAD: [
+            TensorSpec(name, "float32", (LENGTH,)) for name in ("start_logits", "end_logits")
+        ],
+    }
+    head = next((head for head in outputs if kind.__name__.endswith(head)), None)
+    if head is None:
+        raise ConfigurationError(f"{kind.__name__} is served neither for texts nor in tensors")
+    taken = inspect.signature(kind.forward).parameters
+    return Signature(
+        "tensor",
+        tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in taken),
+        tuple(outputs[head]),
+        limits={LENGTH: model.description.limits.get(LENGTH, DEFAULT_LIMIT)},
+        blames_client=True,
+    )
+
+
+def read(model: Model) -> nn.Module:
+    """Reads the network in float32. Raises ConfigurationError, also where the weights do not fit."""
+    path, config = weights(model), read_config(model)
+    kind = network_class(model, config)
+    try:
+        network, found = kind.from_pretrained(
+            path.parent,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # `misfits` names them
+            output_loading_info=True,
+        )
+    except Exception as error:  # of transformers, safetensors and the network's own code
+        raise ConfigurationError(f"{path} cannot be loaded: {first_line(error)}") from error
+    if wrong := misfits(found):
+        raise ConfigurationError(f"{path} does not fit {kind.__name__}: {wrong}")
+    loaded: nn.Module = network
+    return loaded
+
+
+def misfits(found: dict[str, Any]) -> str:
+    """Returns what transformers' loading info tells of tensors that do not fit; empty if all do.
+
+    Tensors that the network lacks are left out, as by transformers: they are another head's.
+    """
+    wrong = []
+    if missing := found["missing_keys"]:
+        wrong.append(f"{len(missing)} tensors are missing, as {min(missing)}")
+    if shaped := found["mismatched_keys"]:
+        names = (each if isinstance(each, str) else each[0] for each in shaped)  # 5 adds the shapes
+        wrong.append(f"{len(shaped)} have other shapes, as {min(names)}")
+    return "; ".join(wrong)
+
+
+def weights(model: Model) -> Path:
+    """Returns the path of the weights, or of the index of several files. Raises ConfigurationError."""
+    if not model.has(WEIGHTS):
+        if model.has(INDEX):
+            return model.file(INDEX)
+        for name in PICKLES:
+            if (path := model.folder / name).exists():
+                raise ConfigurationError(
+                    f"{path} is a pickle, which may run code, and is not read; transformers' "
+                    f"save_pretrained writes {WEIGHTS}"
+                )
+    return model.file(WEIGHTS)
+
+
+def read_config(model: Model) -> Any:
+    """Returns transformers' own reading of config.json. Raises ConfigurationError."""
+    path = model.folder / CONFIG
+    try:
+        return library().AutoConfig.from_pretrained(
+            path.parent, local_files_only=True, trust_remote_code=False
+        )
+    except ConfigurationError:
+        raise
+    except Exception as error:  # also for a file that is missing, and for a type that is not known
+        raise ConfigurationError(f"{path} cannot be served: {first_line(error)}") from error
+
+
+def input_names(model: Model) -> list[str]:
+    """Returns the names of what the tokeniser makes. Raises ConfigurationError."""
+    try:
+        tokenizer = library().AutoTokenizer.from_pretrained(
+            model.folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the library `tokenizers` raises no type of its own
+        raise ConfigurationError(
+            f"{model.folder} has a tokeniser that transformers cannot read: {first_line(error)}"
+        ) from error
+    return list(tokenizer.model_input_names)
+
+
+def network_class(model: Model, config: Any) -> Any:
+    """Returns transformers' class that config.json names. Raises ConfigurationError."""
+    path, names = model.folder / CONFIG, config.architectures or []
+    found = getattr(library(), names[0], None) if len(names) == 1 else None
+    if not isinstance(found, type) or not issubclass(found, library().PreTrainedModel):
+        raise ConfigurationError(
+            f"{path} cannot be served: transformers {library().__version__} has no network of the "
+            f"architectures {names}"
+        )
+    return found
+
+
+def library() -> Any:
+    """Returns the module transformers, told to be quiet. Raises ConfigurationError if it is missing."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigurationError(
+            "an export from Hugging Face needs the extra pt-transformers with this backend: "
+            "pip install '.[pt-transformers]'"
+        ) from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of a library's message."""
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,116 @@
+"""Network of texts, on a CPU or on a GPU; used by `backend.py`."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastapi_pt.cpu import Inputs, optimised, use_threads
+from fastapi_pt.huggingface import ByName, token_network
+from serving import huggingface
+from serving.backends import precision_check
+from serving.backends.device_errors import translate_errors
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+from serving.tensors import Array, Signature
+
+EXAMPLES = ((2, 32), (1, 16), (3, 47))
+"""Texts and tokens of each; the first is timed."""
+
+
+class TokenNetwork:
+    """Network of an export that computes padded batches of any size."""
+
+    def __init__(
+        self, network: ByName, settings: Settings, device: torch.device, precision: str, reason: str
+    ) -> None:
+        """Takes a network on the device."""
+        self._inputs, self._outputs = network.inputs, network.outputs
+        self._bounds = bounds(network)
+        self._threads = settings.intra_op_threads
+        self._device = device
+        self._compute: torch.nn.Module = network
+        self.precision, self.reason = precision, reason
+
+    @classmethod
+    def on_cpu(
+        cls, model: Model, settings: Settings, scratch: Path | None, device: torch.device
+    ) -> "TokenNetwork":
+        """Reads the network, in its faster form. Raises ConfigurationError."""
+        if settings.precision not in ("auto", "fp32"):
+            raise ConfigurationError(
+                f"SERVING_PRECISION={settings.precision} is not for texts with PyTorch on a CPU"
+            )
+        use_threads(settings.intra_op_threads)
+        network = token_network(model)
+        made = cls(network, settings, device, "fp32", "PyTorch computes texts in fp32 on a CPU")
+        made._compute = optimised(network, examples(model, network), scratch)
+        return made
+
+    @classmethod
+    def on_gpu(
+        cls,
+        model: Model,
+        settings: Settings,
+        scratch: Path | None,  # noqa: ARG003 as on a CPU
+        device: torch.device,
+    ) -> "TokenNetwork":
+        """Reads the network, in fp16 where that agrees. Raises ConfigurationError.
+
+        Raises OutOfDeviceMemoryError, too.
+        """
+        if settings.precision == "int8":
+            raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
+        network = token_network(model)
+        torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
+        with translate_errors(), torch.inference_mode():
+            network.to(device)
+            if settings.precision == "fp32":
+                reason = precision_check.FORCED.format("fp32")
+                return cls(network, settings, device, "fp32", reason)
+            half = copy.deepcopy(network).half()
+            batch = [tensor.to(device) for tensor in examples(model, network)[-1]]
+            expected, found = (each(*batch)[0].float().cpu().numpy() for each in (network, half))
+        insist = settings.precision == "fp16"
+        precision, reason = precision_check.fp16_or_fp32(expected, found, insist)
+        return cls(half if precision == "fp16" else network, settings, device, precision, reason)
+
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
+        """Computes a batch, see `Backend.infer`.
+
+        Raises ValueError for what is no token: on a GPU it would end the process.
+        """
+        arrays = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
+        for name, count in self._bounds.items():
+            if arrays[name].min() < 0 or arrays[name].max() >= count:
+                raise ValueError(f"{name} must be from 0 to {count - 1}")
+        use_threads(self._threads)
+        with translate_errors(), torch.inference_mode():
+            tensors = [torch.from_numpy(arrays[name]).to(self._device) for name in self._inputs]
+            found = dict(zip(self._outputs, self._compute(*tensors), strict=True))
+            return [found[spec.name].float().cpu().numpy() for spec in signature.outputs]
+
+
+def bounds(network: ByName) -> dict[str, int]:
+    """Returns how many values each input may have, where the network has embeddings of them."""
+    config = network.network.config
+    sizes = {"input_ids": "vocab_size", "token_type_ids": "type_vocab_size"}
+    found = {name: getattr(config, sizes[name], 0) for name in network.inputs if name in sizes}
+    return {name: count for name, count in found.items() if count}
+
+
+def examples(model: Model, network: ByName) -> list[Inputs]:
+    """Returns batches of texts, one of them padded in each batch."""
+    config = huggingface.read(model.folder / huggingface.CONFIG, huggingface.Config)
+    made = []
+    for count, length in EXAMPLES:
+        length = min(length, config.positions or length)
+        mask = torch.ones(count, length, dtype=torch.int64)
+        mask[0, length // 2 :] = 0
+        words = torch.arange(count * length).view(count, length) % bounds(network)["input_ids"]
+        values: dict[str, Tensor] = {"input_ids": words * mask, "attention_mask": mask}
+        made.append(tuple(values.get(name, torch.zeros_like(mask)) for name in network.inputs))
+    return made
