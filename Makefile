@@ -16,7 +16,8 @@ export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 
 .DELETE_ON_ERROR:
-.PHONY: run run-ray test test-all test-gpu test-triton test-ray test-docker triton-repository bench bench-gpu
+.PHONY: run run-ray test test-all test-gpu test-triton test-ray test-docker test-transformers
+.PHONY: triton-repository bench bench-gpu
 .PHONY: notebooks lint format accuracy quantise train proto lock docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
@@ -40,6 +41,9 @@ test-triton: .venv/dev.installed $(TRITON)/installed  ## a real Triton serves th
 
 test-ray: .venv-ray/installed  ## replicas and nodes come and go on a local Ray; four minutes
 	$(RAY) python -m pytest -W default -m ray tests/ray
+
+test-transformers: .venv-transformers/installed  ## exports answer as transformers' own pipelines; 5 GB, most of it PyTorch for CUDA
+	.venv-transformers/bin/python -m pytest -W default -m transformers tests/transformers
 
 triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
 	$(BIN)/python -m triton_repository --model $(MODEL)
@@ -91,7 +95,7 @@ docs-tables: .venv/dev.installed  ## the generated parts of README.md and docs/,
 	$(BIN)/python -m docs.tables
 
 clean:
-	rm -rf .venv .venv-docs .venv-ray
+	rm -rf .venv .venv-docs .venv-ray .venv-transformers
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -102,9 +106,9 @@ clean:
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-.venv-ray/installed: requirements-ray.txt
-	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+.venv-ray/installed .venv-transformers/installed: .venv-%/installed: requirements-%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 .venv/fastapi_%.installed: fastapi_%/requirements.txt flask_app/requirements.txt | .venv/bin/python

@@ -1,0 +1,193 @@
+"""Exports as transformers and optimum write them: random weights, tokenisers trained on the spot."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from optimum.exporters.onnx import main_export
+from PIL import Image, ImageOps
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import nn
+
+from tests import pictures
+
+TOKENS = 128
+"""Most tokens of a text."""
+
+LABELS = ["NEGATIVE", "NEUTRAL", "POSITIVE"]
+COLOURS = ["red", "green", "blue", "white", "black"]
+SIDE = 64
+"""Side of an image in pixels."""
+
+SPREAD = 2.0
+"""Standard deviation of a logit over the samples, as of networks that are trained."""
+
+TEXTS = [
+    "The soup was wonderful and warm.",
+    "Awful, dull; never again!",
+    "I have had better bread",
+    "UPPER CASE, 12,345.67 and e-mail@example.org",
+    "Crème brûlée, naïve façade, Ægir, straße, İstanbul",
+    "Cre\u0300me bru\u0302le\u0301e of combining marks: a\u0301\u0323\u0308 n\u0303",
+    "今天的汤很好喝。美味しいスープでした 맛있는 수프",
+    "emoji \U0001f372 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \u2764\ufe0f",
+    "tabs\tand\t\tlines\r\n\nand  spaces \u00a0 \u3000 end\t",
+    "шерсть и суп, حساء لذيذ, מרק טעים, สุดยอด",
+    "markup [SEP] <s> </s> [MASK] <mask> [PAD] in the text",
+    "a" * 300,
+    "!",
+    " ".join(f"word{number % 97} soup" for number in range(2500)),
+]
+PAIRS = [
+    ("The soup was warm.", "Was it?"),
+    ("Crème\tbrûlée", "今天的汤 \U0001f372"),
+    ("short", "and long " * 200),
+    ("long and " * 200, "longer still " * 300),
+]
+
+
+def corpus() -> Iterable[str]:
+    """What tokenisers are trained with."""
+    return [text for text in TEXTS if len(text) < 200] * 20
+
+
+def word_piece(folder: Path, kind: Any) -> Any:
+    """A tokeniser of BERT's kind."""
+    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trained.train_from_iterator(
+        (text.lower() for text in corpus()),
+        trainers.WordPieceTrainer(special_tokens=special, vocab_size=600),
+    )
+    trained.model.save(str(folder))
+    return kind(vocab_file=str(folder / "vocab.txt"), model_max_length=TOKENS)
+
+
+def byte_level(folder: Path, kind: Any, special: list[str]) -> Any:
+    """A tokeniser of RoBERTa's kind, or of DeBERTa's."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        special_tokens=special,
+        vocab_size=700,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(corpus(), trainer)
+    trained.model.save(str(folder))
+    files = {"vocab_file": str(folder / "vocab.json"), "merges_file": str(folder / "merges.txt")}
+    return kind(**files, model_max_length=TOKENS)
+
+
+def sizes(tokenizer: Any, **changes: Any) -> dict[str, Any]:
+    """What configurations of networks for texts have in common; small."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "max_position_embeddings": TOKENS,
+        "pad_token_id": tokenizer.pad_token_id,
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {name: index for index, name in enumerate(LABELS)},
+        "initializer_range": 0.2,
+        **changes,
+    }
+
+
+def bert(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+    """A network and its tokeniser."""
+    tokenizer = word_piece(folder, transformers.BertTokenizerFast)
+    config = transformers.BertConfig(**sizes(tokenizer, **changes))
+    return getattr(transformers, f"Bert{head}")(config), tokenizer
+
+
+def distilbert(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+    """The same without types of tokens."""
+    tokenizer = word_piece(folder, transformers.DistilBertTokenizerFast)
+    config = transformers.DistilBertConfig(
+        **sizes(tokenizer, dim=64, n_layers=2, n_heads=4, hidden_dim=128, **changes)
+    )
+    return getattr(transformers, f"DistilBert{head}")(config), tokenizer
+
+
+def roberta(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+    """The same with positions that begin behind the padding's."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = byte_level(folder, transformers.RobertaTokenizerFast, special)
+    longer = {"max_position_embeddings": TOKENS + 2, "type_vocab_size": 1}
+    config = transformers.RobertaConfig(**sizes(tokenizer, **longer, **changes))
+    return getattr(transformers, f"Roberta{head}")(config), tokenizer
+
+
+def deberta(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+    """The same with relative positions."""
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    tokenizer = byte_level(folder, transformers.DebertaTokenizerFast, special)
+    relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    config = transformers.DebertaConfig(**sizes(tokenizer, **relative, **changes))
+    return getattr(transformers, f"Deberta{head}")(config), tokenizer
+
+
+NETWORKS = {"bert": bert, "distilbert": distilbert, "roberta": roberta, "deberta": deberta}
+
+
+def text_classifier(folder: Path, network: str, **changes: Any) -> Path:
+    """The folder, then an export for both backends."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **changes)
+    made.eval()
+    batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        spread_out(made, made(**batch).logits)
+    return saved(folder, made, tokenizer, "text-classification")
+
+
+def image_classifier(folder: Path, network: str) -> Path:
+    """The same of images."""
+    torch.manual_seed(0)
+    named = {"id2label": dict(enumerate(COLOURS)), "label2id": {n: i for i, n in enumerate(COLOURS)}}
+    processor: Any
+    if network == "vit":
+        small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        made: Any = transformers.ViTForImageClassification(
+            transformers.ViTConfig(**small, **named, intermediate_size=128, image_size=SIDE)
+        )
+        processor = transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
+    else:
+        thin = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "layer_type": "basic"}
+        made = transformers.ResNetForImageClassification(transformers.ResNetConfig(**thin, **named))
+        processor = transformers.ConvNextImageProcessor(size={"shortest_edge": SIDE}, crop_pct=0.875)
+    made.eval()
+    batch = processor(samples(), return_tensors="pt")
+    with torch.inference_mode():
+        spread_out(made, made(**batch).logits)
+    return saved(folder, made, processor, "image-classification")
+
+
+def samples() -> list[Image.Image]:
+    """Drawn images of several sizes and colours."""
+    plates = [pictures.plate(*size) for size in [(320, 241), (97, 211), (64, 64), (70, 30), (640, 480)]]
+    return [*plates, *(ImageOps.invert(plate) for plate in plates), Image.new("RGB", (80, 99), "blue")]
+
+
+def spread_out(network: nn.Module, logits: torch.Tensor) -> None:
+    """Scales the head so that each logit varies by SPREAD over the samples, about 0."""
+    head = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
+    mean, deviation = logits.mean(0), logits.std(0)
+    with torch.no_grad():
+        head.weight.mul_((SPREAD / deviation)[:, None])
+        head.bias.sub_(mean).mul_(SPREAD / deviation)
+
+
+def saved(folder: Path, network: Any, processor: Any, task: str) -> Path:
+    """The folder, then the network in safetensors and as ONNX, and what is beside it."""
+    network.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    main_export(str(folder), folder, task=task, do_validation=False)
+    return folder

@@ -1,0 +1,135 @@
+"""What PyTorch reads of an export, and what it refuses at start."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from fastapi_pt.backend import TorchBackend
+from fastapi_pt.huggingface import signature_of
+from fastapi_pt.tokens import TokenNetwork
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+from serving.tensors import Array, Signature
+from tests.transformers import folders
+
+WEIGHTS = "model.safetensors"
+SETTINGS = Settings(device="cpu")
+
+
+@pytest.fixture
+def folder(kept: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of an export, to change."""
+    return Path(shutil.copytree(kept(folders.text_classifier, "bert"), tmp_path / "made"))
+
+
+def logits(folder: Path) -> Array:
+    """What the backend answers to a batch of tokens."""
+    model, backend = Model.read(folder), TorchBackend()
+    backend.load(model, SETTINGS)
+    return computed(backend, *backend.signatures(model))
+
+
+def computed(network: TorchBackend | TokenNetwork, signature: Signature) -> Array:
+    """The same."""
+    ids = np.arange(24).reshape(3, 8)
+    mask = np.ones_like(ids)
+    mask[1, 5:] = 0
+    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids % 2}
+    (found,) = network.infer(signature, [arrays[spec.name] for spec in signature.inputs])
+    return found
+
+
+def test_weights_in_several_files_and_in_half_precision(folder: Path) -> None:
+    expected = logits(folder)
+    network = AutoModelForSequenceClassification.from_pretrained(folder)
+    (folder / WEIGHTS).unlink()
+    network.save_pretrained(folder, max_shard_size="50KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert np.array_equal(logits(folder), expected)
+    for file in folder.glob("model*"):
+        file.unlink()
+    network.half().save_pretrained(folder)
+    assert 0 < np.abs(logits(folder) - expected).max() < 0.05
+
+
+def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    """Replaces a tensor, or removes it."""
+    tensors = load_file(folder / WEIGHTS)
+    tensors.pop(name)
+    if tensor is not None:
+        tensors[name] = tensor
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def pickled(folder: Path) -> None:
+    """Leaves only a pickle."""
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def configured(folder: Path, **changes: object) -> None:
+    """Changes config.json."""
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            lambda folder: change(folder, "classifier.weight", None),
+            r"model\.safetensors does not fit BertForSequenceClassification: 1 tensors are missing, as",
+        ),
+        (
+            lambda folder: change(folder, "classifier.bias", torch.zeros(7)),
+            r"model\.safetensors does not fit .*: 1 have other shapes, as classifier\.bias",
+        ),
+        (lambda folder: configured(folder, hidden_size=32), "does not fit .* have other shapes"),
+        (lambda folder: configured(folder, num_attention_heads=5), "cannot be loaded: The hidden size"),
+        (
+            lambda folder: (folder / WEIGHTS).write_bytes(b"\0" * 99),
+            r"model\.safetensors cannot be loaded",
+        ),
+        (lambda folder: (folder / WEIGHTS).unlink(), r"has no model\.safetensors"),
+        (pickled, r"pytorch_model\.bin is a pickle, which may run code, and is not read"),
+        (
+            lambda folder: configured(folder, architectures=["NoneForSequenceClassification"]),
+            r"config\.json cannot be served: transformers 4\.\d+\.\d+ has no network",
+        ),
+        (lambda folder: configured(folder, model_type="none"), r"config\.json cannot be served: .*none"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "a tokeniser that transformers"),
+    ],
+)
+def test_what_is_refused(folder: Path, spoil: Callable[[Path], object], words: str) -> None:
+    spoil(folder)
+    backend = TorchBackend()
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        backend.load(Model.read(folder), SETTINGS)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", "fp16"])
+def test_the_code_for_a_gpu_on_a_cpu(
+    folder: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *_: None)
+    model, settings = Model.read(folder), Settings.model_validate({"precision": precision})
+    made = TokenNetwork.on_gpu(model, settings, None, torch.device("cpu"))
+    assert made.precision == ("fp32" if precision == "fp32" else "fp16")
+    found = computed(made, signature_of(model))
+    assert found.dtype == np.float32
+    assert found == pytest.approx(logits(folder), abs=0.05)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_precision_that_there_is_not(folder: Path, precision: str) -> None:
+    settings = Settings.model_validate({"device": "cpu", "precision": precision})
+    with pytest.raises(ConfigurationError, match=f"SERVING_PRECISION={precision} is not for texts"):
+        TorchBackend().load(Model.read(folder), settings)
