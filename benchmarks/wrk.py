@@ -9,16 +9,23 @@ from pathlib import Path
 
 JSON = {"Content-Type": "application/json"}
 SCRIPT = """
-local bodies, next = {}, 0
+local bodies, requests, last = {}, {}, 0
 for index = 1, %d do
-  bodies[index] = io.open("%s" .. index, "rb"):read("*a")
+  local file = io.open("%s" .. index, "rb")
+  bodies[index] = file:read("*a")
+  file:close()
 end
 wrk.method, wrk.body = "POST", bodies[1]
 %s
 if #bodies > 1 then
+  function init()
+    for index, body in ipairs(bodies) do
+      requests[index] = wrk.format(nil, nil, nil, body)
+    end
+  end
   function request()
-    next = next %% #bodies + 1
-    return wrk.format(nil, nil, nil, bodies[next])
+    last = last %% #requests + 1
+    return requests[last]
   end
 end
 function done(summary, latency, requests)

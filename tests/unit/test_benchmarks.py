@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,33 @@ def test_percentiles_and_the_servers_own_stages() -> None:
     percentiles = [percentile for percentile, _ in recorder.distribution()]
     assert percentiles == sorted(percentiles)
     assert 99.8 < percentiles[-1] < 100
+
+
+@pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
+@pytest.mark.parametrize("count", [1, 9])
+def test_wrk_posts_all_bodies_in_turn(count: int) -> None:
+    seen: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            seen.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Keeps the test's output short."""
+
+    bodies = [f"body {index}".encode() for index in range(count)]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        load = wrk.run(f"http://127.0.0.1:{server.server_port}/", bodies, 1, 1)
+        server.shutdown()
+    assert load.failed == 0
+    assert set(seen) == set(bodies)
+    assert seen[count : 2 * count] == seen[:count]
 
 
 def test_other_answers_are_counted_and_not_timed() -> None:
