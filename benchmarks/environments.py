@@ -22,6 +22,7 @@ COMMON = (
     "fastapi",
     "simplejpeg",
     "structlog",
+    "tokenizers",
 )
 """Packages that `peers.common` needs in every environment; ONNX Runtime comes in one of two builds."""
 

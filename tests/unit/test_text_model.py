@@ -1,0 +1,33 @@
+"""The text classifier of the benchmarks."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from tokenizers import Tokenizer
+
+from benchmarks import text_model
+from serving.model import TEXT_CLASSIFICATION, Model
+
+
+def test_it_is_an_export_whose_padding_changes_nothing(tmp_path: Path) -> None:
+    text_model.make(tmp_path, width=24, layers=2)
+    description = Model.read(tmp_path).description
+    assert (description.task, description.labels) == (TEXT_CLASSIFICATION, ["NEGATIVE", "POSITIVE"])
+    session = ort.InferenceSession(tmp_path / "model.onnx")
+    ids = np.array([[2, 300, 301, 3, 0, 0], [2, 300, 301, 302, 303, 3]])
+    both = session.run(None, {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})[0]
+    alone = session.run(None, {"input_ids": ids[:1, :4], "attention_mask": np.ones((1, 4), np.int64)})[0]
+    assert both.shape == (2, 2)
+    np.testing.assert_allclose(both[:1], alone, atol=1e-5)
+    assert not np.allclose(both[0], both[1], atol=1e-5)
+
+
+def test_its_texts_have_five_to_sixty_tokens(tmp_path: Path) -> None:
+    text_model.make(tmp_path, width=12, layers=1)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    encoded = tokenizer.encode_batch(text_model.texts(400))
+    lengths = {len(each.ids) for each in encoded}
+    assert lengths == set(range(5, 61))
+    assert text_model.texts(3) == text_model.texts(3) != text_model.texts(3, seed=1)
+    assert {(each.tokens[0], each.tokens[-1]) for each in encoded} == {("[CLS]", "[SEP]")}
