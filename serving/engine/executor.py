@@ -257,32 +257,34 @@ class BatchExecutor:
     def split(self, slots: list[int]) -> list[list[int]]:
         """Splits slots of one signature into batches whose items fit together.
 
-        Where sizes vary, the items of a batch are of one size, or of similar sizes if they are padded,
-        and the padded batch has no more elements than warm-up found to pay.
+        Where sizes vary, the items of a batch are of one size. If they may be padded, none is padded by
+        more elements than are computed in half the time that a call takes by itself, and the padded
+        batch has no more elements than warm-up found to pay. The batch with the oldest item comes first.
         """
         memory = self._memory
         each = memory.signatures[memory.signature[slots[0]]]
         signature = each.signature
-        if not signature.input_axes and not signature.batch_size:
-            return [slots]
-        most = signature.batch_size or len(slots)
+        most = signature.batch_size or self._queue.cap
         if not signature.input_axes:
             return [slots[first : first + most] for first in range(0, len(slots), most)]
         sizes = {slot: self._padded_sizes(signature, [slot]) for slot in slots}
-        order = sorted(slots, key=lambda slot: (signature.elements(sizes[slot]), *sizes[slot].values()))
+        elements = {slot: signature.elements(sizes[slot]) for slot in slots}
+        order = sorted(slots, key=lambda slot: (elements[slot], *sizes[slot].values()), reverse=True)
         batches: list[list[int]] = []
         largest: dict[str, int] = {}
         for slot in order:
             together = {axis: max(size, largest.get(axis, 0)) for axis, size in sizes[slot].items()}
+            row = signature.elements(together)
             count = len(batches[-1]) + 1 if batches else 0
-            fits = 0 < count <= most and (signature.pads or sizes[slot] == largest)
-            if fits and count * signature.elements(together) <= memory.element_caps[each.index]:
+            fits = 0 < count <= most and count * row <= memory.element_caps[each.index]
+            pads = signature.pads and 2 * (row - elements[slot]) <= memory.call_elements[each.index]
+            if fits and (pads or sizes[slot] == largest):
                 batches[-1].append(slot)
                 largest = together
             else:
                 batches.append([slot])
                 largest = sizes[slot]
-        return batches
+        return sorted(batches, key=lambda batch: min(memory.queued_at[slot] for slot in batch))
 
     def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
         """Gathers the batch's inputs, on a GPU padded to the next bucket.

@@ -78,6 +78,15 @@ class SlotLayout:
         """
         return self.slots // self.frontends
 
+    @property
+    def most_taken(self) -> int:
+        """Records that a worker may take at a time: two batches of items that are padded.
+
+        Out of more items it makes batches with less padding.
+        """
+        pads = any(signature.pads for signature in self.signatures)
+        return 2 * self.max_batch if pads else self.max_batch
+
 
 @dataclass(frozen=True)
 class EngineFds:
@@ -192,6 +201,7 @@ class Memory:
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
         self.element_caps = self._array("q", len(layout.signatures))
+        self.call_elements = self._array("q", len(layout.signatures))
         self.restarts = self._array("q", 1)
 
         # frontends, each written by itself
@@ -204,7 +214,8 @@ class Memory:
         # workers, each written by itself; an inbox has the records that are taken and not yet reported
         self.busy_since = self._times(workers)
         self.heartbeat = self._times(workers)
-        self.inbox = [self._array("Q", 2 * layout.max_batch) for _ in range(workers)]
+        records = 2 * layout.most_taken
+        self.inbox = [self._array("Q", records) for _ in range(workers)]
         self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
         self.out_of_memory = self._array("q", workers)
 
@@ -247,9 +258,9 @@ class Memory:
             for spec in (*signature.inputs, *signature.outputs):
                 slot += row_bytes(spec, signature.limits)
                 pages += 1
-        worker = 64 + layout.max_batch * 16
+        worker = 64 + layout.most_taken * 16
         frontend = 16 + len(layout.signatures) * (64 + 8 * statistics_row(layout.max_batch))
-        fixed = PAGE * pages + 64 * (32 + layout.workers) + 8 * len(layout.signatures)
+        fixed = PAGE * pages + 64 * (32 + layout.workers) + 16 * len(layout.signatures)
         return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
 
     @classmethod

@@ -69,6 +69,7 @@ class WorkQueue:
         self._empty = bytes(len(self._inbox_bytes))
         self._fds = fds
         self._control_fd = control_fd
+        self._pads = any(signature.pads for signature in memory.layout.signatures)
         self._delay_s = settings.max_queue_delay_us / 1e6
         self._preferred = sorted(settings.preferred_batch_sizes)
         self._poll = poll_of(fds) if epoll_fd is None else select.epoll.fromfd(epoll_fd)
@@ -111,9 +112,17 @@ class WorkQueue:
                 self._memory.heartbeat[self._index] = time.monotonic()  # it asked for a heartbeat
 
     def _read_size(self, fd: int) -> int:
-        """Returns how many records to read: the largest preferred size that waits, else the cap."""
+        """Returns how many records to read: the largest preferred size that waits, else the cap.
+
+        Items that may be padded are read for up to two batches, out of which the executor makes some of
+        similar sizes; but only this worker's share of those that wait, as the others are soon free, too.
+        """
         if not self._preferred:
-            return self.cap
+            if not self._pads:
+                return self.cap
+            share = -(-waiting_records(fd) // max(1, self._memory.ready_workers[0]))
+            batches = 2 if self.cap > 1 and fd == self._fds[0] else 1
+            return max(1, min(share, batches * self.cap))
         waiting = min(waiting_records(fd), self.cap)
         fitting = [size for size in self._preferred if size <= waiting]
         return fitting[-1] if fitting else self.cap

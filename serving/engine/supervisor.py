@@ -236,6 +236,7 @@ class Supervisor:
             self.profile["batch_cap"] = self.memory.batch_cap[0]
             for index, element_cap in enumerate(message["element_caps"]):
                 self.memory.element_caps[index] = element_cap
+                self.memory.call_elements[index] = message["call_elements"][index]
         if message["info"]["device"] == "cpu":
             for waiting in self._processes:  # no usable GPU: the other cores get workers, too
                 if waiting.popen is None and waiting.start_at is None:

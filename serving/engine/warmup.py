@@ -6,7 +6,7 @@ call the backend.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,6 +25,8 @@ MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 
 
+MOST_CALL_ELEMENTS = 2**31
+
 MAX_CALL_S = 0.5
 """Batches that would take longer are not measured where sizes vary."""
 
@@ -42,6 +44,9 @@ class Profile:
     element_caps: list[int]
     """Largest batch of each signature that pays where sizes vary, in elements of the largest input."""
 
+    call_elements: list[int]
+    """Elements of each signature that are computed in the time that a call takes by itself."""
+
     largest_ms: float
     """Milliseconds of the largest item that its limits allow; 0 where sizes do not vary."""
 
@@ -56,23 +61,26 @@ def warm_up(
     """
     first = signatures[0]
     profiles: list[dict[int, dict[int, float]]] = []
-    element_caps = []
+    element_caps, call_elements = [], []
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
         if signature is not first and not measures_elements(signature):
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(EXAMPLE_LENGTHS[0]))
             element_caps.append(signature.batch_elements)
+            call_elements.append(2 * signature.batch_elements)
             continue
         by_length = measure_lengths(backend, signature, sizes)
         caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
         costs = (cap * signature.elements(signature.sizes_at(length)) for length, cap in caps.items())
         element_caps.append(signature.batch_elements or max(costs))
+        call_elements.append(measured_call(signature, by_length))
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
     return Profile(
         batch_ms=batch_ms[len(batch_ms) // 2],
         batch_cap=max(choose_cap(settings, one) for one in batch_ms),
         element_caps=element_caps,
+        call_elements=call_elements,
         largest_ms=max(largest_ms(backend, signature) for signature in signatures),
     )
 
@@ -104,6 +112,24 @@ def measure_lengths(
     if refusal and not found:
         raise refusal
     return found
+
+
+def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, float]]) -> int:
+    """Returns how many elements are computed in the time that a call takes by itself.
+
+    That is where a line through the times ends, fitted by relative errors; 0 if there is only one.
+    `by_length` has the time in ms of each batch size, by length.
+    """
+    points = {
+        size * signature.elements(signature.sizes_at(length)): ms
+        for length, batch_ms in by_length.items()
+        for size, ms in batch_ms.items()
+    }
+    if len(points) < 2:
+        return 0
+    elements, times = np.array(list(points.items())).T
+    slope, start = map(float, np.polyfit(elements, times, 1, w=1 / times))
+    return round(min(max(start, 0) / max(slope, 1e-9), MOST_CALL_ELEMENTS))
 
 
 def largest_ms(backend: Backend, signature: Signature) -> float:

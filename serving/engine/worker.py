@@ -89,6 +89,7 @@ class Worker:
             "batch_ms": profile.batch_ms,
             "batch_cap": cap or profile.batch_cap,
             "element_caps": profile.element_caps,
+            "call_elements": profile.call_elements,
             "largest_ms": profile.largest_ms,
             "idle_threads": threads,
             **({"schemas": declared.schemas} if declared else {}),

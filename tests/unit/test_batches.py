@@ -101,7 +101,7 @@ def working(*signatures: Signature, element_cap: int = 10**6, gpu: bool = False)
         if gpu:
             executor.buckets = [1, 2, 4, 8]
             executor.device = ThreadPoolExecutor(1)
-        memory.element_caps[0] = element_cap
+        memory.element_caps[0] = memory.call_elements[0] = element_cap
         executor.open(8)
         held.callback(executor.close)
         yield Worker(memory, executor, backend)
@@ -112,6 +112,28 @@ def text(n: int, h: int = 1, w: int = 1, first: int = 0) -> Item:
     ids = np.arange(n)
     ids[0] = first
     return [ids, np.full((h, w), n, np.float32)]
+
+
+def test_no_item_is_padded_by_more_than_half_a_call_is_worth() -> None:
+    items = [text(n) for n in (60, 20, 52, 10, 50, 11, 49)]
+    with working(TEXT) as worker:
+        worker.memory.call_elements[0] = 20
+        assert worker.executor.split(worker.put(*items)) == [[0, 2, 4], [6], [1, 5, 3]]
+        worker.memory.call_elements[0] = 0
+        assert len(worker.executor.split(worker.put(*items))) == 7
+        assert worker.executor.split(worker.put(text(5), text(6), text(5))) == [[1], [0, 2]]
+
+
+def test_the_batch_with_the_oldest_item_comes_first_and_none_is_above_the_cap() -> None:
+    with working(TEXT) as worker:
+        worker.executor.set_cap(2)
+        worker.memory.call_elements[0] = 0
+        slots = worker.put(*(text(n) for n in (30, 10, 20, 10, 30)))
+        for slot in slots:
+            worker.memory.queued_at[slot] = 10 - slot
+        assert worker.executor.split(slots) == [[0, 4], [1, 3], [2]]
+        worker.memory.queued_at[2] = 0
+        assert worker.executor.split(slots) == [[2], [0, 4], [1, 3]]
 
 
 def test_items_are_padded_to_the_largest_and_outputs_cut_back() -> None:
@@ -156,7 +178,7 @@ def test_a_padded_batch_stays_under_the_cap_of_elements() -> None:
         assert sorted(map(sorted, batches)) == [[0, 2], [1]]
     with working(TEXT, element_cap=100) as worker:
         batches = worker.executor.split(worker.put(*(text(n) for n in (100, 10, 40, 9, 50, 11))))
-        assert batches == [[3, 1, 5], [2, 4], [0]]
+        assert batches == [[0], [4, 2], [5, 1, 3]]
     with working(TEXT, element_cap=1) as worker:
         assert worker.executor.split(worker.put(text(100), text(100))) == [[0], [1]]  # alone, whatever
 
@@ -360,6 +382,13 @@ def test_warm_up_measures_the_lengths_that_a_network_takes() -> None:
     short = replace(LINE, limits={"n": 63})
     with pytest.raises(ConfigurationError, match="not a multiple"):
         warmup.warm_up(Choosy(), [short], [1, 2, 4], chosen)  # type: ignore[arg-type]
+
+
+def test_warm_up_finds_what_a_call_takes_by_itself() -> None:
+    times = {length: {size: 12 + 0.5 * size * length for size in (1, 2, 4)} for length in (16, 64)}
+    assert warmup.measured_call(LINE, times) == 24
+    assert warmup.measured_call(LINE, {16: {1: 1.0, 2: 2.5}}) == 0  # no line through a time below zero
+    assert warmup.measured_call(LINE, {16: {1: 3.0}}) == 0
 
 
 def test_a_worker_has_time_for_the_largest_item() -> None:

@@ -8,6 +8,7 @@ import tempfile
 import time
 from array import array as array_of
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from serving.errors import ConfigurationError
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image_classification import image_signatures
-from serving.tensors import Array, Signature
+from serving.tensors import Array, Signature, TensorSpec
 
 LAYOUT = SlotLayout(
     slots=12, frontends=3, workers=2, max_batch=8, signatures=image_signatures((5, 7), 11)
@@ -82,6 +83,21 @@ def pipes() -> Iterator[Pipes]:
     made = Pipes()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "ready", "bulk", "taken"),
+    [(5, 2, False, 3), (9, 1, False, 8), (9, 1, True, 4), (1, 2, False, 1)],
+)
+def test_of_items_that_are_padded_a_worker_takes_its_share_for_two_batches(
+    pipes: Pipes, waiting: int, ready: int, bulk: bool, taken: int
+) -> None:
+    signature = Signature("t", (TensorSpec("x", "int64", ("n",)),), (), limits={"n": 8}, pads=True)
+    memory = Memory.create(replace(LAYOUT, max_batch=4, signatures=(signature,)))
+    memory.ready_workers[0] = ready
+    pipes.put(*range(waiting), bulk=bulk)
+    assert len(pipes.queue(memory, 4).take() or []) == taken
+    memory.close()
 
 
 @pytest.mark.parametrize(("slot", "generation"), [(0, 0), (0, 1), (4095, 0x7FFFFFFF), (7, 12)])
