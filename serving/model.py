@@ -178,7 +178,12 @@ class ModelDescription(BaseModel):
     version: Annotated[str, Field(pattern="^[1-9][0-9]*$")]
     """Subfolder that holds the weights."""
 
+    title: str = Field(default="", exclude_if=lambda value: not value)
+    """Heading of the page, such as `What food is this?`."""
+
     description: str = ""
+    """What the model does, in a sentence or two; the page shows it, too."""
+
     task: str = IMAGE_CLASSIFICATION
     """What a request means: `image-classification`, `text-classification`, `question-answering`,
     `tensor` for a graph that is asked in tensors only, or `module:Class`, a class of one's own."""

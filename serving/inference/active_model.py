@@ -58,6 +58,7 @@ class ActiveModel:
         self.handle = handle
         self.description = handle.model.description
         self.signatures = handle.fds.layout.signatures
+        self._largest_body = settings.max_body_bytes
         self.task = task_of(handle.model, settings, handle.profile, self.signatures)
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)
@@ -97,9 +98,14 @@ class ActiveModel:
         fields |= {"thresholds", "accuracy"}
         if self.description.text:
             fields.add("text")
-        profile, memory = self.handle.profile, self.client.memory
+        profile, memory, task = self.handle.profile, self.client.memory, self.task
         return {
             **self.description.model_dump(include=fields),
+            "title": self.description.title,
+            "request_schema": None if task.form is None else task.request_schema,
+            "answer_schema": None if task.form is None else task.answer_schema,
+            "example": task.json_example,
+            "limits": {"request_bytes": self._largest_body, **task.limits},
             **profile["info"],
             "instances": memory.ready_workers[0],
             "web_processes": self.web_processes,

@@ -1,10 +1,10 @@
 """What OpenAPI says of the model in service; FastAPI has made the rest."""
 
-import base64
+from collections.abc import Mapping
 from typing import Any
 
 from serving.protocols.catalog import CatalogEntry
-from serving.tasks.base import Field, Schema, Task
+from serving.tasks.base import Schema, Task, json_value
 
 COMPONENTS = "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -24,7 +24,7 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
         answer = one_or_many(answer)
     predict["responses"]["200"]["content"] = {"application/json": {"schema": answer}}
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
-        if task.example is not None and path in paths:
+        if isinstance(task.example, Mapping) and path in paths:
             of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
             describe_infer(paths[path]["post"], of_requests[-1], task.example)
 
@@ -53,7 +53,7 @@ def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
         own["properties"][name] = one_or_many(own["properties"][name])
     content: dict[str, Any] = {"application/json": {"schema": component(schema, own)}}
     if task.example is not None:
-        content["application/json"]["example"] = json_example(task)
+        content["application/json"]["example"] = task.json_example
     if task.body_field:
         content |= {task.example_type: BINARY, "application/octet-stream": BINARY}
     if task.form_fields:
@@ -70,18 +70,6 @@ def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
 def one_or_many(schema: Schema) -> dict[str, Any]:
     """Returns the schema of a value, or of a list of such values."""
     return {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
-
-
-def json_example(task: Task) -> dict[str, Any]:
-    """Returns the task's example as JSON."""
-    assert task.example is not None  # noqa: S101 the callers have looked
-    fields = {field.name: field for field in task.request}
-    return {name: json_value(fields.get(name), value) for name, value in task.example.items()}
-
-
-def json_value(field: Field | None, value: Any) -> Any:
-    """Returns a field's value as JSON has it."""
-    return base64.b64encode(value).decode() if field and field.is_bytes else value
 
 
 def component(schema: dict[str, Any], own: Any) -> dict[str, Any]:
@@ -110,6 +98,6 @@ def describe_infer(operation: dict[str, Any], entry: CatalogEntry, example: Any)
     inputs = [
         {"name": spec.name, "datatype": spec.datatype, "shape": [1, 1], "data": [value]}
         for spec in entry.inputs
-        if spec.field and (value := json_value(spec.field, example.get(spec.field.name))) is not None
+        if spec.field and (value := json_value(example.get(spec.field.name))) is not None
     ]
     operation["requestBody"]["content"]["application/json"]["example"] = {"inputs": inputs}

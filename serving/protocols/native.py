@@ -58,11 +58,21 @@ class ModelResponse(BaseModel):
 
     name: str
     version: str
+    title: str = Field(description="Heading for people, such as the page's; may be empty.")
     description: str
     task: str = Field(description="What a request means.")
     labels: list[str]
     image: ImagePipeline | None
     text: TextPipeline | None = Field(default=None, description="Of tasks about texts only.")
+    request_schema: dict[str, Any] | None = Field(
+        description="JSON schema of `POST /predict`; null for a graph that is asked in tensors only."
+    )
+    answer_schema: dict[str, Any] | None = Field(description="JSON schema of the answer.")
+    example: Any = Field(description="A request in JSON; null if the model has none.")
+    limits: dict[str, int] = Field(
+        description="Most of what a request may have: `request_bytes`, and as the task has it "
+        "`image_pixels`, `text_bytes`, `tokens`."
+    )
     thresholds: Thresholds | None
     accuracy: dict[str, Any]  # as written in model.json
     backend: str

@@ -3,8 +3,10 @@
 A task declares the fields of its requests and answers; the protocols derive all they need from them.
 """
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from serving.tensors import Array, Item
@@ -62,6 +64,11 @@ def field_of(name: str, schema: Schema, required: bool) -> Field:
     return Field(name, DATATYPES[kind], is_bytes=is_bytes, required=required)
 
 
+def json_value(value: Any) -> Any:
+    """Returns a field's value as JSON has it: bytes become base64."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
 @dataclass(slots=True)
 class Prepared:
     """A request's input, ready for the engine."""
@@ -116,6 +123,9 @@ class Task:
     example: Fields | None = None
     """Request for the documentation."""
 
+    limits: Mapping[str, int] = MappingProxyType({})
+    """Most of what a request may have, such as `tokens`, by its unit."""
+
     example_type: str = "application/octet-stream"
     """Content type of a body that is the value of `body_field`."""
 
@@ -130,6 +140,13 @@ class Task:
         """The only field that a request needs, where it may be a body that is no JSON."""
         required = [field for field in self.request if field.required]
         return required[0] if len(required) == 1 and self.media_types else None
+
+    @property
+    def json_example(self) -> Any:
+        """The example as JSON has it; None if there is none."""
+        if not isinstance(self.example, Mapping):
+            return self.example
+        return {name: json_value(value) for name, value in self.example.items()}
 
     def hint(self, fields: Fields) -> object | None:  # noqa: ARG002
         """Returns what `preprocess` need not find out again if the input is cheap, else None.

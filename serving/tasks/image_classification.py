@@ -46,6 +46,7 @@ class ImageClassification(Classification):
 
     def __init__(self, model: Model, settings: Settings) -> None:
         super().__init__(model.labels)
+        self.limits = {"image_pixels": settings.max_image_pixels}
         self._decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
 
     def hint(self, fields: Fields) -> Header | None:

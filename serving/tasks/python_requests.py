@@ -52,6 +52,7 @@ class PythonRequests(Task):
         """`schemas` are the JSON schemas `request` and `answer`, and an `example` if there is one."""
         (signature,) = signatures(model, settings)
         self._most = signature.limits["request_bytes"]
+        self.limits = {"request_bytes": min(self._most, settings.max_body_bytes)}
         self.request_schema = schemas.get("request", {})
         self.answer_schema = schemas.get("answer", {})
         self.example = schemas.get("example")

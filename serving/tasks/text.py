@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -36,6 +37,7 @@ class TextTask(Task):
 
     form, tensor_form = TOKENS, TENSOR
     most_cheap_bytes = CHEAP_BYTES
+    limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
 
     def __init__(self, model: Model, signature: Signature) -> None:
         """`signature` is the one that requests become. Raises ConfigurationError."""

@@ -38,6 +38,8 @@ class TextClassification(text.TextTask, Classification):
         self._most_tokens = pipeline.max_tokens
         if settings.long_text == "truncate":
             self._tokenizer.enable_truncation(pipeline.max_tokens, direction=pipeline.truncation_side)
+        else:
+            self.limits = {**self.limits, "tokens": pipeline.max_tokens}
 
     def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
         """Tokenises to an array [tokens] per input.

@@ -309,6 +309,15 @@ def test_health_and_model(backend_url: str) -> None:
     assert model["thresholds"]["probability"] > 0
 
 
+def test_model_says_what_a_page_needs(backend_url: str) -> None:
+    model = requests.get(f"{backend_url}/model", timeout=10).json()
+    assert (model["title"], model["task"]) == ("What food is this?", "image-classification")
+    assert list(model["request_schema"]["properties"]) == ["image"]
+    assert list(model["answer_schema"]["properties"]) == ["prediction", "probability", "top"]
+    assert model["limits"] == {"request_bytes": 20 * 2**20, "image_pixels": 50_000_000}
+    assert post_json(backend_url, model["example"]).status_code == 200
+
+
 def test_metrics_count_what_happened(backend_url: str) -> None:
     def value(name: str) -> float:
         text = requests.get(f"{backend_url}/metrics", timeout=10).text

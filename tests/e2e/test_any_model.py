@@ -117,6 +117,10 @@ def test_the_model_is_described(python_url: str) -> None:
         [],
         None,
     )
+    assert list(described["request_schema"]["properties"])[:2] == ["number", "does"]
+    assert list(described["answer_schema"]["properties"]) == ["number", "text"]
+    assert described["limits"] == {"request_bytes": 1_000_000}
+    assert post(python_url, "/predict", described["example"]).status_code == 200
     document = requests.get(f"{python_url}/openapi.json", timeout=20).json()
     operation = document["paths"]["/predict"]["post"]
     body = operation["requestBody"]["content"]["application/json"]
@@ -279,6 +283,7 @@ def test_a_graph_has_no_other_requests(graph_url: str) -> None:
     assert post(graph_url, "/predictions/sums", {"image": "AAAA"}).status_code == 400
     described = requests.get(f"{graph_url}/model", timeout=20).json()
     assert (described["name"], described["task"]) == ("sums", "tensor")
+    assert (described["request_schema"], described["example"]) == (None, None)
     assert requests.get(f"{graph_url}/openapi.json", timeout=20).status_code == 200
 
 

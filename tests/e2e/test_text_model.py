@@ -148,6 +148,9 @@ def test_the_model_is_described(url: str) -> None:
         "truncation_side": "right",
         "activation": "softmax",
     }
+    limits = {"request_bytes": 20 * 2**20, "text_bytes": 256 * 1024, "tokens": 64}
+    assert described["limits"] == limits
+    assert post(url, "/predict", described["example"]).status_code == 200
     document = requests.get(f"{url}/openapi.json", timeout=20).json()
     content = document["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert {"application/json", "text/plain", "application/octet-stream"} == set(content)

@@ -20,9 +20,11 @@ from serving.backends.base import BackendInfo, DeclaredBackend
 from serving.engine.memory import KEPT_BYTES, Memory, SlotLayout
 from serving.errors import ConfigurationError
 from serving.model import Model, ModelDescription
+from serving.protocols.documentation import describe_model
 from serving.settings import ROOT, Settings
 from serving.tasks import python_check
 from serving.tasks.python import MAX_PROBLEMS, MAX_TEXT, PythonBackend, Status, TaskError, signatures
+from serving.tasks.python_requests import PythonRequests
 
 CODE = """
 import dataclasses
@@ -235,6 +237,24 @@ def test_the_limits_are_those_of_model_json(tmp_path: Path) -> None:
     assert signature.limits == {"request_bytes": 1000, "answer_bytes": 5}
     with pytest.raises(ConfigurationError, match="request_bytes, answer_bytes, not tokens"):
         signatures(described(tmp_path, limits={"tokens": 5}), settings)
+
+
+@pytest.mark.parametrize(
+    ("schema", "example"),
+    [
+        ({"properties": {"file": {"type": "string", "format": "base64"}}}, {"file": "eHg="}),
+        ({"type": "array", "items": {"type": "number"}}, [1.0, 2.0]),
+        ({"type": "string"}, "a text"),
+    ],
+)
+def test_an_example_is_shown_as_it_is(tmp_path: Path, schema: Any, example: Any) -> None:
+    schemas = {"request": schema, "answer": {}, "example": example}
+    task = PythonRequests(described(tmp_path), Settings(), schemas)
+    assert task.json_example == example
+    document: Any = {"paths": {"/predict": {"post": {"responses": {"200": {}}}}}}
+    describe_model(document, task, {})
+    content = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["example"] == example
 
 
 @pytest.mark.usefixtures("module")
