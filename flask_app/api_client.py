@@ -3,6 +3,7 @@
 The errors are subclasses of `ApiError` in errors.py.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
@@ -25,7 +26,14 @@ from serving_client import (
     InvalidAnswerError,
     PredictOptions,
     ServingClientError,
+    answers,
+    calls,
+    triton,
 )
+from serving_client.answers import Answer as HttpAnswer
+from serving_client.exchange import Exchange
+from serving_client.loop import LoopThread
+from serving_client.options import Options
 
 TOP_K = 5
 STATUSES_WITHOUT_CODE = (400, 404)
@@ -45,6 +53,14 @@ class Answer:
     headers: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class JsonAnswer:
+    """Answer of the API to JSON: its own JSON, and the headers for the browser."""
+
+    body: Any  # JSON
+    headers: Mapping[str, str]
+
+
 class ApiClient:
     """Client of one API with a pool of connections; threads may share it.
 
@@ -54,19 +70,22 @@ class ApiClient:
     def __init__(self, settings: Settings) -> None:
         key = settings.api_key
         self._native = settings.api_protocol == "native"
-        self._client = Client(
-            settings.api_url,
-            protocol=settings.api_protocol,
-            api_key=key.get_secret_value() if key else None,
-            timeout_s=settings.request_timeout_s + TIMEOUT_GRACE_S,
-            service_timeout_s=settings.request_timeout_s,
-            grace_s=TIMEOUT_GRACE_S,
-            connect_timeout_s=settings.connect_timeout_s,
-            tries=2,
-            retry_after_cap_s=settings.retry_after_cap_s,
-            connections=settings.threads,
-            trust_env=False,  # no proxy is meant for the API
-        )
+        self._budget_s = settings.request_timeout_s + TIMEOUT_GRACE_S
+        options: dict[str, Any] = {  # Any: of all their types
+            "protocol": settings.api_protocol,
+            "api_key": key.get_secret_value() if key else None,
+            "timeout_s": self._budget_s,
+            "service_timeout_s": settings.request_timeout_s,
+            "grace_s": TIMEOUT_GRACE_S,
+            "connect_timeout_s": settings.connect_timeout_s,
+            "tries": 2,
+            "retry_after_cap_s": settings.retry_after_cap_s,
+            "connections": settings.threads,
+            "trust_env": False,  # no proxy is meant for the API
+        }
+        self._client = Client(settings.api_url, **options)
+        self._exchange = Exchange(Options(settings.api_url, **options))
+        self._thread = LoopThread()
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +101,7 @@ class ApiClient:
     def close(self) -> None:
         """Closes the pooled connections."""
         self._client.close()
+        self._thread.close(self._exchange.aclose())
 
     def predict(
         self,
@@ -89,12 +109,13 @@ class ApiClient:
         request_id: str | None = None,
         client_left: Callable[[], bool] = lambda: False,
         traceparent: str | None = None,
+        top_k: int = TOP_K,
     ) -> Answer:
         """Asks for the best classes of an image file. Raises ApiError.
 
         `client_left` tells whether the browser has disconnected, which ends the request to the API.
         """
-        options: PredictOptions = {"top_k": TOP_K, "base64": self._native}
+        options: PredictOptions = {"top_k": top_k, "base64": self._native}
         if request_id:
             options["request_id"] = request_id
         if traceparent:
@@ -108,6 +129,35 @@ class ApiClient:
             raise self._explain_refusal(error) from error
         top = tuple((score.label, score.probability) for score in prediction.top)
         return Answer(prediction.body, top, passed_on(prediction.headers))
+
+    def ask(
+        self,
+        path: str,
+        content: bytes,
+        request_id: str | None = None,
+        client_left: Callable[[], bool] = lambda: False,
+        traceparent: str | None = None,
+    ) -> JsonAnswer:
+        """Posts JSON; returns the JSON of the answer. Raises ApiError; the rest is as in `predict`."""
+        call = calls.Call("POST", path, {"Content-Type": "application/json"}, content)
+
+        def start() -> Future[tuple[JsonAnswer, int]]:
+            deadline = time.monotonic() + self._budget_s
+            work = self._exchange.ask(
+                call, read_json, deadline=deadline, request_id=request_id, traceparent=traceparent
+            )
+            return self._thread.submit(work)
+
+        with translated():
+            return wait_for(start, client_left)[0]
+
+    def tensors(self, name: str) -> Mapping[str, Any]:  # Any: JSON
+        """Returns a model's inputs and outputs, as the Open Inference Protocol says. Raises ApiError."""
+        deadline = time.monotonic() + STATUS_TIMEOUT_S
+        work = self._exchange.ask(calls.get(f"/v2/models/{name}"), read_json, deadline=deadline)
+        with translated():
+            body = self._thread.submit(work).result()[0].body
+        return body if isinstance(body, dict) else {}
 
     def _explain_refusal(self, error: ApiAnswerError) -> ApiError:
         """Tells what Triton's 400 or 404 means: a bad image, or a model that is not loaded."""
@@ -126,6 +176,16 @@ class ApiClient:
         with translated():
             readiness = self._client.ready(timeout_s=STATUS_TIMEOUT_S)
         return None if readiness else readiness.detail
+
+
+def read_json(answer: HttpAnswer) -> JsonAnswer:
+    """Reads an answer of any shape, of either protocol. Raises ServingClientError."""
+    if answer.status != 200:
+        raise triton.error(answer)
+    body = answer.json()
+    if body is None and answer.content.strip() != b"null":
+        raise answers.undocumented(answer)
+    return JsonAnswer(body, passed_on(answer.headers))
 
 
 def wait_for(start: Callable[[], Future[T]], client_left: Callable[[], bool]) -> T:

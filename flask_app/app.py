@@ -1,9 +1,11 @@
 """Builds the Flask application: settings in, routes, headers and error answers wired up."""
 
 import io
+import json
 import logging
 import re
 import uuid
+from functools import partial
 from typing import IO
 
 from flask import Flask, Request, Response, g, request
@@ -13,6 +15,7 @@ from flask_app import words
 from flask_app.api_client import ApiClient
 from flask_app.errors import CrossOriginError, PageError, TooLargeError
 from flask_app.feedback import Feedback
+from flask_app.forms import label_of
 from flask_app.service import Service
 from flask_app.settings import Settings
 from flask_app.views import Views, answer_error
@@ -60,7 +63,10 @@ def create_app(settings: Settings) -> Flask:
     """
     app = PageApp(__name__)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_upload_bytes + FORM_SLACK
+    app.config["MAX_FORM_MEMORY_SIZE"] = None  # the limit above holds for texts, too
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.filters["json"] = partial(json.dumps, ensure_ascii=False)
+    app.jinja_env.filters["label"] = lambda name: label_of(str(name), {})
     api = app.extensions["api"] = ApiClient(settings)
     feedback = Feedback(settings)
     feedback.prepare()

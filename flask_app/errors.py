@@ -1,9 +1,11 @@
 """Errors that the page answers with; `words.py` has the text that visitors read.
 
 PageError
-├── UploadError               the visitor's photo or form
+├── UploadError               what the visitor sent
 │   ├── NoPhotoError              400 no_photo
 │   ├── TooManyPhotosError        400 too_many_photos
+│   ├── FormError                 400 invalid_form
+│   ├── TooManyTextsError         400 too_many_texts
 │   ├── TooLargeError             413 payload_too_large
 │   ├── PixelsError               413 image_too_large
 │   ├── ConversionError           415 unsupported_image
@@ -64,6 +66,18 @@ class TooManyPhotosError(UploadError):
     code = "too_many_photos"
 
 
+class FormError(UploadError):
+    """Raised when a field of a form is empty or cannot be read; `detail` names it."""
+
+    code = "invalid_form"
+
+
+class TooManyTextsError(UploadError):
+    """Raised when one form has more lines than are answered at once."""
+
+    code = "too_many_texts"
+
+
 class TooLargeError(UploadError):
     """Raised when the upload has more bytes than the limit."""
 
@@ -112,7 +126,7 @@ class PageBusyError(PageError):
     code = "overloaded"
 
     def __init__(self) -> None:
-        super().__init__("too many photos at the same time", {"Retry-After": "1"})
+        super().__init__("too many requests at the same time", {"Retry-After": "1"})
 
 
 class FeedbackError(PageError):

@@ -1,4 +1,4 @@
-"""Lists the sample images on the page; draw_samples.py draws them."""
+"""Lists the samples on the page: images, which draw_samples.py draws, sentences, and questions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,42 @@ SAMPLES = (
     Sample("rice", "Rice bowl"),
     Sample("oranges", "Oranges"),
     Sample("noodles", "Noodles"),
+)
+
+TEXTS = (
+    "The soup was wonderful, and the people were so kind.",
+    "An hour late, cold, and nobody said sorry.",
+    "The table by the window seats four.",
+)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Text with a question that it answers."""
+
+    question: str
+    context: str
+
+
+PARAGRAPHS = (
+    Paragraph(
+        "Where was the tomato first grown?",
+        "The tomato comes from the west of South America, and it was in Mexico that people first grew "
+        "it for food. Spanish ships brought it to Europe in the sixteenth century. For a long time it "
+        "was an ornament there, because many took it for a poison.",
+    ),
+    Paragraph(
+        "How long does the dough rest?",
+        "Mix the flour with the water and leave it alone for half an hour. Then work in the salt and "
+        "the yeast, fold the dough four times, and let it rest for twelve hours in a cool place. Bake "
+        "the bread at 240 degrees, for the first twenty minutes under a lid.",
+    ),
+    Paragraph(
+        "Who built the bridge?",
+        "Two villages share the river, and for two hundred years they shared a ferry, too. The bridge "
+        "was built in 1902 by Anna Lindqvist, an engineer from Gothenburg, who paid for its lamps out "
+        "of her own pocket. The ferryman became its first guard.",
+    ),
 )
 
 

@@ -1,17 +1,25 @@
 """Keeps what the page knows about the API: whether it is ready, and which model it serves."""
 
+import hashlib
+import json
+import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from flask_app import words
 from flask_app.api_client import ApiClient
 from flask_app.errors import ApiError
+from flask_app.forms import Form, form_of
 
 KEEP_S = 10.0
 DEFAULT_SIDE = 224
+ZEROS = 64  # numbers of a tensor that the page writes as an example
+IMAGES = ("", "image-classification")  # an API without tasks classifies images
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,9 @@ class ModelInfo:
 
     name: str = ""
     version: str = ""
+    heading: str = ""
+    description: str = ""
+    task: str = ""
     labels: tuple[str, ...] = ()
     backend: str = ""
     device: str = ""
@@ -30,11 +41,49 @@ class ModelInfo:
     """Short side in pixels to which the service resizes an image."""
 
     thresholds: words.Thresholds = field(default_factory=words.Thresholds)
+    independent: bool = False
+    """Whether the classes of a text do not exclude each other."""
+
+    request_schema: Mapping[str, Any] | None = None  # Any: JSON
+    answer_schema: Mapping[str, Any] = field(default_factory=dict)
+    example: Any = None
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """Name and version in one string."""
         return f"{self.name} {self.version}".strip()
+
+    @property
+    def view(self) -> words.View:
+        """What the page looks like for this model."""
+        fields = self.form.by_name
+        if self.task in IMAGES:
+            return "photos"
+        if self.task == "text-classification" and "text" in fields:
+            return "text"
+        if self.task == "question-answering" and {"question", "context"} <= fields.keys():
+            return "question"
+        return "tensors" if self.request_schema is None else "form"
+
+    @cached_property
+    def form(self) -> Form:
+        """Form of its requests."""
+        return form_of(self.request_schema or {}, self.example, self.limits)
+
+    @property
+    def said(self) -> words.ViewWords:
+        """Words of the page, the model's own where it has any."""
+        said = words.VIEWS[self.view]
+        heading = self.heading or said.heading.format(name=self.name or "the model")
+        return replace(said, heading=heading, lead=self.description or said.lead)
+
+    @cached_property
+    def shape(self) -> str:
+        """Digest of what the page is made of; another one needs another page."""
+        made_of = [self.view, self.said.heading, self.said.lead, self.request_schema, self.example]
+        text = json.dumps([*made_of, self.answer_schema, self.limits, self.labels], default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -65,10 +114,17 @@ class Service:
                 return self._model
             self._asked = now
         try:
-            model = _model_info(self._api.model())
+            model = self._learn()
         except ApiError:
             return self._model
         self._model = model
+        return model
+
+    def _learn(self) -> ModelInfo:
+        model = _model_info(self._api.model())
+        if model.view == "tensors":
+            with suppress(ApiError, LookupError, TypeError, ValueError):  # the page does without
+                return replace(model, example=_tensors_example(self._api.tensors(model.name)))
         return model
 
     def status(self) -> Status:
@@ -107,7 +163,8 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
         value = raw.get(key)
         return str(value) if isinstance(value, str | int | float) else ""
 
-    labels = raw.get("labels")
+    labels, texts = raw.get("labels"), raw.get("text")
+    request_schema, answer_schema = raw.get("request_schema"), raw.get("answer_schema")
     return ModelInfo(
         name=text("name"),
         version=text("version"),
@@ -119,7 +176,32 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
         precision_reason=text("precision_reason"),
         side=_side(raw.get("image")),
         thresholds=_thresholds(raw.get("thresholds")),
+        heading=text("title"),
+        description=text("description"),
+        task=text("task"),
+        independent=isinstance(texts, dict) and texts.get("activation") == "sigmoid",
+        request_schema=request_schema if isinstance(request_schema, dict) else None,
+        answer_schema=answer_schema if isinstance(answer_schema, dict) else {},
+        example=raw.get("example"),
+        limits=_numbers(raw.get("limits")),
     )
+
+
+def _numbers(raw: object) -> dict[str, int]:
+    found = raw.items() if isinstance(raw, dict) else ()
+    return {str(name): value for name, value in found if isinstance(value, int)}
+
+
+def _tensors_example(metadata: Mapping[str, Any]) -> Any:  # Any: JSON
+    """Returns a request of zeros in the Open Inference Protocol; large tensors are left empty."""
+    inputs = []
+    for spec in metadata.get("inputs", []):
+        shape = [max(1, side) for side in spec["shape"]]
+        count = math.prod(shape)
+        zero = False if spec["datatype"] == "BOOL" else 0
+        data = [zero] * count if count <= ZEROS else []
+        inputs.append({**spec, "shape": shape, "data": data})
+    return {"inputs": inputs}
 
 
 def _side(pipeline: object) -> int:

@@ -1,15 +1,20 @@
-"""Routes of the page: read what the browser sent, ask the API, answer in words."""
+"""Routes of the page: read what the browser sent, ask the API, answer in words.
+
+What is not about photos is answered in `asking.py`.
+"""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from flask import Flask, Response, g, jsonify, make_response, render_template, request
+from werkzeug.exceptions import HTTPException
 
 from flask_app import words
-from flask_app.api_client import Answer, ApiClient
+from flask_app.api_client import TOP_K, Answer, ApiClient
+from flask_app.asking import Asked, Asking
 from flask_app.errors import (
     ApiAnswerError,
     BadFeedbackError,
@@ -22,13 +27,13 @@ from flask_app.errors import (
 )
 from flask_app.feedback import NONE_OF_THESE, Feedback
 from flask_app.photos import Decoder, Photo
-from flask_app.samples import SAMPLES, sample
-from flask_app.service import Service
+from flask_app.samples import PARAGRAPHS, SAMPLES, TEXTS, sample
+from flask_app.service import ModelInfo, Service
 from flask_app.settings import Settings
 from flask_app.uploads import one_upload, uploads
 
 MAX_PHOTOS = 24
-JSON_PATHS = ("/classify", "/status", "/healthz")
+JSON_PATHS = ("/classify", "/ask", "/status", "/healthz")
 SPARE_THREADS = 2  # never wait for the API or decode, so that the page itself always answers
 
 
@@ -61,12 +66,14 @@ class Views:
         self.feedback = feedback
         self._decoder = Decoder()
         self._slots = threading.BoundedSemaphore(settings.threads - SPARE_THREADS)
+        self._asking = Asking(settings, api, service, self._slot)
 
     def add_to(self, app: Flask) -> None:
         """Registers the routes."""
         app.add_url_rule("/", view_func=self.index)
         app.add_url_rule("/", view_func=self.post, methods=["POST"])
         app.add_url_rule("/classify", view_func=self.classify, methods=["POST"])
+        app.add_url_rule("/ask", view_func=self._asking.ask, methods=["POST"])
         app.add_url_rule("/test", view_func=self.test)
         app.add_url_rule("/status", view_func=self.status)
         app.add_url_rule("/healthz", view_func=self.healthz)
@@ -74,11 +81,13 @@ class Views:
         app.add_url_rule("/feedback/undo", view_func=self.undo_feedback, methods=["POST"])
 
     def index(self) -> str:
-        """Returns the page without any photo."""
+        """Returns the page without any answer."""
         return self.page([])
 
     def post(self) -> Response:
-        """Answers a plain form, photos or a sample, with a full page."""
+        """Answers a plain form with a full page."""
+        if self._view() != "photos":
+            return make_response(self.page(self._asking.post(self.words_of)))
         key = request.form.get("sample")
         photos = [sample(key).read()] if key else uploads()
         if not photos:
@@ -111,11 +120,15 @@ class Views:
         return response
 
     def test(self) -> str:
-        """Classifies a sample and shows its class as text: tests page, API and model together."""
+        """Asks with a sample and shows the answer as text: tests page, API and model together."""
+        if self._view() != "photos":
+            asked = self._asking.example()
+            return render_template("test.html", outcome=asked, heading=asked.verdict.sentence)
         soup = sample("soup")
         with self._slot():
             outcome = self._classify(soup.read())
-        return render_template("test.html", sample=soup, outcome=outcome)
+        heading = outcome.answer.body["prediction"]
+        return render_template("test.html", sample=soup, outcome=outcome, heading=heading)
 
     def status(self) -> Response:
         """Returns the status that the page's script polls, as JSON."""
@@ -129,6 +142,10 @@ class Views:
             "precision": status.model.precision,
             "precision_reason": status.model.precision_reason,
             "side": status.model.side,
+            "view": status.model.view,
+            "shape": status.model.shape,
+            "heading": status.model.said.heading,
+            "lead": status.model.said.lead,
         }
         return jsonify({"state": status.state, "reason": status.reason, "model": model})
 
@@ -158,17 +175,24 @@ class Views:
         self.feedback.undo(request.form.get("token", ""), request.remote_addr or "")
         return self._message("Taken back.")
 
-    def page(self, cards: list[Card], problem: words.ErrorWords | None = None) -> str:
-        """Renders the whole page."""
+    def page(self, cards: Sequence[Card | Asked], problem: words.ErrorWords | None = None) -> str:
+        """Renders the whole page; what was typed stays in it."""
         settings = self.settings
+        model = self.service.model()
         return render_template(
             "page.html",
             cards=cards,
             problem=problem,
-            model=self.service.model(),
+            model=model,
+            said=(model or ModelInfo()).said,
+            view=(model or ModelInfo()).view,
+            typed=_typed(),
             samples=SAMPLES,
+            texts=TEXTS,
+            paragraphs=PARAGRAPHS,
             feedback=self.feedback,
             none_of_these=NONE_OF_THESE,
+            unsure=words.UNSURE_PHOTO,
             max_bytes=settings.max_upload_bytes,
             max_mb=settings.max_upload_mb,
             api_url=settings.public_api_url or settings.api_url,
@@ -178,11 +202,19 @@ class Views:
 
     def words_of(self, error: PageError) -> words.ErrorWords:
         """Returns what happened and what to do, with the page's own size limit in it."""
-        said = words.error(error.code, error.status)
+        said = words.error(error.code, error.status, self._view(), error.detail)
         if error.code == "payload_too_large" and not isinstance(error, ApiAnswerError):
             limit = self.settings.max_upload_mb
             return words.ErrorWords(said.title, f"The limit is {limit} MB. {said.advice}")
         return said
+
+    @property
+    def shows_a_form(self) -> bool:
+        """Whether an error is shown above what was typed, so that nothing of it is lost."""
+        return self._view() != "photos"
+
+    def _view(self) -> words.View:
+        return (self.service.model() or ModelInfo()).view
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
@@ -201,8 +233,9 @@ class Views:
             raise TooLargeError
         content = self._decoder.for_the_api(photo.content)
         client_left = request.environ.get("waitress.client_disconnected", lambda: False)
-        answer = self.api.predict(content, g.request_id, client_left, g.traceparent)
         model = self.service.model()
+        most = len(model.labels) if model and model.labels else TOP_K
+        answer = self.api.predict(content, g.request_id, client_left, g.traceparent, min(TOP_K, most))
         verdict = words.verdict(answer.top, model.thresholds if model else words.Thresholds())
         title = model.title if model else ""
         return Outcome(answer, verdict, self.feedback.sign(photo.content, *answer.top[0], title))
@@ -226,13 +259,23 @@ def answer_error(views: Views, error: PageError) -> Response:
     if _wants_json():
         body: dict[str, Any] = error.body()  # Any: JSON
         response = jsonify({"request_id": g.get("request_id"), **body, "page": asdict(said)})
-    elif request.path == "/" and isinstance(error, UploadError):
+    elif request.path == "/" and (
+        isinstance(error, UploadError) or (views.shows_a_form and type(error) is not PageError)
+    ):
         response = make_response(views.page([], said))
     else:
         response = make_response(render_template("message.html", title=said.title, advice=said.advice))
     response.status_code = error.status
     response.headers.update(error.headers)
     return response
+
+
+def _typed() -> Mapping[str, str] | None:
+    """Returns what a plain form brought; None if it cannot be read."""
+    try:
+        return request.form if request.method == "POST" else None
+    except HTTPException:
+        return None
 
 
 def _wants_json() -> bool:

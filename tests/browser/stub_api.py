@@ -20,6 +20,9 @@ UNSURE = {"Soup": 0.41, "Rice": 0.37, "Meat": 0.12, "Egg": 0.06, "Bread": 0.04}
 MODEL = {
     "name": "food11",
     "version": "1",
+    "title": "What food is this?",
+    "description": "Show a photo, get a name for what is on the plate.",
+    "task": "image-classification",
     "labels": LABELS,
     "image": {"resize": 256, "center_crop": 224},
     "backend": "onnx",
@@ -89,9 +92,11 @@ class StubApi:
             self.up()
         self.answers: deque[Reply] = deque()
         """Answers of the next requests; `usual` is the answer after them."""
-        self.usual = ok()
+        self.usual: Reply | Callable[[Asked], Reply] = ok()
         self.ready = Reply(200, {"status": "ready"})
         self.model: Any = dict(MODEL)  # JSON
+        self.metadata: Any = None  # JSON
+        """Answer of `/v2/models/NAME`; None: the model."""
         self.asked: list[Asked] = []
         self.left = 0
         """Number of clients that disconnected while their request was held."""
@@ -173,15 +178,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         stub = self.server.stub
-        self._send(stub.ready if self.path.endswith("/ready") else Reply(200, stub.model))
+        if self.path.endswith("/ready"):
+            self._send(stub.ready)
+        elif self.path.startswith("/v2/models/") and stub.metadata is not None:
+            self._send(Reply(200, stub.metadata))
+        else:
+            self._send(Reply(200, stub.model))
 
     def do_POST(self) -> None:
         stub = self.server.stub
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers["Content-Type"] == "application/json":
             body = json.loads(body)
+        asked = Asked(self.path, dict(self.headers), body)
         with stub.lock:
-            stub.asked.append(Asked(self.path, dict(self.headers), body))
+            stub.asked.append(asked)
             stub.inside += 1
             stub.most_inside = max(stub.most_inside, stub.inside)
         gone = self._hold()
@@ -190,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             stub.left += gone
             reply = stub.answers.popleft() if stub.answers and not gone else stub.usual
         if not gone:
-            self._send(reply)
+            self._send(reply(asked) if callable(reply) else reply)
 
     def _hold(self) -> bool:
         """Waits while `held` is cleared; returns whether the client disconnected meanwhile."""

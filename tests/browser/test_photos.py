@@ -69,13 +69,13 @@ def test_not_sure(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(EGG)
     expect(page.locator(".card-sentence")).to_have_text("Not sure: Soup 41 %, Rice 37 %")
-    expect(page.locator(".card-note")).to_contain_text("no food at all")
+    expect(page.locator(".card-note")).to_contain_text("or nothing it knows")
 
 
 def test_it_says_what_it_knows(open_page: Opener) -> None:
     page = open_page()
     assert page.locator("#labels li").all_inner_texts() == LABELS
-    expect(page.locator("footer")).to_contain_text("It knows only these 11 foods")
+    expect(page.locator("footer")).to_contain_text("It knows only these 11 things")
 
 
 def test_samples(open_page: Opener, stub: StubApi) -> None:

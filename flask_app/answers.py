@@ -1,0 +1,173 @@
+"""What the page shows of an answer to texts or forms: a sentence, bars, a marked text, a table."""
+
+import base64
+import binascii
+import json
+import pprint
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
+from typing import Any, Literal
+
+from flask_app import words
+from flask_app.api_client import JsonAnswer
+from flask_app.errors import ApiGarbageError
+from flask_app.forms import label_of, pretty, resolve
+from flask_app.service import ModelInfo
+
+LONGEST_HEADLINE = 60
+MOST_CODE = 4000  # characters of a request that is shown as code
+PICTURES = {
+    b"\x89PNG": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"RIFF": "image/webp",
+    b"GIF8": "image/gif",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a text: of the answer, of another candidate, or of neither."""
+
+    text: str
+    kind: Literal["best", "other", ""]
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Bytes of an answer: a picture that browsers show, or a file."""
+
+    url: str
+    size: int
+    is_picture: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Answer to one request, as the page shows it."""
+
+    model: ModelInfo
+    request: Any  # JSON
+    answer: JsonAnswer
+    path: str
+    """Where the request was sent."""
+
+    verdict: words.Verdict
+    pieces: tuple[Piece, ...] = ()
+
+    @cached_property
+    def table(self) -> Any:
+        """The answer's JSON with `Attachment` in the place of base64."""
+        schema = resolve(self.model.answer_schema, self.model.answer_schema)
+        declared = schema.get("properties", {})
+        if not isinstance(self.answer.body, dict):
+            return attached(self.answer.body, schema)
+        return {
+            label_of(name, declared.get(name, {})): attached(value, declared.get(name, {}))
+            for name, value in self.answer.body.items()
+        }
+
+    @property
+    def json(self) -> str:
+        """The answer as it came."""
+        return pretty(self.answer.body)
+
+    @cached_property
+    def shell_request(self) -> str:
+        """The request as an argument of curl; the name of a file where it is long."""
+        text = json.dumps(self.request, ensure_ascii=False)
+        return shlex.quote(text) if len(text) <= MOST_CODE else "@request.json"
+
+    @cached_property
+    def python_request(self) -> str:
+        """The request as an expression in Python."""
+        text = pprint.pformat(self.request, width=80, sort_dicts=False)
+        if len(text) > MOST_CODE:
+            return 'json.loads(Path("request.json").read_text())'
+        return text.replace("\n", "\n         ")
+
+
+def outcome_of(model: ModelInfo, request: Any, answer: JsonAnswer, path: str) -> Outcome:  # Any: JSON
+    """Returns what the page shows. Raises ApiGarbageError when the answer is not as documented."""
+    try:
+        if model.view == "text":
+            top = ranking(answer.body, "label", "probability")
+            verdict = (
+                words.verdict_of_independent(top, model.thresholds)
+                if model.independent
+                else words.verdict(top, model.thresholds, words.UNSURE_TEXT)
+            )
+            return Outcome(model, request, answer, path, verdict)
+        if model.view == "question":
+            verdict = words.verdict_of_spans(ranking(answer.body, "answer", "score"), model.thresholds)
+            marked = pieces(request["context"], candidates(answer.body))
+            return Outcome(model, request, answer, path, verdict, marked)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ApiGarbageError("the answer is not as documented") from error
+    sentence = headline(answer.body) if model.view == "form" else "The answer"
+    return Outcome(model, request, answer, path, words.Verdict(sentence, True))
+
+
+def headline(body: Any) -> str:  # Any: JSON
+    """Returns the first field of an answer, such as "Distance: 3.8", if that is short and plain."""
+    if isinstance(body, dict) and body:
+        name, value = next(iter(body.items()))
+        text = f"{label_of(name, {})}: {value}"
+        if isinstance(value, str | int | float) and len(text) <= LONGEST_HEADLINE:
+            return text
+    return "The answer"
+
+
+def candidates(body: Any) -> Sequence[Mapping[str, Any]]:  # Any: JSON
+    """Returns the candidates, best first; the answer itself where there is no list of them.
+
+    Raises TypeError.
+    """
+    if not isinstance(body, dict):
+        raise TypeError("no object")
+    return body.get("top") or [{**body, "label": body.get("prediction")}]
+
+
+def ranking(body: Any, name: str, score: str) -> list[tuple[str, float]]:  # Any: JSON
+    """Returns names and scores of the candidates. Raises KeyError, TypeError or ValueError."""
+    return [(str(each[name]), float(each[score])) for each in candidates(body)]
+
+
+def pieces(text: str, found: Sequence[Mapping[str, Any]]) -> tuple[Piece, ...]:  # Any: JSON
+    """Cuts a text where candidates begin and end; the first one is the best.
+
+    Offsets are code points, the end is exclusive. Raises KeyError, TypeError or ValueError.
+    """
+    spans = [(int(each["start"]), int(each["end"])) for each in found]
+    if any(not 0 <= start <= end <= len(text) for start, end in spans):
+        raise ValueError("a span outside the text")
+    cuts = sorted({0, len(text), *(place for span in spans for place in span)})
+    parts = [Piece(text[start:end], kind_of(start, spans)) for start, end in pairwise(cuts)]
+    groups = groupby(parts, lambda part: part.kind)
+    return tuple(Piece("".join(part.text for part in group), kind) for kind, group in groups)
+
+
+def kind_of(place: int, spans: Sequence[tuple[int, int]]) -> Literal["best", "other", ""]:
+    """Returns of which candidate a place is part."""
+    inside = [start <= place < end for start, end in spans]
+    if inside[0]:
+        return "best"
+    return "other" if any(inside) else ""
+
+
+def attached(value: Any, schema: Mapping[str, Any]) -> Any:  # Any: JSON
+    """Returns an `Attachment` for base64, everything else as it is."""
+    if not isinstance(value, str) or "base64" not in (
+        schema.get("contentEncoding"),
+        schema.get("format"),
+    ):
+        return value
+    try:
+        content = base64.b64decode(value, validate=True)
+    except binascii.Error:
+        return value
+    kind = next((kind for head, kind in PICTURES.items() if content.startswith(head)), "")
+    url = f"data:{kind or 'application/octet-stream'};base64,{value}"
+    return Attachment(url, len(content), bool(kind))

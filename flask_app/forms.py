@@ -1,0 +1,282 @@
+"""Form of a model's request: from its JSON schema to fields, and from what was filled in to JSON."""
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from flask_app.errors import FormError
+
+Kind = Literal["line", "text", "number", "yes", "choice", "file", "numbers", "lines", "json"]
+Schema = Mapping[str, Any]  # Any: JSON
+WHOLE = "request"
+"""Name of the only field where a request is no object, or of any shape."""
+
+SHORT = 100  # characters of a text that has one line only
+WIDTH = 88
+INNERMOST = re.compile(r"\[\n[^][{}]*\n *\]|\{\n[^][{}]*\n *\}")
+"""Lists and objects without others in them; a line ends nowhere inside a string of JSON."""
+
+KINDS: dict[str, Kind] = {"number": "number", "integer": "number", "boolean": "yes"}
+LISTS: dict[str, Kind] = {"number": "numbers", "integer": "numbers", "string": "lines"}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Most of a text: a number and its unit, `characters` or `bytes`."""
+
+    most: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class FormField:
+    """Field of the form, and how it is read."""
+
+    name: str
+    label: str
+    kind: Kind
+    required: bool
+    help: str = ""
+    value: str = ""
+    """What the form begins with."""
+
+    given: Any = None  # Any: JSON
+    """The example's value; it is sent where no file is chosen."""
+
+    whole: bool = False
+    """Whether numbers are integers."""
+
+    choices: tuple[tuple[str, str], ...] = ()
+    """Values, in JSON, and their names."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    limit: Limit | None = None
+
+    @property
+    def id(self) -> str:
+        """The name as a part of an element's id."""
+        return re.sub(r"\W", "-", self.name)
+
+
+class Upload(Protocol):
+    """File of a form."""
+
+    def read(self) -> bytes:
+        """Returns its content."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Fields of one model's requests."""
+
+    fields: tuple[FormField, ...] = ()
+    is_object: bool = True
+    """Whether a request is an object of these fields; else it is the only field's value."""
+
+    by_name: Mapping[str, FormField] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Names the fields."""
+        object.__setattr__(self, "by_name", {each.name: each for each in self.fields})
+
+    def request(self, texts: Mapping[str, str], files: Mapping[str, Upload]) -> Any:  # Any: JSON
+        """Returns the request that was filled in. Raises FormError, which names the field."""
+        found = {}
+        for each in self.fields:
+            text = texts.get(each.name, "").replace("\r\n", "\n")  # as forms are sent
+            upload = files.get(each.name)
+            content = upload.read() if upload else b""
+            value = file(each, content) if each.kind == "file" else READERS[each.kind](each, text)
+            if value is not None:
+                found[each.name] = value
+        return found if self.is_object else found[WHOLE]
+
+
+def form_of(schema: Schema, example: Any, limits: Mapping[str, int]) -> Form:  # Any: JSON
+    """Returns the form of a request's JSON schema; what has no field of its own is a field of JSON."""
+    resolved = resolve(schema, schema)
+    properties = resolved.get("properties")
+    if not isinstance(properties, Mapping) or not properties:
+        return Form((form_field(WHOLE, resolved, schema, True, example, limits),), is_object=False)
+    required = resolved.get("required", ())
+    given = example if isinstance(example, Mapping) else {}
+    return Form(
+        tuple(
+            form_field(name, resolve(each, schema), schema, name in required, given.get(name), limits)
+            for name, each in properties.items()
+        )
+    )
+
+
+def resolve(schema: Any, root: Schema) -> Schema:  # Any: JSON
+    """Returns the schema that a reference stands for; null is as good as a field that is left out."""
+    if not isinstance(schema, Mapping):
+        return {}  # true: anything
+    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    if len(choices) == 1:
+        rest = {key: value for key, value in schema.items() if key != "anyOf"}
+        return resolve({**choices[0], **rest}, root)
+    if name := str(schema.get("$ref", "")).rpartition("/")[2]:
+        found = root.get("$defs", {}).get(name, {})
+        return {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
+    return schema
+
+
+def form_field(
+    name: str,
+    schema: Schema,
+    root: Schema,
+    required: bool,
+    example: Any,  # JSON
+    limits: Mapping[str, int],
+) -> FormField:
+    """Returns the field of one property."""
+    kind = kind_of(schema, root)
+    default = schema.get("default") if example is None else example
+    choices: list[tuple[str, str]] = []
+    if kind == "choice":
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        choices = [(json.dumps(each), str(each)) for each in values]
+    elif kind == "yes" and not required and not isinstance(schema.get("default"), bool):
+        kind, choices = "choice", [("true", "yes"), ("false", "no")]
+    if kind == "choice" and not required and "default" not in schema:
+        choices.insert(0, ("", "not said"))
+    limit = None
+    if kind in ("line", "text"):
+        if "maxLength" in schema:
+            limit = Limit(int(schema["maxLength"]), "characters")
+        elif "text_bytes" in limits:
+            limit = Limit(limits["text_bytes"], "bytes")
+    return FormField(
+        name,
+        label_of(name, schema),
+        kind,
+        required,
+        str(schema.get("description") or ""),
+        shown(kind, default),
+        example,
+        "integer" in (schema.get("type"), schema.get("items", {}).get("type")),
+        tuple(choices),
+        schema.get("minimum"),
+        schema.get("maximum"),
+        limit,
+    )
+
+
+def label_of(name: str, schema: Schema) -> str:
+    """Returns the title of a property for people; one that was made of the name is made anew."""
+    words = name.replace("_", " ")
+    title = str(schema.get("title") or "")
+    return f"{words[:1].upper()}{words[1:]}" if title in ("", words.title()) else title
+
+
+def pretty(value: Any) -> str:  # Any: JSON
+    """Returns JSON in lines, where short lists and objects of plain values have one."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    return INNERMOST.sub(on_one_line, text)
+
+
+def on_one_line(found: re.Match[str]) -> str:
+    """Returns a list or an object on one line, if it is short enough."""
+    line = re.sub(r"\n\s*", " ", found[0])
+    return line if len(line) <= WIDTH else found[0]
+
+
+def kind_of(schema: Schema, root: Schema) -> Kind:
+    """Returns how a value of this schema is filled in."""
+    if "enum" in schema or "const" in schema:
+        return "choice"
+    kind = schema.get("type")
+    if kind == "string":
+        if "base64" in (schema.get("contentEncoding"), schema.get("format")):
+            return "file"
+        return "line" if schema.get("maxLength", SHORT + 1) <= SHORT else "text"
+    if kind == "array":
+        items = resolve(schema.get("items", {}), root)
+        return "json" if "enum" in items else LISTS.get(str(items.get("type")), "json")
+    return KINDS.get(str(kind), "json")
+
+
+def shown(kind: Kind, value: Any) -> str:  # Any: JSON
+    """Returns a value as the form has it."""
+    if value is None or kind == "file":
+        return ""
+    if kind == "numbers" and isinstance(value, Sequence):
+        return ", ".join(map(str, value))
+    if kind == "lines" and isinstance(value, Sequence):
+        return "\n".join(map(str, value))
+    if kind in ("choice", "yes"):
+        return json.dumps(value)
+    if kind == "json":
+        return pretty(value)
+    return str(value)
+
+
+def file(each: FormField, content: bytes) -> str | None:
+    """Returns a file as base64; the example's where none was chosen. Raises FormError."""
+    if content:
+        return base64.b64encode(content).decode()
+    if each.given is None and each.required:
+        raise FormError(f"{each.label}: no file was chosen")
+    return None if each.given is None else str(each.given)
+
+
+def number(each: FormField, text: str) -> float | int | None:
+    """Returns a number; None for a field that was left empty. Raises FormError."""
+    if not text.strip():
+        return None
+    try:
+        value = int(text) if each.whole else float(text)
+    except ValueError as error:
+        wanted = "whole number" if each.whole else "number"
+        raise FormError(f"{each.label}: “{text.strip()[:40]}” is no {wanted}") from error
+    if not math.isfinite(value):
+        raise FormError(f"{each.label}: the number has to be finite")
+    return value
+
+
+def numbers(each: FormField, text: str) -> list[float | int | None] | None:
+    """Returns numbers between commas, semicolons or spaces, also in brackets. Raises FormError."""
+    found = [part for part in re.split(r"[\s,;]+", text.strip().strip("[]")) if part]
+    return [number(each, part) for part in found] if found or each.required else None
+
+
+def text_of(each: FormField, text: str) -> str | None:
+    """Returns a text; None where it may be left out."""
+    return text if text or each.required else None
+
+
+def lines(each: FormField, text: str) -> list[str] | None:
+    """Returns the lines that are not empty."""
+    found = [line for line in text.split("\n") if line.strip()]
+    return found if found or each.required else None
+
+
+def value_of(each: FormField, text: str) -> Any:  # Any: JSON
+    """Returns the value that a text is in JSON; None for none. Raises FormError."""
+    if not text.strip():
+        if each.required:
+            raise FormError(f"{each.label}: nothing was filled in")
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise FormError(f"{each.label}: this is no JSON{place}") from error
+
+
+READERS: dict[Kind, Callable[[FormField, str], Any]] = {  # Any: JSON
+    "line": text_of,
+    "text": text_of,
+    "number": number,
+    "yes": lambda _, text: bool(text),
+    "choice": value_of,
+    "numbers": numbers,
+    "lines": lines,
+    "json": value_of,
+}

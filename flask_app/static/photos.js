@@ -1,0 +1,403 @@
+// The view for photos. They come in (choose, drop, paste, sample) and become cards, see cards.js. The
+// words of answers and errors come from the server; only what it cannot know is worded here.
+
+import { begin, $, alarm, complain, config, element, modelText, post, Problem, request, saveCsv, say,
+  service, tryTo, unbroken } from "./common.js";
+import { Card, cardOf, cards, clearCards, isOpen, listenToCards, queue, RANKED, ranked, reveal } from "./cards.js";
+
+const API_TYPES = new Set(["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp"]);
+const METADATA = /Exif\0\0|eXIf|EXIF|ns\.adobe\.com\/xap/; // may hold the place
+const METADATA_BYTES = 2 ** 21;
+const HISTORY_KEY = "history";
+const HISTORY_LENGTH = 24;
+const THUMB_SIDE = 112;
+const PREVIEW_SIDE = 720; // a larger photo is shown from a copy of this short side
+const MANY_LABELS = 60; // from then on the list scrolls
+
+const tooLarge = () => new Problem(
+  "This photo is too large.", `The limit is ${config.maxMb} MB. Choose a smaller photo.`,
+);
+
+// ---- Photos: made smaller in the browser, upright, without the place -------------------------
+
+/** Prepares a file to send and show: {blob, note, reduced, thumb, preview}. Throws Problem. */
+async function prepare(file, original) {
+  if (!file.size) throw new Problem("This file is empty.", "Choose another one.");
+  const head = await readable(file);
+  const bitmap = await createImageBitmap(file).catch(() => null);
+  const made = { blob: file, note: `The file as it is: ${sizeOf(bitmap, file)}.`, thumb: "" };
+  if (bitmap) {
+    const short = Math.min(bitmap.width, bitmap.height);
+    const scale = (2 * (service.model?.side ?? 224)) / short;
+    const shown = short > PREVIEW_SIDE ? draw(bitmap, PREVIEW_SIDE / short) : bitmap;
+    if (shown !== bitmap) made.preview = await jpeg(shown, 0.85);
+    made.thumb = draw(shown, THUMB_SIDE / Math.min(shown.width, shown.height))
+      .toDataURL("image/jpeg", 0.75);
+    if (!original && (scale < 0.8 || !API_TYPES.has(file.type) || METADATA.test(head))) {
+      const canvas = draw(bitmap, scale);
+      made.blob = await jpeg(canvas, 0.93) ?? file;
+      made.reduced = true;
+      made.note = `A copy made in your browser: ${sizeOf(canvas, made.blob)}, without place and ` +
+        `camera data. The original has ${sizeOf(bitmap, file)}; it can give another score.`;
+    }
+    bitmap.close();
+  }
+  if (made.blob.size > Number(config.maxBytes)) throw tooLarge();
+  return made;
+}
+
+const sizeOf = (picture, { size }) =>
+  `${picture ? `${picture.width} × ${picture.height} pixels, ` : ""}${bytes(size)}`;
+
+const bytes = (count) =>
+  count < 1e6 ? `${Math.max(1, Math.round(count / 1e3))} KB` : `${(count / 1e6).toFixed(1)} MB`;
+
+/** Reads the beginning of a file as text. Throws Problem if it cannot be read (a folder). */
+async function readable(file) {
+  try {
+    const head = await file.slice(0, METADATA_BYTES).arrayBuffer();
+    return new TextDecoder("latin1").decode(head);
+  } catch {
+    throw new Problem("This file cannot be read.", "Choose it again.");
+  }
+}
+
+const jpeg = (canvas, quality) =>
+  new Promise((done) => { canvas.toBlob(done, "image/jpeg", quality); });
+
+/** Draws the image on a white canvas; never enlarges it. */
+function draw(bitmap, scale) {
+  const factor = Math.min(1, scale);
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(bitmap.width * factor));
+  canvas.height = Math.max(1, Math.round(bitmap.height * factor));
+  const context = canvas.getContext("2d");
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+// ---- The model -------------------------------------------------------------------------------
+
+service.onModel = ({ heading, lead, labels }) => {
+  if (heading && heading !== $("heading").textContent) {
+    $("heading").textContent = document.title = heading;
+    $("lead").textContent = lead;
+  }
+  if (!labels.length) return;
+  $("labels").replaceChildren(...labels.map((label) => element("li", label)));
+  if (labels.length > MANY_LABELS) $("labels").tabIndex = 0;
+  $("label-count").textContent = labels.length;
+  document.querySelector(".knows").hidden = false;
+  offerLabels($("card-template").content, labels);
+};
+
+/** Adds the labels to a feedback form that the server rendered before it knew them. */
+function offerLabels(within, labels) {
+  const select = within.querySelector("select");
+  if (select?.length !== 2) return; // "choose ..." and "none of these"
+  select.options[0].after(...labels.map((label) => element("option", label)));
+}
+
+// ---- Cards -----------------------------------------------------------------------------------
+
+class PhotoCard extends Card {
+  verb = "Classifying";
+
+  constructor(file) {
+    super(file.name || "pasted photo");
+    this.file = file;
+    this.original = false;
+    this.preview(file);
+  }
+
+  preview(blob) {
+    const image = this.find(".card-photo img");
+    if (this.url) URL.revokeObjectURL(this.url);
+    this.url = URL.createObjectURL(blob);
+    image.alt = this.name;
+    image.onerror = () => image.removeAttribute("src"); // HEIC, say: the name stays
+    image.src = this.url;
+  }
+
+  async prepare() {
+    this.sent = await prepare(this.file, this.original);
+    if (this.sent.preview) this.preview(this.sent.preview);
+  }
+
+  send(signal) {
+    const { blob } = this.sent;
+    const type = blob.type.startsWith("image/") ? blob.type : "application/octet-stream";
+    return post("classify", blob, { "Content-Type": type }, signal);
+  }
+
+  done({ answer, page, times, requestId }) {
+    this.result = { ...page, answer };
+    this.show("done", page.sentence, page.note, []);
+    this.element.toggleAttribute("data-unsure", !page.sure);
+    this.find(".bars").replaceChildren(...page.bars.map(barOf));
+    this.fillDetails(answer, times, requestId);
+    resetFeedback(this.find(".feedback"), page.feedback_token);
+    this.say(`${page.sentence}${progress()}`);
+    remember(this);
+  }
+
+  remove() {
+    super.remove();
+    URL.revokeObjectURL(this.url);
+  }
+
+  fillCode(selector, placeholder, text) {
+    const code = this.find(selector);
+    code.textContent = code.textContent.replace(placeholder, () => text);
+  }
+
+  fillDetails(answer, times, requestId) {
+    this.fillTimes(times);
+    this.find(".sent").textContent = this.sent.note;
+    this.button("original").hidden = !this.sent.reduced;
+    const known = service.model ? modelText(service.model) : "Unknown";
+    const { provider, precision, precision_reason: reason } = service.model ?? {};
+    const computed = precision ? `, in ${precision}${reason ? `: ${reason}` : ""}` : "";
+    this.find(".model").textContent =
+      `${known}${provider ? ` (${provider})` : ""}${computed}. Request ${requestId}.`;
+    this.fillCode(".curl", "PHOTO'", `${this.name.replaceAll("'", "'\\''")}'`);
+    this.fillCode(".curl", "IMAGE/TYPE", this.file.type || "application/octet-stream");
+    this.fillCode(".python", '"PHOTO"', JSON.stringify(this.name));
+    this.find(".json").textContent = JSON.stringify(answer, null, 2)
+      .replace(/\{\s+("label": [^\n]+)\s+("probability": [^\n]+)\s+\}/g, "{ $1 $2 }");
+  }
+}
+
+const progress = () => {
+  const open = cards.filter(isOpen).length;
+  return cards.length > 1 ? ` (${cards.length - open} of ${cards.length})` : "";
+};
+
+function barOf({ label, percent, width }) {
+  const bar = $("bar-template").content.firstElementChild.cloneNode(true);
+  bar.querySelector(".bar-label").textContent = label;
+  bar.querySelector(".bar-percent").textContent = percent;
+  bar.querySelector("rect").setAttribute("width", `${width}%`);
+  return bar;
+}
+
+// ---- Photos come in --------------------------------------------------------------------------
+
+function take(files) {
+  if (!files.length) return;
+  const fresh = [...files].map((file) => new PhotoCard(file));
+  cards.unshift(...fresh);
+  $("cards").prepend(...fresh.map((card) => card.element));
+  refresh();
+  say(fresh.length > 1 ? `Classifying ${fresh.length} photos` : `Classifying ${fresh[0].name}`);
+  alarm("");
+  fresh.forEach((card) => queue.add(card));
+  reveal(fresh[0]);
+}
+
+function refresh() {
+  $("results").hidden = !cards.length;
+  $("csv").hidden = cards.length < 2;
+  $("results-title").textContent = cards.length > 1 ? "Answers" : "Answer";
+  document.body.classList.toggle("busy-page", cards.length > 0);
+}
+
+/** Returns the images of a drop: files, or a data: URL in another page's text. Throws Problem. */
+async function dropped(transfer) {
+  if (transfer.files.length) return [...transfer.files];
+  const markup = new DOMParser().parseFromString(transfer.getData("text/html"), "text/html");
+  const address = markup.querySelector("img")?.getAttribute("src")
+    ?? transfer.getData("text/uri-list").split(/\r?\n/).find((line) => line && line[0] !== "#");
+  const [, type, coded] = /^data:(image\/[\w.+-]+);base64,(.+)$/s.exec(address ?? "") ?? [];
+  if (type) {
+    const content = Uint8Array.from(atob(coded), (letter) => letter.codePointAt(0));
+    return [new File([content], "dropped photo", { type })];
+  }
+  if (address && new URL(address, location.href).origin === location.origin) {
+    return [await fetched(address)];
+  }
+  if (!address) throw new Problem("There is no picture in that.", "Drop a photo, or choose one.");
+  throw new Problem(
+    "Your browser handed over only the address of that picture.",
+    "Copy the picture and paste it here, or save it and choose the file.",
+  );
+}
+
+async function fetched(address) {
+  const response = await request(address, { cache: "default" });
+  const blob = await response.blob();
+  return new File([blob], new URL(address, location.href).pathname.split("/").pop(), blob);
+}
+
+function listenForPhotos() {
+  for (const input of [$("photos"), $("camera")]) {
+    input.addEventListener("change", () => {
+      take([...input.files]);
+      input.value = "";
+    });
+  }
+  document.querySelector(".samples").addEventListener("click", (event) => {
+    if (event.detail > 1) event.preventDefault(); // a double click is meant once
+  });
+  document.querySelector(".samples").addEventListener("submit", tryTo(async (event) => {
+    event.preventDefault();
+    take([await fetched(event.submitter.querySelector("img").src)]);
+  }));
+  document.addEventListener("paste", (event) => take(event.clipboardData?.files ?? []));
+  const kinds = ["Files", "text/uri-list", "text/html"];
+  const brings = (event) => kinds.some((kind) => event.dataTransfer?.types.includes(kind));
+  addEventListener("dragover", (event) => {
+    if (!brings(event)) return;
+    event.preventDefault();
+    event.dataTransfer.dropEffect = "copy";
+    $("veil").hidden = false;
+  });
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("veil").hidden = true; });
+  addEventListener("dragend", () => { $("veil").hidden = true; });
+  addEventListener("drop", tryTo(async (event) => {
+    $("veil").hidden = true;
+    if (!brings(event)) return;
+    event.preventDefault();
+    take(await dropped(event.dataTransfer));
+  }));
+}
+
+// ---- Feedback --------------------------------------------------------------------------------
+
+function resetFeedback(form, token) {
+  if (!form) return;
+  form.reset();
+  form.elements.token.value = token ?? "";
+  form.hidden = !token;
+  feedbackStep(form, "ask");
+}
+
+/** Shows one step: `ask` (right or wrong), `choice` (which label), `thanks` (saved, with undo). */
+function feedbackStep(form, step, text = "") {
+  const [ask, choice, thanks] = form.querySelectorAll(".feedback-row");
+  ask.hidden = step === "thanks";
+  choice.hidden = step !== "choice";
+  thanks.hidden = !text;
+  thanks.querySelector("span").textContent = text;
+  thanks.querySelector("button").hidden = step !== "thanks";
+  form.querySelector('[data-do="wrong"]').ariaExpanded = String(step === "choice");
+}
+
+function openChoice(card, button) {
+  const form = card.find(".feedback");
+  const open = button.ariaExpanded !== "true";
+  feedbackStep(form, open ? "choice" : "ask");
+  if (open) form.elements.corrected.focus();
+}
+
+async function sendFeedback(card, form, submitter) {
+  const data = new FormData(form, submitter);
+  const wrong = submitter.value === "wrong";
+  if (wrong && !data.get("corrected")) {
+    form.elements.corrected.focus();
+    return;
+  }
+  if ("keepsPhotos" in form.dataset) data.set("photo", card.sent.blob, "photo");
+  await postFeedback(form, form.action, data, wrong ? "choice" : "ask", "thanks");
+  if (!form.querySelector(".feedback-thanks").hidden) card.button("undo").focus();
+}
+
+async function undo(card) {
+  const form = card.find(".feedback");
+  const data = new FormData();
+  data.set("token", form.elements.token.value);
+  await postFeedback(form, `${form.action}/undo`, data, "thanks", "ask");
+  form.querySelector("button").focus();
+}
+
+async function postFeedback(form, url, data, before, after) {
+  try {
+    const { answer } = await post(url, data);
+    feedbackStep(form, after, answer.detail);
+    say(answer.detail);
+  } catch (problem) {
+    const text = `${problem.title ?? "That did not work."} ${problem.advice ?? ""}`;
+    feedbackStep(form, before, text);
+    alarm(text);
+  }
+}
+
+function listen() {
+  listenToCards({
+    original: (card) => { card.original = true; card.again(); },
+    wrong: (card, button) => openChoice(card, button),
+    undo: (card) => undo(card),
+  });
+  $("cards").addEventListener("submit", (event) => {
+    const card = cardOf.get(event.target.closest(".card"));
+    if (!card) return;
+    event.preventDefault();
+    sendFeedback(card, event.target, event.submitter);
+  });
+  $("csv").addEventListener("click", downloadCsv);
+  $("clear-results").addEventListener("click", () => {
+    clearCards();
+    refresh();
+    showHistory();
+    $("photos").focus({ preventScroll: true });
+  });
+  $("clear-history").addEventListener("click", () => {
+    sessionStorage.removeItem(HISTORY_KEY);
+    showHistory();
+    $("photos").focus({ preventScroll: true });
+  });
+}
+
+// ---- CSV and history -------------------------------------------------------------------------
+
+function downloadCsv() {
+  const head = ["photo", ...RANKED];
+  saveCsv(head, cards.map((card) => [card.name, ...ranked(card)]), `${config.name || "photos"}.csv`);
+}
+
+function readHistory() {
+  try {
+    return JSON.parse(sessionStorage.getItem(HISTORY_KEY)) ?? [];
+  } catch {
+    return [];
+  }
+}
+
+function remember(card) {
+  card.entry = `${Date.now()} ${Math.random()}`;
+  const { name, result: { sentence }, sent: { thumb } } = card;
+  const entry = { id: card.entry, name, sentence, thumb };
+  try {
+    const entries = [entry, ...readHistory()].slice(0, HISTORY_LENGTH);
+    sessionStorage.setItem(HISTORY_KEY, JSON.stringify(entries));
+  } catch {
+    sessionStorage.removeItem(HISTORY_KEY); // full: it starts anew
+  }
+  showHistory();
+}
+
+/** Shows the earlier answers that have no card on the page. */
+function showHistory() {
+  const shown = new Set(cards.map((card) => card.entry));
+  const entries = readHistory().filter(({ id }) => !shown.has(id));
+  $("history").hidden = !entries.length;
+  $("history-list").replaceChildren(...entries.map(({ name, sentence, thumb }) => {
+    const item = element("li", "");
+    const image = element("img", "");
+    image.alt = "";
+    if (thumb) image.src = thumb;
+    const text = element("div", "");
+    text.append(element("p", ""), element("p", name, "small"));
+    text.firstChild.append(...unbroken(sentence));
+    item.append(image, text);
+    return item;
+  }));
+}
+
+listenForPhotos();
+listen();
+showHistory();
+begin();

@@ -1,0 +1,174 @@
+"""Models other than the classifier of photos, as the stub of the API describes and answers them."""
+
+import base64
+import re
+from typing import Any
+
+from tests.browser.stub_api import TIMES, Asked, Reply, StubApi
+
+HOST = {"backend": "onnx", "device": "cpu", "execution_provider": "-", "precision": "fp32"}
+HOST |= {"precision_reason": "", "version": "1", "title": "", "description": ""}
+
+SENTIMENT: dict[str, Any] = {
+    **HOST,
+    "name": "sentiment",
+    "task": "text-classification",
+    "labels": ["Negative", "Neutral", "Positive"],
+    "text": {"max_tokens": 512, "pad_token_id": 0, "activation": "softmax"},
+    "request_schema": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "minLength": 1, "title": "Text"},
+            "text_pair": {
+                "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}],
+                "default": None,
+                "title": "Text Pair",
+                "description": "The second text of a pair.",
+            },
+        },
+        "required": ["text"],
+    },
+    "answer_schema": {"type": "object"},
+    "example": {"text": "The soup was wonderful."},
+    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 512},
+}
+
+READER: dict[str, Any] = {
+    **HOST,
+    "name": "reader",
+    "task": "question-answering",
+    "labels": [],
+    "request_schema": {
+        "type": "object",
+        "properties": {
+            "question": {"type": "string", "minLength": 1, "title": "Question"},
+            "context": {"type": "string", "minLength": 1, "title": "Context"},
+            "allow_no_answer": {
+                "type": "boolean",
+                "default": False,
+                "title": "Allow No Answer",
+                "description": "Whether the answer may be that there is none.",
+            },
+        },
+        "required": ["question", "context"],
+    },
+    "answer_schema": {"type": "object"},
+    "example": {"question": "Who cooks?", "context": "Ann cooks."},
+    "limits": {"request_bytes": 16777216, "text_bytes": 20000},
+}
+
+FLOWERS: dict[str, Any] = {
+    **HOST,
+    "name": "flowers",
+    "task": "flowers:Flowers",
+    "labels": [],
+    "description": "Names a flower by its measures.",
+    "request_schema": {
+        "type": "object",
+        "$defs": {"Season": {"type": "string", "enum": ["spring", "summer"], "title": "Season"}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 10, "title": "Name"},
+            "features": {"type": "array", "items": {"type": "number"}, "title": "Features"},
+            "petals": {"type": "integer", "minimum": 1, "maximum": 99, "title": "Petals"},
+            "season": {"$ref": "#/$defs/Season", "default": "summer"},
+            "wild": {"type": "boolean", "default": False, "title": "Wild"},
+            "notes": {
+                "anyOf": [{"type": "string"}, {"type": "null"}],
+                "default": None,
+                "title": "Notes",
+                "description": "What else you saw.",
+            },
+            "photo": {"type": "string", "format": "base64", "title": "Photo"},
+            "place": {"type": "object", "properties": {}, "title": "Place", "default": {"lat": 1}},
+        },
+        "required": ["name", "features", "petals", "photo"],
+    },
+    "answer_schema": {
+        "type": "object",
+        "properties": {
+            "label": {"type": "string", "title": "Label"},
+            "probability": {"type": "number", "title": "Probability"},
+            "picture": {"type": "string", "format": "base64", "title": "Picture"},
+        },
+    },
+    "example": {"name": "rose", "features": [5.1, 3.5], "petals": 5, "photo": "eHg="},
+    "limits": {"request_bytes": 1000000},
+}
+
+GRAPH: dict[str, Any] = {
+    **HOST,
+    "name": "sums",
+    "task": "tensor",
+    "labels": [],
+    "request_schema": None,
+    "answer_schema": None,
+    "example": None,
+    "limits": {"request_bytes": 16777216},
+}
+METADATA = {
+    "name": "sums",
+    "inputs": [{"name": "numbers", "datatype": "FP32", "shape": [-1, 3]}],
+    "outputs": [{"name": "sum", "datatype": "FP32", "shape": [-1, 1]}],
+}
+PIXEL = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15"
+    b"\xc4\x89\x00\x00\x00\rIDATx\x9cc\xf8\xdf\x9b\xfa\x1f\x00\x07\x1f\x02\xc7\x93\xc5~\x1e\x00\x00"
+    b"\x00\x00IEND\xaeB`\x82"
+).decode()
+SEEN = {
+    "label": "Rosa <rugosa>",
+    "probability": 0.875,
+    "picture": PIXEL,
+    "others": [{"label": "Rosa canina", "probability": 0.1}, {"label": "Rubus", "probability": 0.02}],
+}
+
+
+def serve(stub: StubApi, model: dict[str, Any]) -> None:
+    """Puts one of these models into the stub's service."""
+    stub.model = dict(model)
+    stub.metadata = METADATA if model["task"] == "tensor" else None
+    stub.usual = {"sentiment": feels, "reader": reads, "flowers": sees, "sums": adds}[model["name"]]
+
+
+def feels(asked: Asked) -> Reply:
+    """Finds every text positive that is wonderful, negative that is late, and else is not sure."""
+    text = asked.body["text"]
+    scores = [("Neutral", 0.44), ("Positive", 0.36), ("Negative", 0.2)]
+    if "wonderful" in text:
+        scores = [("Positive", 0.974), ("Neutral", 0.02), ("Negative", 0.006)]
+    if "late" in text:
+        scores = [("Negative", 0.91), ("Neutral", 0.07), ("Positive", 0.02)]
+    top = [{"label": label, "probability": p} for label, p in scores]
+    body = {"prediction": scores[0][0], "probability": scores[0][1], "top": top}
+    return Reply(200, body, {"Server-Timing": TIMES})
+
+
+def reads(asked: Asked) -> Reply:
+    """Finds three parts of the text: the first name of two words, its first word, and a number.
+
+    Offsets are code points. A question for nothing gets no answer, one that doubts a low score.
+    """
+    context, question = asked.body["context"], asked.body["question"]
+    names = re.findall(r"[A-Z]\w+ [A-Z]\w+", context) or re.findall(r"\w+", context)
+    years = re.findall(r"\d+|\w+ hours", context) or names
+    spans = [(names[0], 0.31 if "doubt" in question else 0.87)]
+    spans += [(names[0].split()[0], 0.06), (years[0], 0.02)]
+    top = [
+        {"answer": text, "score": score, "start": (at := context.index(text)), "end": at + len(text)}
+        for text, score in spans
+    ]
+    if "nothing" in question:
+        top = [{"answer": "", "score": 0.93, "start": 0, "end": 0}]
+    return Reply(200, {**top[0], "top": top}, {"Server-Timing": TIMES})
+
+
+def sees(asked: Asked) -> Reply:
+    """Names a flower."""
+    return Reply(200, {**SEEN, "petals": asked.body["petals"]}, {"Server-Timing": TIMES})
+
+
+def adds(asked: Asked) -> Reply:
+    """Adds the numbers."""
+    (tensor,) = asked.body["inputs"]
+    output = {"name": "sum", "datatype": "FP32", "shape": [1, 1], "data": [sum(tensor["data"])]}
+    return Reply(200, {"model_name": "sums", "model_version": "1", "outputs": [output]})

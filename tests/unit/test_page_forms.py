@@ -1,0 +1,199 @@
+"""`flask_app.forms`: from a JSON schema to a form, and from what was filled in to a request."""
+
+import base64
+import io
+import json
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter
+
+from flask_app.errors import FormError
+from flask_app.forms import Form, Limit, form_of, pretty
+
+
+class Place(BaseModel):
+    """Part of a request."""
+
+    city: str
+
+
+class Request(BaseModel):
+    """A field of every kind."""
+
+    name: str = Field(max_length=10, description="As you call it.")
+    letter: str
+    count: Annotated[int, Field(ge=1, le=9)] = 2
+    weight: float | None = None
+    colour: Literal["red", "blue"]
+    ripe: bool = False
+    known: bool | None = None
+    photo: Base64Bytes
+    sizes: list[float]
+    words: list[str] = []
+    place: Place
+    home: Place | None = None
+
+
+EXAMPLE = {
+    "name": "plum",
+    "letter": "two\nlines",
+    "colour": "blue",
+    "photo": "eHg=",
+    "sizes": [1, 2.5],
+    "place": {"city": "Rome"},
+}
+
+
+def form(example: Any = EXAMPLE, **limits: int) -> Form:
+    """The form of Request."""
+    return form_of(TypeAdapter(Request).json_schema(), example, limits)
+
+
+def filled(**texts: str) -> dict[str, str]:
+    """What a browser sends where nothing but these was changed; an empty box is not sent."""
+    found = {each.name: each.value for each in form().fields if each.kind not in ("yes", "file")}
+    return found | texts
+
+
+def test_every_type_has_its_field() -> None:
+    kinds = {each.name: each.kind for each in form().fields}
+    assert kinds == {
+        "name": "line",
+        "letter": "text",
+        "count": "number",
+        "weight": "number",
+        "colour": "choice",
+        "ripe": "yes",
+        "known": "choice",
+        "photo": "file",
+        "sizes": "numbers",
+        "words": "lines",
+        "place": "json",
+        "home": "json",
+    }
+
+
+def test_fields_say_what_they_take() -> None:
+    fields = form(text_bytes=300).by_name
+    assert (fields["name"].label, fields["name"].help) == ("Name", "As you call it.")
+    assert fields["name"].limit == Limit(10, "characters")
+    assert fields["letter"].limit == Limit(300, "bytes")
+    assert (fields["count"].minimum, fields["count"].maximum, fields["count"].whole) == (1, 9, True)
+    assert fields["colour"].choices == (('"red"', "red"), ('"blue"', "blue"))
+    assert [name for name, each in fields.items() if not each.required] == [
+        "count",
+        "weight",
+        "ripe",
+        "known",
+        "words",
+        "home",
+    ]
+
+
+def test_the_form_begins_with_the_example_and_sends_it() -> None:
+    assert form().request(filled(), {}) == {**EXAMPLE, "count": 2, "ripe": False}
+    Request.model_validate(form().request(filled(), {}))
+
+
+def test_what_was_filled_in_is_sent() -> None:
+    texts = {
+        "name": "fig",
+        "letter": "a\r\nb",
+        "count": "7",
+        "weight": "1.5e1",
+        "ripe": "yes",
+        "known": "false",
+        "sizes": "[1; 2,  -3e2]",
+        "words": "one\r\n\r\n two ",
+        "home": ' {"city": "Oslo"}',
+    }
+    found = form().request(filled(**texts), {"photo": io.BytesIO(b"\xff\xd8")})
+    assert found == {
+        "name": "fig",
+        "letter": "a\nb",
+        "count": 7,
+        "weight": 15.0,
+        "colour": "blue",
+        "ripe": True,
+        "known": False,
+        "photo": base64.b64encode(b"\xff\xd8").decode(),
+        "sizes": [1.0, 2.0, -300.0],
+        "words": ["one", " two "],
+        "place": {"city": "Rome"},
+        "home": {"city": "Oslo"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ({"count": "1.5"}, "Count: “1.5” is no whole number"),
+        ({"count": "9" * 5000}, f"Count: “{'9' * 40}” is no whole number"),
+        ({"weight": "heavy"}, "Weight: “heavy” is no number"),
+        ({"weight": "nan"}, "Weight: the number has to be finite"),
+        ({"sizes": "1, two"}, "Sizes: “two” is no number"),
+        ({"place": "{"}, "Place: this is no JSON (line 1)"),
+        ({"place": "[" * 100_000}, "Place: this is no JSON"),
+        ({"place": " "}, "Place: nothing was filled in"),
+        ({"colour": ""}, "Colour: nothing was filled in"),
+    ],
+)
+def test_what_cannot_be_read_is_named(texts: dict[str, str], words: str) -> None:
+    with pytest.raises(FormError) as raised:
+        form().request(filled(**texts), {})
+    assert raised.value.detail.startswith(words)
+
+
+def test_a_file_that_is_needed() -> None:
+    with pytest.raises(FormError, match="Photo: no file was chosen"):
+        form(None).request(filled(), {"photo": io.BytesIO()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "example", "text", "wanted"),
+    [
+        (list[float], [1.0, 2.0], "3 4", [3.0, 4.0]),
+        (str, "hello", "bye", "bye"),
+        (dict[str, int], {"a": 1}, '{"b": 2}', {"b": 2}),
+        (Any, None, "[1, null]", [1, None]),
+    ],
+)
+def test_a_request_that_is_no_object_is_one_field(
+    kind: Any, example: Any, text: str, wanted: Any
+) -> None:
+    made = form_of(TypeAdapter(kind).json_schema(), example, {})
+    (each,) = made.fields
+    assert made.request({each.name: text}, {}) == wanted
+    if example is not None:
+        assert made.request({each.name: each.value}, {}) == example
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": True, "b": {"$ref": "#/$defs/None"}, "c": {"type": ["string", "null"]}}},
+        {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}},
+        {"properties": 3},
+    ],
+)
+def test_an_odd_schema_is_asked_in_json(schema: dict[str, Any]) -> None:
+    assert {each.kind for each in form_of(schema, {"a": 1}, {}).fields} == {"json"}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_pretty_changes_no_value(value: Any) -> None:
+    assert json.loads(pretty(value)) == value
+
+
+def test_pretty_keeps_short_lists_on_one_line() -> None:
+    assert pretty({"a": [1, 2], "b": {"c": "d"}}) == '{\n  "a": [ 1, 2 ],\n  "b": { "c": "d" }\n}'
+    assert len(pretty({"a": list(range(100))}).splitlines()) > 100
