@@ -45,7 +45,8 @@ class Profile:
     """Largest batch of each signature that pays where sizes vary, in elements of the largest input."""
 
     call_elements: list[int]
-    """Elements of each signature that are computed in the time that a call takes by itself."""
+    """Elements of each signature that are computed in the time that a call takes by itself; where the
+    signature limits its batches, so many that any of their items may be padded."""
 
     largest_ms: float
     """Milliseconds of the largest item that its limits allow; 0 where sizes do not vary."""
@@ -73,7 +74,7 @@ def warm_up(
         caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
         costs = (cap * signature.elements(signature.sizes_at(length)) for length, cap in caps.items())
         element_caps.append(signature.batch_elements or max(costs))
-        call_elements.append(measured_call(signature, by_length))
+        call_elements.append(2 * signature.batch_elements or measured_call(signature, by_length))
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
     return Profile(
