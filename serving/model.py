@@ -128,7 +128,7 @@ class Thresholds(BaseModel):
 
 
 class Int8Verdict(BaseModel):
-    """Comparison of an int8 file with fp32 on the same photos, measured by `training.export`."""
+    """Comparison of an int8 file with fp32 on the same photos or texts, made by `training.export`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -142,7 +142,7 @@ class Int8Verdict(BaseModel):
     """`precision_check.mean_difference` from fp32 on the sample images; the check at load repeats it."""
 
     agreement: float
-    """Share of the photos for which both name the same class."""
+    """Share of the photos or texts for which both name the same class."""
 
     mean_difference: float
     """Mean difference of a class's probability."""
@@ -151,7 +151,7 @@ class Int8Verdict(BaseModel):
     """Largest difference of a class's probability."""
 
     photos: int
-    """Number of photos that were compared."""
+    """Number of photos or texts that were compared."""
 
     accuracy: dict[str, float] = {}
     """Top-1 accuracy of `fp32` and `int8`, where the photos have labels."""
@@ -307,8 +307,18 @@ class Model:
         return self._relative(kind) in self.description.files or self._is_brought(kind)
 
     def verdict(self, kind: Kind) -> Int8Verdict | None:
-        """Returns what model.json says of an int8 file; None if nothing."""
-        return self.description.int8.get(self._relative(kind))
+        """Returns what model.json says of an int8 file, or a file of JSON beside it; None if nothing.
+
+        Raises ConfigurationError.
+        """
+        relative = self._relative(kind)
+        beside = (self.folder / relative).with_suffix(".json")
+        if relative in self.description.int8 or self._has_model_json or not beside.is_file():
+            return self.description.int8.get(relative)
+        try:
+            return Int8Verdict.model_validate_json(beside.read_bytes())
+        except ValidationError as error:
+            raise ConfigurationError(f"{beside} is not as documented: {in_words(error)}") from error
 
     def file(self, kind: Kind) -> Path:
         """Returns the path of the version's weights, after a check of their digest.

@@ -21,8 +21,8 @@ from typer.core import TyperGroup
 
 from fastapi_pt.network import build, fill
 from serving.errors import ConfigurationError, in_words
-from serving.model import INT8_KINDS, ImagePipeline, Model, ModelDescription
-from training import given_graph
+from serving.model import INT8_KINDS, TEXT_CLASSIFICATION, ImagePipeline, Model, ModelDescription
+from training import given_graph, int8_text
 from training.float16_weights import store_weights_as_float16
 from training.folder import described, read_labels, write_description
 from training.int8 import Options as Int8Options
@@ -218,11 +218,15 @@ def from_onnx(
 def add_int8(
     model_dir: Annotated[Path, typer.Argument(help="The model's folder.")],
     calibrate: Annotated[
-        Path, typer.Option(help="Folder or zip file of photos like those to be served.")
+        Path,
+        typer.Option(
+            help="Folder or zip file of photos like those to be served; for texts a file of one a "
+            "line, with its label behind a tab."
+        ),
     ],
     validate: Validate = None,
     version: Annotated[str | None, typer.Option(help="By default that of model.json.")] = None,
-    photos: Annotated[int, typer.Option(min=1, help="Most photos that are compared.")] = 2000,
+    photos: Annotated[int, typer.Option(min=1, help="Most photos or texts that are compared.")] = 2000,
     minutes: Annotated[
         float, typer.Option(min=0, help="After these, no other way to quantise is tried.")
     ] = 10,
@@ -259,13 +263,15 @@ def finish(out: Path, description: ModelDescription, options: Int8Options | None
 
 def write_int8(model: Model, options: Int8Options) -> None:
     """Adds int8 files to a folder and prints the verdicts. Raises NoInt8Error."""
+    is_text = model.description.task == TEXT_CLASSIFICATION
     try:
-        verdicts = add(model, options)
+        verdicts = int8_text.add(model, options) if is_text else add(model, options)
     except (ConfigurationError, OSError) as error:
         raise NoInt8Error(str(error)) from error
     version = model.description.version
     model.description.int8 = {f"{version}/{kind}": verdict for kind, verdict in verdicts.items()}
-    write_description(model.folder, model.description)
+    if not is_text:
+        write_description(model.folder, model.description)
     for kind, verdict in verdicts.items():
         typer.echo(f"{kind}: {'fit' if verdict.fit else 'NOT FIT'}; {verdict.reason}")
         typer.echo(json.dumps(verdict.model_dump(exclude={"fit", "reason"})))

@@ -15,6 +15,7 @@ from serving.model import Int8Verdict, Kind, Model
 from serving.settings import Settings
 from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
+from serving.tensors import Array
 from training.photos import Photos
 
 LEAST_AGREEMENT = 0.98
@@ -77,11 +78,11 @@ class Judge:
         )
 
 
-def objection_to(agreement: float, accuracy: dict[str, float]) -> str | None:
+def objection_to(agreement: float, accuracy: dict[str, float], what: str = "photos") -> str | None:
     """Returns why such a file is not fit; None if it is. `accuracy` is empty without labels."""
     if agreement < LEAST_AGREEMENT:
         return (
-            f"it names fp32's class for {agreement:.1%} of the photos; {LEAST_AGREEMENT:.0%} are needed"
+            f"it names fp32's class for {agreement:.1%} of the {what}; {LEAST_AGREEMENT:.0%} are needed"
         )
     lost = accuracy["fp32"] - accuracy["int8"] if accuracy else 0.0
     if lost > MOST_ACCURACY_LOST:
@@ -91,7 +92,7 @@ def objection_to(agreement: float, accuracy: dict[str, float]) -> str | None:
     return None
 
 
-def milliseconds(networks: dict[str, Infer], images: NDArray[np.uint8]) -> dict[str, dict[int, float]]:
+def milliseconds(networks: dict[str, Infer], images: Array) -> dict[str, dict[int, float]]:
     """Measures networks in turn; returns the shortest time of a batch, by network and batch size."""
     found: dict[str, dict[int, float]] = {name: {} for name in networks}
     for size in BATCH_SIZES:

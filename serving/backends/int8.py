@@ -16,9 +16,10 @@ from serving.backends.shared_choice import shared_choice
 from serving.errors import ConfigurationError
 from serving.model import Kind, Model
 from serving.settings import Settings
+from serving.tensors import Array
 
-Infer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
-"""Computes logits [N, classes] of RGB images [N, height, width, 3]."""
+Infer = Callable[[Array], NDArray[np.float32]]
+"""Computes logits [N, classes] of RGB images [N, height, width, 3], or of tokens [N, tokens]."""
 
 MAX_TIME_RATIO = 0.95  # int8 must save this much, as it costs accuracy
 ROUNDS, MAX_TRIAL_S = 8, 1.0
@@ -30,12 +31,17 @@ def wanted_device(settings: Settings) -> str:
 
 
 def chosen_precision(
-    model: Model, file: Kind, settings: Settings, scratch: Path | None, load: Callable[[str], Infer]
+    model: Model,
+    file: Kind,
+    settings: Settings,
+    scratch: Path | None,
+    load: Callable[[str], Infer],
+    samples: Callable[[Model], Array] = precision_check.model_images,
 ) -> tuple[str, str]:
     """Returns `fp32` or `int8`, and the reason in words; the same for all instances of a model.
 
-    `file` is the backend's int8 file; `load` loads the model in a precision, for a trial. Raises
-    ConfigurationError for a precision that a CPU does not have.
+    `file` is the backend's int8 file; `load` loads the model in a precision, for a trial with
+    `samples`. Raises ConfigurationError for a precision that a CPU does not have.
     """
     if settings.precision == "fp16":
         raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
@@ -48,26 +54,23 @@ def chosen_precision(
         return "fp32", f"model.json does not say whether {file} is fit"
     if not verdict.fit:
         return "fp32", f"{file} is not fit: {verdict.reason}"
-    images = precision_check.sample_images(model.description.pipeline.output_size)
     difference = verdict.sample_difference
-    return shared_choice(scratch, f"{file}.choice", lambda: trial(load, images, difference))
+    return shared_choice(scratch, f"{file}.choice", lambda: trial(load, samples(model), difference))
 
 
-def trial(
-    load: Callable[[str], Infer], images: NDArray[np.uint8], expected_difference: float
-) -> tuple[str, str]:
-    """Computes images [N, height, width, 3] in both precisions; returns the one to use, and the reason.
+def trial(load: Callable[[str], Infer], samples: Array, expected_difference: float) -> tuple[str, str]:
+    """Computes samples [N, ...] in both precisions; returns the one to use, and the reason.
 
     Processors compute int8 differently, so that a file that is fit where it was made may not be fit
     here: its answers may differ from those of fp32 about as much as they did there, and not more.
     """
-    expected, fp32_s = timed_answers(load("fp32"), images)
+    expected, fp32_s = timed_answers(load("fp32"), samples)
     try:
-        found, int8_s = timed_answers(load("int8"), images)
+        found, int8_s = timed_answers(load("int8"), samples)
     except Exception as error:  # every library has exception types of its own
         return "fp32", f"int8 cannot be used: {error}"
     difference = precision_check.mean_difference(expected, found)
-    times = f"{1000 * int8_s:.1f} instead of {1000 * fp32_s:.1f} ms a picture"
+    times = f"{1000 * int8_s:.1f} instead of {1000 * fp32_s:.1f} ms each"
     if difference > expected_difference + precision_check.MAX_EXCESS:
         return "fp32", (
             f"int8 differs from fp32 by {difference:.3f} on this processor, "
@@ -78,17 +81,17 @@ def trial(
     return "int8", f"it is fit, and faster: {times}"
 
 
-def timed_answers(infer: Infer, images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], float]:
-    """Computes images one by one, in several rounds.
+def timed_answers(infer: Infer, samples: Array) -> tuple[NDArray[np.float32], float]:
+    """Computes samples one by one, in several rounds.
 
     Returns their logits [N, classes], and the least number of seconds that one took.
     """
     logits, least = [], float("inf")
     end = time.perf_counter() + MAX_TRIAL_S
-    for turn in range(ROUNDS * len(images)):
+    for turn in range(ROUNDS * len(samples)):
         started = time.perf_counter()
-        if turn >= len(images) and started > end:
+        if turn >= len(samples) and started > end:
             break
-        logits.append(infer(images[turn % len(images), np.newaxis]))
+        logits.append(infer(samples[turn % len(samples), np.newaxis]))
         least = min(least, time.perf_counter() - started)
-    return np.concatenate(logits[: len(images)]), least
+    return np.concatenate(logits[: len(samples)]), least

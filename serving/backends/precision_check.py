@@ -1,12 +1,15 @@
 """Precision check: compares a network in fp16 or int8 with the same in fp32; backends run it at load."""
 
+import json
+
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ConfigurationError
+from serving.model import Model
 from serving.tasks.image.classification import softmax
 
-IMAGES = 8
+IMAGES, TOKENS = 8, 32
 MAX_DIFFERENCE = 0.02
 """Largest accepted difference of a class's probability in fp16."""
 
@@ -30,6 +33,18 @@ def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
     noise = random.integers(-40, 41, large.shape)
     drawn: NDArray[np.uint8] = np.clip(large + noise, 0, 255).astype(np.uint8)
     return drawn
+
+
+def model_images(model: Model) -> NDArray[np.uint8]:
+    """Returns sample images of the size that an image classifier takes."""
+    return sample_images(model.description.pipeline.output_size)
+
+
+def sample_tokens(model: Model) -> NDArray[np.int64]:
+    """Returns numbers of tokens of a text classifier's vocabulary, int64 [8, 32]; always the same."""
+    count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
+    length = min(TOKENS, model.description.text_pipeline.max_tokens)
+    return np.random.default_rng(0).integers(0, count, (IMAGES, length))
 
 
 def max_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:

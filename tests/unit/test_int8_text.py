@@ -1,0 +1,112 @@
+"""int8 of a text classifier: `python -m training.export int8`, and what the ONNX backend makes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import text_model
+from fastapi_onnx.cpu import FILES
+from fastapi_onnx.tensor_network import TensorNetwork, open_session
+from serving.errors import ConfigurationError
+from serving.model import Kind, Model
+from serving.settings import Settings
+
+pytestmark = pytest.mark.slow  # training.export needs PyTorch
+FILE: Kind = "model_quantized.onnx"
+
+
+def export(*words: str | Path) -> str:
+    """Runs the command; returns what it prints."""
+    from training.export import app
+
+    result = CliRunner().invoke(app, ["int8", *map(str, words)])
+    assert result.exit_code == (1 if "no int8 file was made" in result.output else 0), result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with its int8 file, judged with 60 sentences that have labels."""
+    made = tmp_path_factory.mktemp("models") / "sentiment"
+    text_model.make(made, width=48, layers=2)
+    sentences = made.parent / "sentences.tsv"
+    lines = [f"{text}\t{index % 2}" for index, text in enumerate(text_model.texts(60))]
+    sentences.write_text("\n".join(["sentence\tlabel", *lines, "\t1", ""]))
+    said = export(made, "--calibrate", sentences)
+    assert f"{FILE}: fit; it names fp32's class for" in said
+    return made
+
+
+def test_the_verdict_is_kept_beside_the_file(folder: Path) -> None:
+    verdict = Model.read(folder).verdict(FILE)
+    assert verdict is not None
+    assert (verdict.fit, verdict.photos, verdict.method) == (True, 60, "dynamic")
+    assert verdict.agreement >= 0.98
+    assert set(verdict.accuracy) == {"fp32", "int8"}
+    assert verdict.megabytes["int8"] < verdict.megabytes["fp32"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["config.json", "model.onnx", "tokenizer.json", FILE, "model_quantized.json"]
+    )
+
+
+def test_auto_serves_it_where_it_is_fit_and_faster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, settings = Model.read(folder), Settings(device="cpu")
+    samples = []
+
+    def trial(_: object, tokens: object, difference: float) -> tuple[str, str]:
+        samples.append((tokens.shape, difference))  # type: ignore[attr-defined]
+        return "int8", "it is fit, and faster"
+
+    monkeypatch.setattr("serving.backends.int8.trial", trial)
+    network = TensorNetwork.on_cpu(model, settings, None)
+    assert (network.precision, network.reason) == ("int8", "it is fit, and faster")
+    verdict = model.verdict(FILE)
+    assert verdict is not None
+    assert samples == [((8, 32), verdict.sample_difference)]
+    for precision in ("fp32", "int8"):
+        forced = TensorNetwork.on_cpu(model, Settings(device="cpu", precision=precision), None)
+        assert (forced.precision, forced.reason) == (precision, f"SERVING_PRECISION={precision}")
+
+
+def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
+    from serving.backends.int8 import trial
+    from serving.backends.precision_check import sample_tokens
+
+    model = Model.read(folder)
+
+    def load(precision: str) -> object:
+        path = model.file(FILES[precision])
+        return TensorNetwork(model, open_session(path, Settings(), None)).logits
+
+    assert trial(load, sample_tokens(model), -1)[1].startswith("int8 differs from fp32 by 0.0")  # type: ignore[arg-type]
+
+
+def test_what_is_not_fit_is_not_served_unasked(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.onnx", "tokenizer.json", FILE):
+        (tmp_path / name).symlink_to(folder / name)
+    model, settings = Model.read(tmp_path), Settings(device="cpu")
+    reason = TensorNetwork.on_cpu(model, settings, None).reason
+    assert reason == f"model.json does not say whether {FILE} is fit"
+    verdict = json.loads((folder / "model_quantized.json").read_text())
+    kept = tmp_path / "model_quantized.json"
+    kept.write_text(json.dumps(verdict | {"fit": False, "reason": "it is wrong"}))
+    network = TensorNetwork.on_cpu(model, settings, None)
+    assert (network.precision, network.reason) == ("fp32", f"{FILE} is not fit: it is wrong")
+    kept.write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"model_quantized\.json is not as documented"):
+        TensorNetwork.on_cpu(model, settings, None)
+
+
+def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    empty = tmp_path / "empty.tsv"
+    empty.write_text("sentence\tlabel\n \t1\n")
+    assert "has no sentence that the model takes" in export(folder, "--calibrate", empty)
+    (tmp_path / "other.tsv").write_text("bandu\n")
+    said = export(folder, "--calibrate", tmp_path / "other.tsv", "--file", empty)
+    assert "cannot be loaded" in said
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -1,0 +1,156 @@
+"""Int8 file of a text classifier: made by dynamic quantisation, judged beside fp32; for `export.py`.
+
+The weights of matrix products are rounded, each column with a scale of its own; the activations are
+rounded while they are computed. That needs no calibration: sentences are for the verdict only.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from tqdm import tqdm
+
+from fastapi_onnx.tensor_network import TensorNetwork, open_session, signature_of
+from serving.backends import precision_check
+from serving.backends.int8 import Infer, timed_answers
+from serving.errors import ConfigurationError, RequestError
+from serving.model import Int8Verdict, Kind, Model
+from serving.settings import Settings
+from serving.tasks.image.classification import ACTIVATIONS
+from serving.tasks.text_classification import IDS, TextClassification, signatures
+from training.int8 import Options
+from training.int8_onnx import in_one_line, silent_logging
+from training.int8_verdict import milliseconds, objection_to
+
+FP32: Kind = "model.onnx"
+INT8: Kind = "model_quantized.onnx"
+METHOD = "dynamic"
+QUANTISED = ["MatMul", "Gemm"]
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Texts as the network gets them."""
+
+    tokens: list[NDArray[np.int64]]
+    """Numbers [tokens] of each."""
+
+    labels: NDArray[np.int64] | None
+    """Class indices [N]; None unless all sentences have one."""
+
+
+def add(model: Model, options: Options) -> dict[Kind, Int8Verdict]:
+    """Writes the int8 file beside the fp32 one, and its verdict beside it; returns the verdict.
+
+    Raises ConfigurationError and OSError; then every file is as it was.
+    """
+    if (model.folder / "model.json").exists():
+        raise ConfigurationError("texts are quantised in a folder of transformers or optimum only")
+    source = model.file(FP32)
+    sentences = read(options.validate or options.calibrate, model, options.most_photos)
+    with TemporaryDirectory(prefix=".int8-", dir=source.parent) as folder:
+        made = options.file or Path(folder, INT8)
+        if options.file is None:
+            quantise(source, made)
+        verdict = judged(model, made, sentences, METHOD if options.file is None else "")
+        kept = source.with_name(INT8)
+        if options.file is None:
+            made.replace(kept)
+        else:
+            kept.write_bytes(made.read_bytes())
+    kept.with_suffix(".json").write_text(verdict.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return {INT8: verdict}
+
+
+def quantise(source: Path, out: Path) -> None:
+    """Writes the graph with its matrix products in int8. Raises ConfigurationError."""
+    try:
+        with silent_logging():
+            quantize_dynamic(source, out, QUANTISED, per_channel=True, weight_type=QuantType.QInt8)
+    except Exception as error:  # the library raises every type
+        raise ConfigurationError(
+            f"ONNX Runtime cannot quantise the graph: {in_one_line(error)}"
+        ) from error
+
+
+def read(path: Path, model: Model, most: int) -> Sentences:
+    """Reads up to `most` lines of a sentence, and a tab and its label where there is one.
+
+    A label is one of the model's, or an index. A first line `sentence`, as GLUE's files have it, is left
+    out, and so are texts that the model does not take. Raises ConfigurationError if there is no other,
+    and OSError.
+    """
+    settings = Settings.model_validate({"device": "cpu", "long_text": "truncate"})
+    tokens_signature, _ = signatures(model, signature_of(model))
+    task = TextClassification(model, settings, tokens_signature)
+    place = [spec.name for spec in tokens_signature.inputs].index(IDS)
+    tokens: list[NDArray[np.int64]] = []
+    labels: list[int | None] = []
+    for line in path.read_text(encoding="utf-8-sig").splitlines():
+        text, _, label = line.partition("\t")
+        if text == "sentence" and not tokens:
+            continue
+        try:
+            (item,) = task.preprocess({"text": text}).items
+        except RequestError:
+            continue
+        tokens.append(np.asarray(item[place], np.int64))
+        labels.append(class_index(label.strip(), model.labels))
+        if len(tokens) == most:
+            break
+    if not tokens:
+        raise ConfigurationError(f"{path} has no sentence that the model takes")
+    return Sentences(tokens, None if None in labels else np.array(labels, np.int64))
+
+
+def class_index(label: str, labels: list[str]) -> int | None:
+    """Returns the class that a label names; None if it names none."""
+    if label in labels:
+        return labels.index(label)
+    return int(label) if label.isdecimal() and int(label) < len(labels) else None
+
+
+def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8Verdict:
+    """Compares the int8 file with fp32 on the sentences, one at a time."""
+    source = model.file(FP32)
+    fp32, int8 = (network(model, path) for path in (source, made))
+    activation = ACTIVATIONS[model.description.text_pipeline.activation]
+    expected, found = (
+        activation(np.concatenate([infer(each[np.newaxis]) for each in tqdm(sentences.tokens, delay=2)]))
+        for infer in (fp32, int8)
+    )
+    agreement = float((found.argmax(1) == expected.argmax(1)).mean())
+    accuracy: dict[str, float] = {}
+    if sentences.labels is not None:
+        for name, answers in (("fp32", expected), ("int8", found)):
+            accuracy[name] = round(float((answers.argmax(1) == sentences.labels).mean()), 4)
+    objection = objection_to(agreement, accuracy, "texts")
+    samples = precision_check.sample_tokens(model)
+    logits = [timed_answers(infer, samples)[0] for infer in (fp32, int8)]
+    return Int8Verdict(
+        fit=objection is None,
+        reason=objection or f"it names fp32's class for {agreement:.1%} of {len(found)} texts",
+        sample_difference=round(precision_check.mean_difference(*logits), 4),
+        agreement=round(agreement, 4),
+        mean_difference=round(float(np.abs(found - expected).mean()), 5),
+        worst_difference=round(float(np.abs(found - expected).max()), 4),
+        photos=len(found),
+        accuracy=accuracy,
+        megabytes={"fp32": megabytes(source), "int8": megabytes(made)},
+        batch_ms=milliseconds({"fp32": fp32, "int8": int8}, samples),
+        method=method,
+    )
+
+
+def network(model: Model, path: Path) -> Infer:
+    """Returns a function from numbers of tokens [N, tokens] to logits. Raises ConfigurationError."""
+    settings = Settings.model_validate({"device": "cpu"})
+    return TensorNetwork(model, open_session(path, settings, None)).logits
+
+
+def megabytes(path: Path) -> float:
+    """Returns the size of a file."""
+    return round(path.stat().st_size / 1e6, 1)
