@@ -1,4 +1,4 @@
-"""The same photo, pipeline, model, cores and load on this service and on others.
+"""The same photo or texts, pipeline, model, cores and load on this service and on others.
 
 `python -m benchmarks compare` sets up every peer in a virtual environment of its own, runs all of them
 in turn, several rounds, and prints medians, ranges, and ratios to this service. wrk must be installed.
@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from enum import StrEnum
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,18 +22,30 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from benchmarks import environments, model, report, table, wrk
+from benchmarks import environments, model, report, table, text_limit, text_model, wrk
 from benchmarks.machine import cores, write_results
 from benchmarks.options import numbers
-from benchmarks.peers.common import GRAPHS, Classify, graph
+from benchmarks.peers.common import GRAPHS, Classify
 from benchmarks.running import Running, post, running
-from benchmarks.servers import SERVERS, Pipeline, Server, prediction
+from benchmarks.servers import SERVERS, TEXT_SERVERS, Pipeline, Server, prediction
 from benchmarks.usage import cpu_seconds, memory_mb, tree
 from serving.model import Model
 from serving.settings import ROOT
 
 PHOTO = ROOT / "flask_app" / "static" / "samples" / "bread.jpg"
+TEXTS = 1000
 WARM_UP_S = 1
+
+
+class Task(StrEnum):
+    """What the servers are sent."""
+
+    IMAGE = "image"
+    TEXT = "text"
+
+
+InProcess = Callable[[int, float, str], float]
+"""Returns the answers a second without HTTP of so many threads, for so many seconds, in a precision."""
 
 Start = Callable[[Server, bytes], AbstractContextManager[Running]]
 
@@ -57,23 +70,26 @@ def in_process(model_dir: Path, base64: str, threads: int, seconds: float, preci
 
 
 def measure_server(
-    server: Server, base64: str, connections: Sequence[int], seconds: float, start: Start
+    server: Server, contents: Sequence[str], connections: Sequence[int], seconds: float, start: Start
 ) -> tuple[str, table.Loads]:
-    """What it answers, and its figures of one round: load -> one row."""
-    body = json.dumps(server.body(base64)).encode()
+    """What it answers, and its figures of one round: load -> one row.
+
+    `contents` are texts, or images in base64, which are sent in turn.
+    """
+    bodies = [json.dumps(server.body(content)).encode() for content in contents]
     loads: table.Loads = {}
-    with start(server, body) as served:
-        answer = prediction(post(served.url, body))
-        wrk.run(served.url, body, 4, WARM_UP_S)
+    with start(server, bodies[0]) as served:
+        answer = prediction(post(served.url, bodies[0]))
+        wrk.run(served.url, bodies, 4, WARM_UP_S)
         for count in connections:
-            loads[f"{count} connections"] = [measure_load(served, body, count, seconds)]
+            loads[f"{count} connections"] = [measure_load(served, bodies, count, seconds)]
     return answer, loads
 
 
-def measure_load(served: Running, body: bytes, connections: int, seconds: float) -> table.Row:
+def measure_load(served: Running, bodies: list[bytes], connections: int, seconds: float) -> table.Row:
     """Returns the figures of wrk, the server's CPU time for a thousand answers, and its memory after."""
     before = cpu_seconds(tree(served.pid))
-    load = wrk.run(served.url, body, connections, seconds)
+    load = wrk.run(served.url, bodies, connections, seconds)
     processes = tree(served.pid)
     return {
         **asdict(load),
@@ -84,8 +100,8 @@ def measure_load(served: Running, body: bytes, connections: int, seconds: float)
 
 
 def measure(
-    model_dir: Path,
-    photo: bytes,
+    contents: Sequence[str],
+    without_http: InProcess,
     servers: Sequence[Server],
     rounds: int,
     seconds: float,
@@ -97,17 +113,16 @@ def measure(
     In process, and where classes are compared, each precision is on its own.
     """
     results: table.Results = {}
-    base64 = b64encode(photo).decode()
     precisions = dict.fromkeys(server.precision for server in servers)
     answers: dict[Server, str] = {}
     with tqdm(total=rounds * len(servers), desc="servers", mininterval=1) as progress:
         for _ in range(rounds):
             for precision, threads in product(precisions, sorted({1, cores()})):
-                rate = in_process(model_dir, base64, threads, seconds, precision)
+                rate = without_http(threads, seconds, precision)
                 name = table.IN_PROCESS + (table.INT8 if precision == "int8" else "")
                 table.keep(results, name, {f"{threads} threads": [{"per_second": rate}]})
             for server in servers:
-                answers[server], loads = measure_server(server, base64, connections, seconds, start)
+                answers[server], loads = measure_server(server, contents, connections, seconds, start)
                 table.keep(results, server.name, loads)
                 progress.update()
     first: dict[str, str] = {}
@@ -118,16 +133,18 @@ def measure(
     return results
 
 
-def chosen(names: Sequence[str], pipeline: Pipeline, int8: bool) -> list[Server]:
+def chosen(
+    names: Sequence[str], pipeline: Pipeline, int8: bool, known: Sequence[Server] = SERVERS
+) -> list[Server]:
     """The servers with these names, in the table's order; without names, those that need not be named.
 
     `int8`: whether the model has a quantised graph. Raises BadParameter.
     """
-    unknown = set(names) - {server.name for server in SERVERS}
+    unknown = set(names) - {server.name for server in known}
     if unknown:
-        known = ", ".join(repr(server.name) for server in SERVERS)
-        raise typer.BadParameter(f"no server named {', '.join(sorted(unknown))}; there are {known}")
-    servers = [s for s in SERVERS if s.name in names or not (names or s.by_name_only)]
+        listed = ", ".join(repr(server.name) for server in known)
+        raise typer.BadParameter(f"no server named {', '.join(sorted(unknown))}; there are {listed}")
+    servers = [s for s in known if s.name in names or not (names or s.by_name_only)]
     if not int8:
         without = [server for server in servers if server.precision != "int8"]
         if names and without != servers:
@@ -137,10 +154,14 @@ def chosen(names: Sequence[str], pipeline: Pipeline, int8: bool) -> list[Server]
 
 
 def main(
+    task: Annotated[
+        Task, typer.Option(help="What is sent: a photo, or texts of many lengths.")
+    ] = Task.IMAGE,
     photo: Annotated[Path, typer.Option(help="A JPEG, sent as base64 JSON.")] = PHOTO,
     model_dir: Annotated[
-        Path, typer.Option("--model", help="A model's folder; this one is made where it is missing.")
-    ] = model.FOLDER,
+        Path | None,
+        typer.Option("--model", help="A model's folder; by default one in runs/, made where missing."),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[int, typer.Option(min=1, help="Per load, server and round.")] = 5,
     connections: Annotated[str, typer.Option(help="Loads: numbers of connections.")] = "1,16,64",
@@ -158,9 +179,17 @@ def main(
     """Runs this service and the others in turn; prints medians, ranges and ratios."""
     if shutil.which("wrk") is None:
         raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
-    served, folder = model.ensure(model_dir).resolve(), environments_dir.resolve()
-    int8 = graph(Model.read(served), "int8").is_file()
-    servers, loads = chosen(only or [], pipeline, int8), numbers(connections)
+    folder, loads = environments_dir.resolve(), numbers(connections)
+    if task is Task.TEXT:
+        served = (model_dir or text_model.ensure()).resolve()
+        contents = text_model.texts(TEXTS)
+        without_http: InProcess = partial(text_limit.in_process, served, contents)
+    else:
+        served = model.ensure(model_dir or model.FOLDER).resolve()
+        contents = [b64encode(photo.read_bytes()).decode()]
+        without_http = partial(in_process, served, contents[0])
+    known = TEXT_SERVERS if task is Task.TEXT else SERVERS
+    servers = chosen(only or [], pipeline, Model.read(served).has(GRAPHS["int8"]), known)
     versions: dict[str, str] = {}
     for server in servers:
         if server.environment:
@@ -169,11 +198,12 @@ def main(
     def start(server: Server, body: bytes) -> AbstractContextManager[Running]:
         return running(server, served, folder, pipeline, body)
 
-    results = measure(served, photo.read_bytes(), servers, rounds, seconds, start, loads)
+    results = measure(contents, without_http, servers, rounds, seconds, start, loads)
     typer.echo(table.text(results))
+    what = f"--photo {photo.name} --pipeline {pipeline.value}" if task is Task.IMAGE else "--task text"
     command = (
-        f"python -m benchmarks compare --photo {photo.name} --model {model_dir.name} --rounds {rounds} "
-        f"--seconds {seconds} --connections {connections} --pipeline {pipeline.value}"
+        f"python -m benchmarks compare {what} --model {served.name} --rounds {rounds} "
+        f"--seconds {seconds} --connections {connections}"
     )
     command += "".join(f" --only '{name}'" for name in only or [])
     if json_file:

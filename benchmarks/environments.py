@@ -1,6 +1,7 @@
 """Virtual environments of the other servers: makes missing ones, and reads their versions."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def python_for(environment: Environment | None, folder: Path) -> Path:
 
 def versions(environment: Environment, folder: Path) -> dict[str, str]:
     """Returns the installed versions of the environment's own packages and of ONNX Runtime, by name."""
-    names = [package.split("==")[0].split("[")[0] for package in environment.packages]
+    names = [re.split("[[<=]", package)[0] for package in environment.packages]
     runtime = "onnxruntime-gpu" if environment.gpu else "onnxruntime"
     command = [str(python_for(environment, folder)), "-c", ASK_VERSIONS, *names, runtime]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603

@@ -1,4 +1,4 @@
-"""Requests of each protocol for the same images."""
+"""Requests of each protocol for the same images, or for texts."""
 
 import json
 from base64 import b64encode
@@ -18,6 +18,9 @@ class Protocol(StrEnum):
 
     JSON = "json"
     """Native: base64 in JSON."""
+
+    TEXT = "text"
+    """Native: a text in JSON, for a text classifier."""
 
     RAW = "raw"
     """Native: the image is the body."""
@@ -74,6 +77,7 @@ def _v2(photo: bytes) -> Payload:
 
 MAKERS: dict[Protocol, Callable[[bytes], Payload]] = {
     Protocol.JSON: lambda photo: _json("/predict", {"image": b64encode(photo).decode()}),
+    Protocol.TEXT: lambda text: _json("/predict", {"text": text.decode()}),
     Protocol.RAW: lambda photo: Payload("/predict", BYTES_TYPE, photo),
     Protocol.V2: _v2,
     Protocol.V2_RAW: lambda photo: Payload(

@@ -30,7 +30,8 @@ class Server:
 
     path: str = "/predict"
     body: Callable[[str], dict[str, Any]] = lambda base64: {"image": base64}
-    """Makes the request's JSON from base64; the default is our own, as most servers prescribe none."""
+    """Makes the request's JSON from base64 or a text; the default is our own of images, as most servers
+    prescribe none."""
 
     settings: tuple[tuple[str, str], ...] = ()
     """Environment variables."""
@@ -60,7 +61,24 @@ def prediction(answer: bytes) -> str:
     if "outputs" in content:
         label = next(output for output in content["outputs"] if output["name"] == "LABEL")
         return str(label["data"][0])
+    if "data" in content:
+        return str(max(content["data"][0], key=lambda score: score["score"])["label"])
     return str(content["prediction"])
+
+
+def text_request(text: str) -> dict[str, Any]:
+    """Returns the request of most servers of texts."""
+    return {"text": text}
+
+
+def infinity_request(text: str) -> dict[str, Any]:
+    """Returns Infinity's request."""
+    return {"model": "model", "input": [text]}
+
+
+def text_tensor_request(text: str) -> dict[str, Any]:
+    """Returns Triton's request of a text."""
+    return {"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text]}]}
 
 
 def ours(name: str, precision: str = "fp32", **settings: str) -> Server:
@@ -131,6 +149,32 @@ SERVERS = [
     ours("this service" + INT8, "int8"),
     *map(in_int8, (MOSEC, LITSERVE, TRITON)),
 ]
+
+
+def of_texts(server: Server, **more: Any) -> Server:  # fields of Server, of several types
+    """Returns a server of texts, in the environment of the server of images where it is a peer."""
+    words = (word.replace("_server", "_text_server") for word in server.command)
+    command = tuple(word for word in words if server.environment is None or word != "PIPELINE")
+    return replace(server, command=command, **{"body": text_request, "start_s": 180, **more})
+
+
+TEXT_SERVERS = [
+    of_texts(ours("this service")),
+    of_texts(MOSEC),
+    of_texts(LITSERVE),
+    of_texts(TRITON, body=text_tensor_request),
+    of_texts(
+        peer(
+            "infinity",
+            *("infinity_emb[optimum,server,torch]==0.0.78", "transformers<4.50", "click<8.2"),
+            path="/classify",
+        ),
+        body=infinity_request,
+    ),
+    of_texts(ours("this service, one by one", max_batch_size="1")),
+    of_texts(ours("this service" + INT8, "int8")),
+]
+"""Servers of `compare --task text`."""
 
 GPU_SERVERS = [
     ours("this service", "auto", device="cuda"),

@@ -16,14 +16,14 @@ from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
 from serving.base64 import from_base64
-from serving.model import ImagePipeline, Model
+from serving.model import ImagePipeline, Kind, Model
 from serving.settings import Settings
 from serving.tasks.image.classification import best
 from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 
 CORES = len(os.sched_getaffinity(0))
-GRAPHS = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}
+GRAPHS: dict[str, Kind] = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}
 """File of a model's version, by precision."""
 
 

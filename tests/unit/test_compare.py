@@ -3,6 +3,7 @@
 import csv
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import compare, environments, machine, model, options, servers, table
+from benchmarks import (
+    compare,
+    environments,
+    machine,
+    model,
+    options,
+    servers,
+    table,
+    text_limit,
+    text_model,
+)
 from benchmarks.__main__ import app
 from benchmarks.servers import Pipeline
 from serving.settings import ROOT
@@ -149,6 +160,7 @@ def test_numbers_are_checked(text: str) -> None:
     ("answer", "label"),
     [
         (b'{"prediction": "Soup", "probability": 0.9}', "Soup"),
+        (b'{"data": [[{"score": 0.1, "label": "Rice"}, {"score": 0.9, "label": "Soup"}]]}', "Soup"),
         (b'{"outputs": [{"name": "P", "data": [1]}, {"name": "LABEL", "data": ["Soup"]}]}', "Soup"),
     ],
 )
@@ -195,3 +207,33 @@ def test_a_machine_is_named_with_its_versions() -> None:
     assert versions["onnxruntime"]
     assert facts["cpu"]
     assert int(str(facts["cores"])) >= 1
+
+
+def test_servers_of_texts_are_asked_as_they_want() -> None:
+    bodies = {server.name: server.body("a text") for server in servers.TEXT_SERVERS}
+    assert bodies["this service"] == bodies["mosec"] == bodies["litserve"] == {"text": "a text"}
+    assert bodies["infinity"] == {"model": "model", "input": ["a text"]}
+    assert bodies["triton"]["inputs"][0]["data"] == ["a text"]
+    for server in servers.TEXT_SERVERS:
+        if server.environment:
+            assert server.command[2:] == ("MODEL", "PORT")
+            module = ROOT / f"{server.command[1].replace('.', '/')}.py"
+            assert module.is_file()
+
+
+def test_texts_are_computed_in_process_by_length(tmp_path: Path) -> None:
+    text_model.make(tmp_path, width=12, layers=1)
+    texts = text_model.texts(40)
+    seen: list[list[str]] = []
+
+    class Classify:
+        def __call__(self, batch: list[str]) -> list[str]:
+            seen.append(batch)
+            return batch
+
+    run = text_limit.work(Classify(), texts, 0)  # type: ignore[arg-type]  # all that is called of one
+    assert [run() for _ in range(5)] == [8] * 5
+    assert sorted(text for batch in seen for text in batch) == sorted(texts)
+    lengths = sorted((min(map(len, batch)), max(map(len, batch))) for batch in seen)
+    assert all(most <= least for (_, most), (least, _) in pairwise(lengths))
+    assert text_limit.in_process(tmp_path, texts, 2, 0.05, "fp32") > 0

@@ -1,0 +1,39 @@
+"""Shared work of the other servers that classify texts: the class of each, from ONNX Runtime."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from tokenizers import Tokenizer
+
+from fastapi_onnx.cpu import FILES
+from serving.model import Model
+from serving.tasks.image.classification import best
+
+
+class ClassifyTexts:
+    """Model instance of one thread; the texts of a batch are padded to the longest."""
+
+    def __init__(self, model_dir: str, precision: str = "fp32") -> None:
+        """Loads the model; `precision` is fp32 or int8."""
+        model = Model.read(Path(model_dir))
+        self.labels = model.labels
+        self.tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+        self.tokenizer.enable_padding()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = ort.InferenceSession(
+            model.file(FILES[precision]), options, providers=["CPUExecutionProvider"]
+        )
+
+    def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """Answers one batch."""
+        found = self.tokenizer.encode_batch(texts)
+        inputs = {
+            "input_ids": np.array([each.ids for each in found]),
+            "attention_mask": np.array([each.attention_mask for each in found]),
+        }
+        scores = [best(self.labels, logits, 1)[0] for logits in self.session.run(None, inputs)[0]]
+        return [{"prediction": score.label, "probability": score.probability} for score in scores]
