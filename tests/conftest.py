@@ -53,8 +53,11 @@ SLOW = [
     "e2e/test_tutorial_client.py",
     "e2e/test_upgrades.py",
 ]
-NEED_OTHERS = [name for name in ("ray", "transformers") if not find_spec(name)]
-collect_ignore = ([] if HAS_TORCH else NEED_TORCH) + NEED_OTHERS
+collect_ignore = [
+    *([] if HAS_TORCH else NEED_TORCH),
+    *([] if find_spec("ray") else ["ray"]),
+    *([] if find_spec("optimum") else ["transformers"]),
+]
 
 
 def has_gpu() -> bool:

@@ -1,6 +1,6 @@
 """Exports as transformers and optimum write them: random weights, tokenisers trained on the spot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from tests import pictures
 
-TOKENS = 128
+TOKENS = 512
 """Most tokens of a text."""
 
 LABELS = ["NEGATIVE", "NEUTRAL", "POSITIVE"]
@@ -45,6 +45,14 @@ PAIRS = [
     ("Crème\tbrûlée", "今天的汤 \U0001f372"),
     ("short", "and long " * 200),
     ("long and " * 200, "longer still " * 300),
+]
+QUESTIONS = ["What was wonderful?", "Où était la crème brûlée 🍲?", "今天\t什么好喝?"]
+WORDS = [word for text in TEXTS if len(text) < 200 for word in text.split(" ")]
+CONTEXTS = [
+    "The bread was dull,\tbut the soup\r\nwas wonderful.",
+    *(text for text in TEXTS[4:10]),
+    " ".join(WORDS),
+    " ".join((TEXTS[0].split() * 1000)[:5000]),
 ]
 
 
@@ -82,6 +90,14 @@ def byte_level(folder: Path, kind: Any, special: list[str]) -> Any:
     return kind(**files, model_max_length=TOKENS)
 
 
+def named(labels: Sequence[str]) -> dict[str, Any]:
+    """What a configuration says of its labels."""
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: index for index, name in enumerate(labels)},
+    }
+
+
 def sizes(tokenizer: Any, **changes: Any) -> dict[str, Any]:
     """What configurations of networks for texts have in common; small."""
     return {
@@ -92,8 +108,6 @@ def sizes(tokenizer: Any, **changes: Any) -> dict[str, Any]:
         "intermediate_size": 128,
         "max_position_embeddings": TOKENS,
         "pad_token_id": tokenizer.pad_token_id,
-        "id2label": dict(enumerate(LABELS)),
-        "label2id": {name: index for index, name in enumerate(LABELS)},
         "initializer_range": 0.2,
         **changes,
     }
@@ -140,7 +154,7 @@ def text_classifier(folder: Path, network: str, **changes: Any) -> Path:
     """The folder, then an export for both backends."""
     folder.mkdir(parents=True)
     torch.manual_seed(0)
-    made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **changes)
+    made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **named(LABELS), **changes)
     made.eval()
     batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
@@ -148,20 +162,35 @@ def text_classifier(folder: Path, network: str, **changes: Any) -> Path:
     return saved(folder, made, tokenizer, "text-classification")
 
 
+def question_answerer(folder: Path, network: str) -> Path:
+    """The same of questions about a context."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    made, tokenizer = NETWORKS[network](folder, "ForQuestionAnswering")
+    made.eval()
+    batch = tokenizer(CONTEXTS, padding=True, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        found = made(**batch)
+    tokens = batch["attention_mask"].bool()
+    spread_out(made, torch.stack([found.start_logits[tokens], found.end_logits[tokens]], dim=1))
+    return saved(folder, made, tokenizer, "question-answering")
+
+
 def image_classifier(folder: Path, network: str) -> Path:
     """The same of images."""
     torch.manual_seed(0)
-    named = {"id2label": dict(enumerate(COLOURS)), "label2id": {n: i for i, n in enumerate(COLOURS)}}
     processor: Any
     if network == "vit":
         small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         made: Any = transformers.ViTForImageClassification(
-            transformers.ViTConfig(**small, **named, intermediate_size=128, image_size=SIDE)
+            transformers.ViTConfig(**small, **named(COLOURS), intermediate_size=128, image_size=SIDE)
         )
         processor = transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
     else:
         thin = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "layer_type": "basic"}
-        made = transformers.ResNetForImageClassification(transformers.ResNetConfig(**thin, **named))
+        made = transformers.ResNetForImageClassification(
+            transformers.ResNetConfig(**thin, **named(COLOURS))
+        )
         processor = transformers.ConvNextImageProcessor(size={"shortest_edge": SIDE}, crop_pct=0.875)
     made.eval()
     batch = processor(samples(), return_tensors="pt")

@@ -1,0 +1,70 @@
+"""Questions are answered as transformers' own pipeline answers them, over HTTP and on both backends."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from transformers import pipeline
+
+from serving.tasks.question_answering import STRIDE, WINDOW
+from tests.transformers import folders
+from tests.transformers.conftest import BACKENDS, service
+
+TOLERANCE = 1e-3
+"""Of a score; answers whose scores are closer may change places."""
+
+FIVE = 5
+Answers = Sequence[Mapping[str, Any]]
+
+
+def windows(tokenizer: Any, question: str, context: str) -> int:
+    """Number of windows."""
+    options = {"truncation": "only_second", "max_length": WINDOW, "stride": STRIDE}
+    return len(tokenizer(question, context, return_overflowing_tokens=True, **options)["input_ids"])
+
+
+def long_context(tokenizer: Any, question: str) -> str:
+    """A context that needs as many windows as FIVE says."""
+    lengths = range(0, 100 * len(folders.WORDS), 10)
+    texts = (" ".join((folders.WORDS * 100)[:length]) for length in lengths)
+    return next(text for text in texts if windows(tokenizer, question, text) == FIVE)
+
+
+def assert_same(found: Answers, expected: Answers) -> bool:
+    """Checks scores, and the best answer where it is clearly the best; returns whether it is."""
+    scores = [each["score"] for each in expected]
+    assert [each["score"] for each in found] == pytest.approx(scores, abs=TOLERANCE)
+    clear = len(scores) == 1 or scores[0] - scores[1] > TOLERANCE
+    if clear:
+        for name in ("answer", "start", "end"):
+            assert found[0][name] == expected[0][name]
+    return clear
+
+
+def cases(tokenizer: Any) -> Iterator[tuple[str, str, bool]]:
+    """Question, context, and whether there may be no answer."""
+    for question in folders.QUESTIONS:
+        for context in [*folders.CONTEXTS, long_context(tokenizer, question)]:
+            yield question, context, False
+            yield question, context, True
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("network", folders.NETWORKS)
+def test_questions(backend: str, network: str, kept: Callable[..., Path]) -> None:
+    folder = kept(folders.question_answerer, network)
+    answer = pipeline("question-answering", model=str(folder), device="cpu")
+    clear = []
+    with service(backend, folder) as url:
+        for question, context, no_answer in cases(answer.tokenizer):
+            content = {"question": question, "context": context, "allow_no_answer": no_answer}
+            ours = requests.post(f"{url}/predict?top_k=2", json=content, timeout=60)
+            assert ours.status_code == 200, ours.text
+            theirs = answer(
+                question=question, context=context, top_k=2, handle_impossible_answer=no_answer
+            )
+            theirs = theirs if isinstance(theirs, list) else [theirs]
+            clear.append(assert_same(ours.json()["top"], theirs))
+    assert sum(clear) > len(clear) / 2, "too few cases have a best answer"
