@@ -111,7 +111,7 @@ class TorchBackend:
 
     def trim(self) -> None:
         """Empties PyTorch's cache of GPU memory; a CPU has none."""
-        if isinstance(self._network, CudaNetwork):
+        if isinstance(self._network, CudaNetwork | TokenNetwork):
             torch.cuda.empty_cache()
 
     def close(self) -> None:
@@ -119,6 +119,7 @@ class TorchBackend:
         network, self._network = self._network, None
         if isinstance(network, CudaNetwork):
             network.close()
+        if isinstance(network, CudaNetwork | TokenNetwork):
             del network
             torch.cuda.empty_cache()
 

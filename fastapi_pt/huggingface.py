@@ -14,21 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from serving.errors import ConfigurationError
-from serving.huggingface import CONFIG, TEXT_HEAD
+from serving.huggingface import CONFIG, QUESTION_HEAD, TEXT_HEAD
 from serving.model import Kind, Model
 from serving.tensors import Signature, TensorSpec
 
-QUESTION_HEAD = "ForQuestionAnswering"
 WEIGHTS: Kind = "model.safetensors"
 INDEX: Kind = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-IMAGES = "pixel_values"
 LENGTH = "sequence_length"
 """Name of the axis of the tokens."""
 
 DEFAULT_LIMIT = 512
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 
 class ByName(nn.Module):
@@ -196,6 +192,7 @@ def network_class(model: Model, config: Any) -> Any:
 
 def library() -> Any:
     """Returns the module transformers, told to be quiet. Raises ConfigurationError if it is missing."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import transformers
     except ImportError as error:
