@@ -20,7 +20,8 @@ from serving.errors import ConfigurationError, RequestError
 from serving.model import Int8Verdict, Kind, Model
 from serving.settings import Settings
 from serving.tasks.image.classification import ACTIVATIONS
-from serving.tasks.text_classification import IDS, TextClassification, signatures
+from serving.tasks.text import IDS
+from serving.tasks.text_classification import TextClassification, signatures
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
 from training.int8_verdict import milliseconds, objection_to
