@@ -25,5 +25,6 @@ if __name__ == "__main__":
     ]
     address = ["--host", "127.0.0.1", "--port", PORT, "--log-level", "error", "--no-model-warmup"]
     program = str(Path(sys.executable).with_name("infinity_emb"))
+    options += ["--onnx-do-not-prefer-quantized"]  # fp32 beside a model_quantized.onnx, too
     batch = ["--batch-size", os.environ.get("PEER_BATCH", "8")]
     os.execv(program, [program, "v2", *options, *batch, *address])  # noqa: S606 of the package

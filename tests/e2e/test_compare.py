@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import compare, running, servers, table
+from benchmarks import compare, machine, running, servers, table, text_model
 from benchmarks.__main__ import app
 from serving.settings import ROOT
 
@@ -43,6 +43,25 @@ def test_every_server_is_measured_every_round(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "csv").read_text().count("\n") == 1 + 2 * 3 + 2 * len(
         kept["results"][table.IN_PROCESS]
     )
+
+
+@pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
+def test_texts_are_sent_in_turn(tmp_path: Path) -> None:
+    text_model.make(tmp_path / "texts", width=24, layers=1)
+    servers_ = ["--only=this service", "--only=this service, one by one"]
+    sizes = ["--rounds=1", "--seconds=1", "--connections=8", f"--json={tmp_path / 'json'}"]
+    result = CliRunner().invoke(
+        app,
+        ["compare", "--task=text", "--model", str(tmp_path / "texts"), *servers_, *sizes],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "json").read_text())
+    assert kept["command"].startswith("python -m benchmarks compare --task text --model texts ")
+    for name in ("this service", "this service, one by one"):
+        ((row,),) = kept["results"][name].values()
+        assert (row["failed"], row["requests"] > 0) == (0, True)
+    assert set(kept["results"][table.IN_PROCESS]) == {f"{n} threads" for n in {1, machine.cores()}}
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
