@@ -6,7 +6,7 @@ import json
 import pprint
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, Literal
@@ -99,6 +99,8 @@ def outcome_of(model: ModelInfo, request: Any, answer: JsonAnswer, path: str) ->
                 if model.independent
                 else words.verdict(top, model.thresholds, words.UNSURE_TEXT)
             )
+            if "X-Input-Truncated" in answer.headers:
+                verdict = replace(verdict, note=f"{verdict.note} {words.TRUNCATED}".strip())
             return Outcome(model, request, answer, path, verdict)
         if model.view == "question":
             verdict = words.verdict_of_spans(ranking(answer.body, "answer", "score"), model.thresholds)

@@ -37,7 +37,7 @@ from serving_client.options import Options
 
 TOP_K = 5
 STATUSES_WITHOUT_CODE = (400, 404)
-PASSED_ON = ("Server-Timing", "X-Request-ID", "Retry-After")
+PASSED_ON = ("Server-Timing", "X-Request-ID", "Retry-After", "X-Input-Truncated")
 STATUS_TIMEOUT_S = 2.0
 TIMEOUT_GRACE_S = 2.0  # for the API's own 504 to arrive
 CHECK_CLIENT_S = 0.1

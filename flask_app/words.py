@@ -113,6 +113,7 @@ VIEWS: dict[View, ViewWords] = {
 UNSURE_PHOTO = "The scores are low or close together. It may be something else, or nothing it knows."
 UNSURE_TEXT = "The scores are low or close together. It may be none of these."
 UNSURE_SPAN = "The score is low. The answer may stand elsewhere, or nowhere in this text."
+TRUNCATED = "The text was too long for the model, which has read only a part of it."
 NO_ANSWER = "The text does not say."
 
 ERRORS = {
@@ -249,5 +250,5 @@ def verdict_of_spans(top: Sequence[tuple[str, float]], thresholds: Thresholds) -
 
 
 def bars_of(top: Sequence[tuple[str, float]]) -> tuple[Bar, ...]:
-    """Builds the bars of a chart from (label, probability) pairs."""
-    return tuple(Bar(label, percent(p), round(100 * p, 2)) for label, p in top)
+    """Builds the bars of a chart from (label, probability) pairs; a score may be a sum over 1."""
+    return tuple(Bar(label, percent(min(p, 1)), round(100 * min(p, 1), 2)) for label, p in top)

@@ -33,7 +33,11 @@ NEED_TORCH = [
 SLOW = [
     *NEED_TORCH,
     "browser/test_access.py",
+    "browser/test_access_of_forms.py",
+    "browser/test_forms.py",
     "browser/test_photos.py",
+    "browser/test_questions.py",
+    "browser/test_texts.py",
     "browser/test_trouble.py",
     "e2e/test_benchmarks.py",
     "e2e/test_client.py",

@@ -55,7 +55,7 @@ export function ask(card) {
   refresh();
   alarm("");
   queue.add(card);
-  reveal(card);
+  reveal(card.element);
 }
 
 export function refresh() {

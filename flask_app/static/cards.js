@@ -208,9 +208,9 @@ export function clearCards() {
   $("cards").replaceChildren();
 }
 
-/** Scrolls to the newest card where it is not in view. */
-export function reveal(card) {
-  card.element.scrollIntoView({
+/** Scrolls to a part of the page where it is not in view. */
+export function reveal(part) {
+  part.scrollIntoView({
     block: "nearest",
     behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
   });

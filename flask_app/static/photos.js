@@ -195,7 +195,7 @@ function take(files) {
   say(fresh.length > 1 ? `Classifying ${fresh.length} photos` : `Classifying ${fresh[0].name}`);
   alarm("");
   fresh.forEach((card) => queue.add(card));
-  reveal(fresh[0]);
+  reveal(fresh[0].element);
 }
 
 function refresh() {

@@ -1,6 +1,7 @@
 // The view for questions about a text: the answer is marked in it, and the text stays.
 
 import { begin } from "./common.js";
+import { reveal } from "./cards.js";
 import { ask, AskCard, form, listen, restore, type } from "./asking.js";
 
 const { context, question } = form.elements;
@@ -13,6 +14,7 @@ class QuestionCard extends AskCard {
     const text = this.find(".paragraph");
     const mark = text.querySelector("mark.best");
     if (mark) text.scrollTop = mark.offsetTop - text.clientHeight / 3;
+    reveal(mark ?? this.element);
   }
 }
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser.stub_api import StubApi, stub_api
+from tests.browser.stub_models import serve
 from tests.servers import free_port, running
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -24,6 +26,7 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 Opener = Callable[..., Page]
+PageOf = Callable[..., Page]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,7 +97,12 @@ def open_page(browser: Browser, base_url: str, stub: StubApi) -> Iterator[Opener
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
-    def opener(path: str = "/", url: str = base_url, **options: Any) -> Page:  # Any: Playwright's
+    def opener(
+        path: str = "/",
+        url: str = base_url,
+        state: str = "ready",
+        **options: Any,  # Playwright's
+    ) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
         contexts.append(context)
         page = context.new_page()
@@ -102,7 +110,7 @@ def open_page(browser: Browser, base_url: str, stub: StubApi) -> Iterator[Opener
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url + path)
         if options.get("java_script_enabled", True) and path == "/":
-            expect(page.locator("#service")).to_have_attribute("data-state", "ready")
+            expect(page.locator("#service")).to_have_attribute("data-state", state)
         return page
 
     yield opener
@@ -110,3 +118,18 @@ def open_page(browser: Browser, base_url: str, stub: StubApi) -> Iterator[Opener
         context.close()
     # Chromium logs every answer of 400 and more, and every lost connection, by itself.
     assert [text for text in complaints if not text.startswith("Failed to load resource")] == []
+
+
+@pytest.fixture
+def page_of(open_page: Opener, stub: StubApi) -> Iterator[PageOf]:
+    """Opens a page of its own in front of a stub with this model."""
+    with ExitStack() as pages:
+
+        def opener(model: dict[str, Any], **options: Any) -> Page:  # Any: JSON, Playwright's
+            serve(stub, model)
+            url = f"http://127.0.0.1:{(port := free_port())}"
+            env = {"UI_PORT": str(port), "UI_API_URL": stub.url}
+            pages.enter_context(running(["flask_app"], f"{url}/healthz", env))
+            return open_page(url=url, **options)
+
+        yield opener

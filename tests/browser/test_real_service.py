@@ -1,11 +1,15 @@
-"""Page, API and model together: a sample goes all the way to the real classifier."""
+"""Page, API and model together: a sample goes all the way to the real model, of every kind."""
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
+from tests import exports, graphs, servers
 from tests.browser.conftest import Opener
 from tests.servers import free_port, running
 
@@ -13,10 +17,29 @@ from tests.servers import free_port, running
 @pytest.fixture(scope="module")
 def real_page(onnx_url: str) -> Iterator[str]:
     """Address of a page in front of the ONNX service."""
+    with page_before(onnx_url) as url:
+        yield url
+
+
+@contextmanager
+def page_before(api_url: str) -> Iterator[str]:
+    """Yields the address of a page in front of a service."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    env = {"UI_PORT": str(port), "UI_API_URL": onnx_url}
+    env = {"UI_PORT": str(port), "UI_API_URL": api_url}
     with running(["flask_app"], f"{url}/healthz", env):
         yield url
+
+
+@contextmanager
+def service_of(folder: Path) -> Iterator[str]:
+    """Yields the address of a page in front of a service of its own, of the model in a folder."""
+    env = {"SERVING_MODEL_DIR": str(folder), "SERVING_INSTANCES": "1", "SERVING_LOG_LEVEL": "error"}
+    with servers.api("fastapi_onnx", env) as api_url, page_before(api_url) as url:
+        yield url
+
+
+def answered(page: Page) -> None:
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
 
 
 def test_a_sample_is_classified(open_page: Opener, real_page: str) -> None:
@@ -36,3 +59,60 @@ def test_a_sample_is_classified(open_page: Opener, real_page: str) -> None:
 def test_the_test_address(open_page: Opener, real_page: str) -> None:
     page = open_page("/test", url=real_page)
     expect(page.locator("main")).to_contain_text("Page, API and model work together.")
+
+
+@pytest.mark.slow
+def test_a_text(open_page: Opener, tmp_path: Path) -> None:
+    folder = exports.saved(tmp_path / "sentiment", exports.word_piece(), {})
+    with service_of(folder) as url:
+        page = open_page(url=url)
+        page.get_by_label("Your text").fill("the soup was wonderful")
+        answered(page)
+        expect(page.locator(".card-sentence")).to_have_text(re.compile("^POSITIVE, "))
+        assert page.locator(".bar").count() == 3
+        page.get_by_label("Your text").fill("warm " * 100)
+        expect(page.locator(".card-note")).to_have_text(
+            re.compile(r"^The text has \d+ tokens")
+        )
+        page.goto(f"{url}/test")
+        expect(page.locator("main")).to_contain_text("Page, API and model work together.")
+
+
+@pytest.mark.slow
+def test_a_question(open_page: Opener, tmp_path: Path) -> None:
+    folder = exports.asked(tmp_path / "reader", exports.word_piece(), {})
+    with service_of(folder) as url:
+        page = open_page(url=url)
+        text = "\u00c9t\u00e9 \U0001f600: the warm soup"
+        page.get_by_label("Text", exact=True).fill(text)
+        page.get_by_label("Question").fill("what was cold")
+        page.get_by_role("button", name="Ask").click()
+        answered(page)
+        marked = page.locator("mark.best").inner_text()
+        assert marked in text
+        assert page.locator(".bar-label").first.text_content() == marked
+        assert page.locator(".paragraph").inner_text() == text
+
+
+@pytest.mark.slow
+def test_python_of_ones_own(open_page: Opener, tmp_path: Path) -> None:
+    content = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with service_of(tmp_path) as url:
+        page = open_page(url=url)
+        page.get_by_label("Number").fill("7")
+        page.get_by_role("button", name="Send").click()
+        answered(page)
+        expect(page.locator(".card-sentence")).to_have_text("Number: 7")
+        page.get_by_label("Does").select_option("refuse")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator(".card-note").first).to_have_text("7 is refused.")
+
+
+@pytest.mark.slow
+def test_a_graph(open_page: Opener, tmp_path: Path) -> None:
+    with service_of(graphs.saved(graphs.two_by_two(), tmp_path / "sums")) as url:
+        page = open_page(url=url)
+        page.get_by_role("button", name="Send").click()
+        answered(page)
+        expect(page.locator("code.json").first).to_contain_text('"outputs"')

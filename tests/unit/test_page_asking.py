@@ -125,6 +125,15 @@ def test_texts(stub: StubApi, client: FlaskClient) -> None:
     assert page["note"]
 
 
+def test_a_text_that_was_cut(stub: StubApi, client: FlaskClient) -> None:
+    serve(stub, SENTIMENT)
+    body = {"prediction": "Positive", "probability": 0.9}
+    stub.usual = Reply(200, body, {"X-Input-Truncated": "true"})
+    answer = client.post("/ask", data={"text": "a wonderful day"})
+    assert answer.get_json()["page"]["note"].startswith("The text was too long for the model")
+    assert answer.headers["X-Input-Truncated"] == "true"
+
+
 def test_lines_without_script(stub: StubApi, client: FlaskClient) -> None:
     serve(stub, SENTIMENT)
     stub.answers.extend([error(413, "text_too_long")])
@@ -162,6 +171,13 @@ def test_the_answer_is_marked_by_code_points(stub: StubApi, client: FlaskClient)
     page = client.post("/ask", data=texts | {"question": "nothing"}).get_json()["page"]
     assert (page["sentence"], page["sure"]) == ("The text does not say.", True)
     assert "<mark" not in page["html"]
+
+
+def test_scores_that_are_sums(stub: StubApi, client: FlaskClient) -> None:
+    serve(stub, READER)
+    stub.usual = Reply(200, {"answer": "Ann", "score": 1.25, "start": 12, "end": 15})
+    page = client.post("/ask", data=ASKED["reader"]).get_json()["page"]
+    assert page["sentence"] == "Ann, 100 %"
 
 
 def test_candidates_that_overlap() -> None:

@@ -1,0 +1,146 @@
+"""Accessibility of the views that are filled in: axe, small screens, keyboard, no JavaScript."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PageOf
+from tests.browser.stub_api import StubApi, error
+from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT
+from tests.browser.test_access import PHONE, tab_to, violations
+
+LONG = "Donaudampfschifffahrt" * 8
+
+
+def texts(page: Page) -> None:
+    """Shows a sure and an unsure answer, and one that is too long, with details."""
+    page.get_by_label("Your text").fill(f"wonderful {LONG}\nso\n" + "x" * 400)
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
+    page.get_by_text("Text pair", exact=True).click()
+    page.get_by_text("Details").first.click()
+
+
+def question(page: Page) -> None:
+    """Shows an answer in a long text, with the other candidates, and one that is not sure."""
+    page.get_by_label("Text", exact=True).fill(f"von Ann Lee {LONG} " + "x\n" * 200)
+    for count, asked in enumerate((f"{LONG}?", "I doubt it"), 1):
+        page.get_by_label("Question").fill(asked)
+        page.get_by_label("Question").press("Enter")
+        expect(page.locator('.card[data-state="done"]')).to_have_count(count)
+    page.get_by_text("Other candidates").first.click()
+    page.get_by_text("Details").first.click()
+
+
+def form(page: Page) -> None:
+    """Shows an answer, and what cannot be sent."""
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    page.get_by_text("Details").first.click()
+    page.get_by_label("Features").or_(page.get_by_label("Request")).first.fill("x")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
+
+
+SHOWS = [(SENTIMENT, texts), (READER, question), (FLOWERS, form), (GRAPH, form)]
+Show = Callable[[Page], None]
+each_view = pytest.mark.parametrize(
+    ("model", "show"), SHOWS, ids=[str(model["name"]) for model, _ in SHOWS]
+)
+
+
+@each_view
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(
+    page_of: PageOf,
+    stub: StubApi,
+    model: dict[str, Any],
+    show: Show,
+    scheme: Literal["light", "dark"],
+) -> None:
+    page = page_of(model, color_scheme=scheme, reduced_motion="reduce")
+    assert violations(page) == []
+    show(page)
+    assert violations(page) == []
+    stub.down()
+    page.evaluate("dispatchEvent(new Event('online'))")
+    expect(page.locator("#service")).to_have_attribute("data-state", "down")
+    assert violations(page) == []
+    stub.up()
+
+
+@each_view
+@pytest.mark.parametrize("size", [PHONE, {"viewport": {"width": 1200, "height": 740}}])
+def test_no_sideways_scrolling(
+    page_of: PageOf, model: dict[str, Any], show: Show, size: dict[str, Any]
+) -> None:
+    page = page_of(model, **size)
+    show(page)
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) <= 0
+    outside = """cards => cards.flatMap(card => [...card.querySelectorAll("*")].filter(
+      part => part.getBoundingClientRect().right > card.getBoundingClientRect().right + 1
+    ).map(part => part.outerHTML.slice(0, 80)))"""
+    assert page.locator(".card").evaluate_all(outside) == []
+
+
+@pytest.mark.parametrize("model", [SENTIMENT, READER, FLOWERS], ids=lambda model: model["name"])
+def test_axe_finds_nothing_without_script(page_of: PageOf, stub: StubApi, model: dict[str, Any]) -> None:
+    page = page_of(model, java_script_enabled=False)
+    page.locator(".examples button, .sheet button").last.click()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    answered = page.content()
+    stub.usual = error(400, "invalid_text")
+    page.locator(".examples button, .sheet button").last.click()
+    expect(page.get_by_role("alert").first).to_be_visible()
+    failed = page.content()
+    checked = page_of(model)
+    for html in (answered, failed):
+        checked.set_content(html)
+        assert violations(checked) == []
+
+
+def test_texts_by_keyboard(page_of: PageOf) -> None:
+    page = page_of(SENTIMENT)
+    tab_to(page, "#field-text")
+    page.keyboard.type("wonderful")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    expect(page.locator("#field-text")).to_be_focused()  # the focus is not stolen
+    tab_to(page, ".examples button")
+    page.keyboard.press("Enter")
+    expect(page.locator("#field-text")).to_have_value(
+        "The soup was wonderful, and the people were so kind."
+    )
+    tab_to(page, ".card summary")
+    page.keyboard.press("Enter")
+    expect(page.locator(".curl")).to_be_visible()
+
+
+def test_a_question_by_keyboard(page_of: PageOf) -> None:
+    page = page_of(READER)
+    tab_to(page, "#field-context")
+    page.keyboard.type("von Ann Lee")
+    page.keyboard.press("Tab")
+    page.keyboard.type("Who?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card-sentence")).to_have_text("Ann Lee, 87 %")
+    expect(page.locator("#field-question")).to_be_focused()
+    tab_to(page, ".others summary")
+    page.keyboard.press("Enter")
+    expect(page.locator(".bars")).to_be_visible()
+    tab_to(page, ".paragraph")
+
+
+def test_a_form_by_keyboard(page_of: PageOf, stub: StubApi) -> None:
+    page = page_of(FLOWERS)
+    tab_to(page, "#field-petals")
+    page.keyboard.press("ArrowUp")
+    tab_to(page, "#field-wild")
+    page.keyboard.press("Space")
+    tab_to(page, ".sheet button")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card-sentence")).to_have_text("Label: Rosa <rugosa>")
+    assert (stub.asked[0].body["petals"], stub.asked[0].body["wild"]) == (6, True)
+    expect(page.locator(".sheet button")).to_be_focused()

@@ -1,0 +1,142 @@
+"""The page in front of a model that answers questions: the marked text, candidates, trouble."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PageOf
+from tests.browser.stub_api import StubApi, error
+from tests.browser.stub_models import READER
+
+TEXT = "Im Caf\u00e9 \U0001f468\u200d\U0001f373 kocht <b>Ann Lee</b>,\nund das seit 1999."
+
+
+@pytest.fixture
+def page(page_of: PageOf) -> Page:
+    """The page, opened."""
+    return page_of(READER)
+
+
+def ask(page: Page, question: str, answers: int = 1) -> None:
+    """Asks by Enter, and waits for the answer."""
+    page.get_by_label("Question").fill(question)
+    page.get_by_label("Question").press("Enter")
+    expect(page.locator('.card[data-state="done"]')).to_have_count(answers)
+
+
+def marks(page: Page, kind: str) -> list[str]:
+    return page.locator(".card").first.locator(f"mark.{kind}").all_inner_texts()
+
+
+def test_the_answer_is_marked_in_the_text(page: Page, stub: StubApi) -> None:
+    page.get_by_label("Text", exact=True).fill(TEXT.replace("Im", "im"))
+    ask(page, "Who?")
+    expect(page.locator(".card-sentence")).to_have_text("Ann Lee, 87 %")
+    expect(page.locator("#say")).to_have_text("Who?: Ann Lee, 87 %")
+    assert marks(page, "best") == ["Ann Lee"]
+    assert page.locator(".paragraph").inner_text() == TEXT.replace("Im", "im")
+    context, question = stub.asked[0].body["context"], stub.asked[0].body["question"]
+    assert (context, question) == (TEXT.replace("Im", "im"), "Who?")
+
+
+def test_the_text_stays_for_the_next_question(page: Page, stub: StubApi) -> None:
+    page.get_by_role("button", name="Who built the bridge?").click()
+    expect(page.locator(".card-sentence")).to_have_text("Anna Lindqvist, 87 %")
+    text = page.get_by_label("Text", exact=True).input_value()
+    ask(page, "Is there nothing?", 2)
+    assert page.locator(".card-sentence").all_inner_texts() == [
+        "The text does not say.",
+        "Anna Lindqvist, 87 %",
+    ]
+    assert [each.body["context"] for each in stub.asked] == [text, text]
+    expect(page.get_by_label("Question")).to_be_focused()
+
+
+def test_a_long_text_is_scrolled_to_the_answer(page: Page) -> None:
+    page.get_by_label("Text", exact=True).fill("lorem ipsum\n" * 300 + "and Ann Lee" + "\ndolor" * 300)
+    ask(page, "Who?")
+    expect(page.locator("mark.best")).to_be_in_viewport()
+    assert page.locator(".paragraph").evaluate("text => text.scrollTop") > 1000
+
+
+def test_other_candidates_on_request(page: Page) -> None:
+    page.get_by_role("button", name="Who built the bridge?").click()
+    other = page.locator("mark.other")
+    expect(other).to_have_text("1902")
+    colour = "mark => getComputedStyle(mark).backgroundColor"
+    assert other.evaluate(colour) == "rgba(0, 0, 0, 0)"
+    expect(page.locator(".bars")).to_be_hidden()
+    page.get_by_text("Other candidates").click()
+    assert other.evaluate(colour) != "rgba(0, 0, 0, 0)"
+    assert page.locator(".bar-label").all_inner_texts() == ["Anna Lindqvist", "Anna", "1902"]
+
+
+def test_not_sure(page: Page) -> None:
+    page.get_by_label("Text", exact=True).fill("von Ann Lee")
+    ask(page, "I doubt it")
+    expect(page.locator(".card-sentence")).to_have_text("Not sure: Ann Lee 31 %")
+    expect(page.locator(".card-note")).to_contain_text("The score is low")
+
+
+def test_no_answer_may_be_allowed(page: Page, stub: StubApi) -> None:
+    page.get_by_label("Text", exact=True).fill("von Ann Lee")
+    page.get_by_label("Allow no answer").check()
+    ask(page, "Is there nothing?")
+    assert stub.asked[0].body["allow_no_answer"] is True
+
+
+def test_limits_are_shown_while_typing(page: Page, stub: StubApi) -> None:
+    expect(page.locator("#count-context")).to_have_text("At most 20,000 bytes.")
+    page.get_by_label("Text", exact=True).fill("\u00e9" * 602)
+    expect(page.locator("#count-context")).to_have_text("1,204 of 20,000 bytes")
+    page.get_by_label("Text", exact=True).fill("x" * 20_001)
+    expect(page.locator("#count-context")).to_have_text("It has 20,001 bytes. The limit is 20,000.")
+    page.get_by_label("Question").fill("Who?")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.get_by_label("Text", exact=True)).to_be_focused()  # the browser says why
+    assert not stub.asked
+
+
+def test_nothing_typed_is_lost(page: Page, stub: StubApi) -> None:
+    stub.usual = error(500, "internal_error")
+    page.get_by_label("Text", exact=True).fill("von Ann Lee")
+    page.get_by_label("Allow no answer").check()
+    page.get_by_label("Question").fill("Who?")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".card-sentence")).to_have_text("Something went wrong on the server.")
+    expect(page.get_by_label("Text", exact=True)).to_have_value("von Ann Lee")
+    page.reload()
+    expect(page.get_by_label("Text", exact=True)).to_have_value("von Ann Lee")
+    expect(page.get_by_label("Question")).to_have_value("Who?")
+    expect(page.get_by_label("Allow no answer")).to_be_checked()
+
+
+def test_what_is_missing_is_asked_for(page: Page, stub: StubApi) -> None:
+    page.get_by_label("Question").fill("Who?")
+    page.get_by_label("Question").press("Enter")
+    expect(page.get_by_label("Text", exact=True)).to_be_focused()
+    assert not stub.asked
+
+
+def test_cancel_and_again(page: Page, stub: StubApi) -> None:
+    stub.held.clear()
+    page.get_by_label("Text", exact=True).fill("von Ann Lee")
+    page.get_by_label("Question").fill("Who?")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".spinning .card-sentence")).to_have_text("Reading \u2026")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".card-sentence")).to_have_text("Cancelled")
+    stub.held.set()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".card-sentence")).to_have_text("Ann Lee, 87 %")
+
+
+def test_without_script(page_of: PageOf) -> None:
+    page = page_of(READER, java_script_enabled=False)
+    page.get_by_label("Text", exact=True).fill("von <b>Ann Lee</b> seit 1999")
+    page.get_by_label("Question").fill("Who?")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".card-sentence")).to_have_text("Ann Lee, 87 %")
+    assert marks(page, "best") == ["Ann Lee"]
+    expect(page.get_by_label("Text", exact=True)).to_have_value("von <b>Ann Lee</b> seit 1999")
+    page.get_by_role("button", name="Who built the bridge?").click()
+    assert marks(page, "best") == ["Anna Lindqvist"]

@@ -1,0 +1,188 @@
+"""The page in front of a text classifier: lines, answers while typing, limits, trouble."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PageOf
+from tests.browser.stub_api import StubApi, error, until
+from tests.browser.stub_models import SENTIMENT
+
+THREE = "a wonderful day\nlate\n\n  so so  "
+
+
+@pytest.fixture
+def page(page_of: PageOf) -> Page:
+    """The page, opened."""
+    return page_of(SENTIMENT)
+
+
+def sentences(page: Page) -> list[str]:
+    return page.locator(".card-sentence").all_inner_texts()
+
+
+def write(page: Page, text: str, answers: int) -> None:
+    """Fills in the text and waits for its answers."""
+    page.get_by_label("Your text").fill(text)
+    expect(page.locator('.card[data-state="done"]')).to_have_count(answers)
+    expect(page.locator(".card")).to_have_count(answers)
+
+
+def test_typing_is_enough(page: Page, stub: StubApi) -> None:
+    page.get_by_label("Your text").press_sequentially("wonderful", delay=10)
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    expect(page.locator("#say")).to_have_text("Positive, 97 %")
+    expect(page.get_by_label("Your text")).to_be_focused()
+    assert page.locator(".bar-label").all_inner_texts() == ["Positive", "Neutral", "Negative"]
+    widths = [bar.get_attribute("width") for bar in page.locator(".bar rect").all()]
+    assert widths == ["97.4%", "2.0%", "0.6%"]
+    assert stub.asked[-1].body == {"text": "wonderful"}
+
+
+def test_each_line_is_a_text(page: Page, stub: StubApi) -> None:
+    write(page, THREE, 3)
+    unsure = "Not sure: Neutral 44 %, Positive 36 %"
+    assert sentences(page) == ["Positive, 97 %", "Negative, 91 %", unsure]
+    assert page.locator(".card-name").all_inner_texts() == ["a wonderful day", "late", "so so"]
+    expect(page.locator("#say")).to_have_text("3 texts are classified")
+    write(page, "new\n" + THREE, 4)
+    assert len(stub.asked) == 4  # what was known is not asked again
+    assert sentences(page)[1] == "Positive, 97 %"
+    write(page, "late", 1)
+    assert sentences(page) == ["Negative, 91 %"]
+    page.get_by_label("Your text").fill("")
+    expect(page.locator("#results")).to_be_hidden()
+
+
+def test_three_at_a_time(page: Page, stub: StubApi) -> None:
+    stub.held.clear()
+    page.get_by_label("Your text").fill("\n".join(f"line {i}" for i in range(7)))
+    until(lambda: stub.inside == 3, "three requests")
+    stub.held.set()
+    expect(page.locator('.card[data-state="done"]')).to_have_count(7)
+    assert stub.most_inside == 3
+
+
+def test_what_is_no_longer_there_is_no_longer_asked(page: Page, stub: StubApi) -> None:
+    stub.held.clear()
+    page.get_by_label("Your text").fill("a wonderful day")
+    until(lambda: stub.inside == 1, "a request")
+    page.get_by_label("Your text").fill("late")
+    until(lambda: stub.left == 1, "the API to see its client leave")
+    stub.held.set()
+    expect(page.locator(".card-sentence")).to_have_text("Negative, 91 %")
+    expect(page.locator("#alarm")).to_have_text("")
+
+
+def test_examples(page: Page) -> None:
+    page.get_by_role("button", name="An hour late").click()
+    expect(page.locator(".card-sentence")).to_have_text("Negative, 91 %")
+    expect(page.get_by_label("Your text")).to_have_value("An hour late, cold, and nobody said sorry.")
+
+
+def test_a_pair(page: Page, stub: StubApi) -> None:
+    write(page, "wonderful", 1)
+    page.get_by_text("Text pair", exact=True).click()
+    page.get_by_label("Text pair").fill("late")
+    until(lambda: len(stub.asked) == 2, "the pair")
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    assert stub.asked[-1].body == {"text": "wonderful", "text_pair": "late"}
+
+
+def test_limits_are_shown_while_typing(page: Page, stub: StubApi) -> None:
+    count = page.locator("#count-text")
+    expect(count).to_have_text("At most 300 bytes a line.")
+    write(page, "\u00fcber wonderful", 1)
+    expect(count).to_have_text("15 of 300 bytes")
+    write(page, THREE, 3)
+    expect(count).to_have_text("3 texts, the longest: 15 of 300 bytes")
+    before = len(stub.asked)
+    page.get_by_label("Your text").fill("x" * 1234)
+    expect(count).to_have_text("It has 1,234 bytes. The limit is 300.")
+    expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
+    assert sentences(page) == ["This text cannot be sent."]
+    expect(page.get_by_label("Your text")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#alarm")).to_contain_text("The limit is 300")
+    assert len(stub.asked) == before
+
+
+def test_half_of_a_character(page: Page, stub: StubApi) -> None:
+    half = "field => { field.value = 'a \\ud83d'; field.dispatchEvent(new Event('input', all)) }"
+    page.get_by_label("Your text").evaluate(half.replace("all", "{bubbles: true}"))
+    expect(page.locator(".card-note")).to_contain_text("half of a character")
+    assert not stub.asked
+
+
+def test_a_reload_keeps_what_was_typed(page: Page) -> None:
+    write(page, THREE, 3)
+    page.reload()
+    expect(page.get_by_label("Your text")).to_have_value(THREE)
+    expect(page.locator('.card[data-state="done"]')).to_have_count(3)
+    page.get_by_role("button", name="Clear", exact=True).click()
+    expect(page.locator("#results")).to_be_hidden()
+    page.reload()
+    expect(page.get_by_label("Your text")).to_have_value("")
+
+
+def test_trouble_stays_with_its_line(page: Page, stub: StubApi) -> None:
+    stub.answers.extend([error(413, "text_too_long"), error(503, "overloaded", 2)])
+    page.get_by_label("Your text").fill("wonderful")
+    expect(page.locator(".card-sentence")).to_have_text("This text is too long.")
+    expect(page.locator(".card-note")).to_have_text("Stub says text_too_long.")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".card-sentence")).to_have_text("Busy, trying again in 2 s")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+
+
+def test_down_and_up_again(page: Page, stub: StubApi) -> None:
+    stub.down()
+    page.get_by_label("Your text").fill("wonderful")
+    expect(page.locator(".card-sentence")).to_have_text("The model cannot be reached.")
+    expect(page.locator(".card-note")).to_contain_text("The text stays here")
+    stub.up()
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+
+
+def test_csv(page: Page) -> None:
+    write(page, 'late, "x"\n=wonderful', 2)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    head, first, second = download.value.path().read_text("utf-8-sig").splitlines()
+    assert download.value.suggested_filename == "sentiment.csv"
+    assert head == "text,state,prediction,probability,second,second_probability,sentence"
+    assert first == ('"late, ""x""","done","Negative","0.91","Neutral","0.07","Negative, 91 %"')
+    assert second.startswith('"\'=wonderful","done","Positive"')
+
+
+def test_details(page: Page, stub: StubApi) -> None:
+    write(page, "it's <b>wonderful</b>", 1)
+    page.get_by_text("Details").click()
+    legend = page.locator(".times-legend li").all_inner_texts()
+    assert [text.strip() for text in legend[:3]] == ["decode 1.2 ms", "queue 0.4 ms", "inference 7.3 ms"]
+    assert f"'{stub.url}/predict?top_k=3'" in page.locator(".curl").inner_text()
+    assert "it'\"'\"'s <b>wonderful</b>" in page.locator(".curl").inner_text()
+    page.get_by_role("button", name="Copy").last.click()
+    expect(page.locator("#say")).to_have_text(re.compile("Copied|Selected: press"))
+
+
+def test_a_page_that_was_made_before_the_model_was_known(page_of: PageOf, stub: StubApi) -> None:
+    stub.down()
+    page = page_of(SENTIMENT, state="down")
+    expect(page.locator("#page")).to_have_attribute("data-view", "photos")
+    stub.up()
+    expect(page.get_by_label("Your text")).to_be_visible()
+
+
+def test_without_script(page_of: PageOf, stub: StubApi) -> None:
+    page = page_of(SENTIMENT, java_script_enabled=False)
+    page.get_by_label("Your text").fill(THREE)
+    page.get_by_role("button", name="Classify").click()
+    assert sentences(page)[:2] == ["Positive, 97 %", "Negative, 91 %"]
+    expect(page.get_by_label("Your text")).to_have_value(THREE)
+    page.get_by_role("button", name="An hour late").click()
+    assert sentences(page) == ["Negative, 91 %"]
+    stub.usual = error(400, "invalid_text")
+    page.get_by_role("button", name="Classify").click()
+    expect(page.get_by_role("alert").first).to_contain_text("This text cannot be read.")
+    expect(page.get_by_label("Your text")).to_have_value("An hour late, cold, and nobody said sorry.")
