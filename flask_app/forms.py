@@ -26,7 +26,7 @@ LISTS: dict[str, Kind] = {"number": "numbers", "integer": "numbers", "string": "
 
 @dataclass(frozen=True)
 class Limit:
-    """Most of a text: a number and its unit, `characters` or `bytes`."""
+    """Most of a text or a file: a number and its unit, `characters` or `bytes`."""
 
     most: int
     unit: str
@@ -152,6 +152,8 @@ def form_field(
             limit = Limit(int(schema["maxLength"]), "characters")
         elif "text_bytes" in limits:
             limit = Limit(limits["text_bytes"], "bytes")
+    if kind == "file" and "request_bytes" in limits:
+        limit = Limit(limits["request_bytes"] * 3 // 4, "bytes")  # base64 is a third larger
     return FormField(
         name,
         label_of(name, schema),

@@ -192,7 +192,6 @@ class Views:
             paragraphs=PARAGRAPHS,
             feedback=self.feedback,
             none_of_these=NONE_OF_THESE,
-            unsure=words.UNSURE_PHOTO,
             max_bytes=settings.max_upload_bytes,
             max_mb=settings.max_upload_mb,
             api_url=settings.public_api_url or settings.api_url,

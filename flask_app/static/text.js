@@ -1,6 +1,6 @@
 // The view for texts: each line is classified as one stops typing, and has its own card.
 
-import { $, alarm, begin, config, Problem, say, saveCsv } from "./common.js";
+import { $, alarm, begin, complain, config, Problem, say, saveCsv } from "./common.js";
 import { cards, isOpen, queue, RANKED, ranked } from "./cards.js";
 import { AskCard, form, keep, linesOf, listen, refresh, restore, type, wrongWith } from "./asking.js";
 
@@ -44,9 +44,14 @@ const others = () => [...new FormData(form)].filter(([name]) => name !== "text")
 
 /** Makes the cards those of the lines; a line that has changed keeps its place. */
 function classify() {
-  const lines = linesOf(field.value).slice(0, MOST_LINES);
+  const all = linesOf(field.value);
+  const lines = all.slice(0, MOST_LINES);
   const more = others();
   alarm("");
+  document.querySelector(".problem")?.remove();
+  if (all.length > lines.length) {
+    complain(new Problem(`Only the first ${MOST_LINES} lines are classified.`, "Then do the others."));
+  }
   cards.splice(lines.length).forEach((card) => card.remove());
   const fresh = [];
   lines.forEach((line, place) => {

@@ -101,8 +101,12 @@ def test_what_only_the_server_can_read(page: Page, stub: StubApi) -> None:
 
 
 def test_a_file_that_is_too_large(page: Page, stub: StubApi) -> None:
-    film = payload("film", b"\0" * (15 * 2**20), "video/mp4")
-    page.get_by_label("Photo").set_input_files(film)
+    expect(page.locator(".field", has=page.get_by_label("Photo"))).to_contain_text("At most 750.0 kB.")
+    page.get_by_label("Photo").set_input_files(payload("film", b"\0" * 750_001, "video/mp4"))
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".problem")).to_contain_text("This file is too large. The limit is 0.75 MB.")
+    page.get_by_label("Photo").evaluate("field => { delete field.dataset.most }")
+    page.get_by_label("Photo").set_input_files(payload("film", b"\0" * (15 * 2**20), "video/mp4"))
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".problem")).to_contain_text("This is too large. The limit is 14 MB.")
     assert not stub.asked

@@ -71,9 +71,7 @@ def test_a_text(open_page: Opener, tmp_path: Path) -> None:
         expect(page.locator(".card-sentence")).to_have_text(re.compile("^POSITIVE, "))
         assert page.locator(".bar").count() == 3
         page.get_by_label("Your text").fill("warm " * 100)
-        expect(page.locator(".card-note")).to_have_text(
-            re.compile(r"^The text has \d+ tokens")
-        )
+        expect(page.locator(".card-note")).to_have_text(re.compile(r"^The text has \d+ tokens"))
         page.goto(f"{url}/test")
         expect(page.locator("main")).to_contain_text("Page, API and model work together.")
 

@@ -107,6 +107,14 @@ def test_limits_are_shown_while_typing(page: Page, stub: StubApi) -> None:
     assert len(stub.asked) == before
 
 
+def test_more_lines_than_are_classified(page: Page) -> None:
+    page.get_by_label("Your text").fill("wonderful\n" * 201)
+    expect(page.locator(".problem")).to_contain_text("Only the first 200 lines are classified.")
+    expect(page.locator('.card[data-state="done"]')).to_have_count(200)
+    page.get_by_label("Your text").fill("late")
+    expect(page.locator(".problem")).to_have_count(0)
+
+
 def test_half_of_a_character(page: Page, stub: StubApi) -> None:
     half = "field => { field.value = 'a \\ud83d'; field.dispatchEvent(new Event('input', all)) }"
     page.get_by_label("Your text").evaluate(half.replace("all", "{bubbles: true}"))

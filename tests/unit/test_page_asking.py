@@ -376,7 +376,3 @@ def test_the_code_to_copy_asks_as_the_page_does(
     by_page, by_code = stub.asked
     assert (by_code.path, by_code.body) == (by_page.path, by_page.body)
     assert by_code.headers["Authorization"] == "Bearer k-1"
-
-
-def test_other_sites_cannot_ask(client: FlaskClient) -> None:
-    assert client.post("/ask", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403

@@ -60,7 +60,7 @@ def test_odd_request_ids_are_replaced(stub: StubApi, client: FlaskClient) -> Non
 def test_hostile_bodies(
     client: FlaskClient, data: bytes, content_type: str, status: int, code: str | None
 ) -> None:
-    for path in ("/classify", "/", "/feedback"):
+    for path in ("/classify", "/", "/feedback", "/ask"):
         answer = client.post(path, data=data, headers={"Content-Type": content_type})
         assert 400 <= answer.status_code < 500
         if path == "/classify":
@@ -131,7 +131,7 @@ def test_unknown_samples(client: FlaskClient, key: str) -> None:
     ],
 )
 def test_other_sites_cannot_post(client: FlaskClient, headers: dict[str, str]) -> None:
-    for path in ("/", "/classify", "/feedback", "/feedback/undo"):
+    for path in ("/", "/classify", "/ask", "/feedback", "/feedback/undo"):
         assert client.post(path, headers=headers).status_code == 403
 
 
