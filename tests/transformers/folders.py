@@ -52,8 +52,8 @@ CONTEXTS = [
     "The bread was dull,\tbut the soup\r\nwas wonderful.",
     *(text for text in TEXTS[4:10]),
     " ".join(WORDS),
-    " ".join((TEXTS[0].split() * 1000)[:5000]),
 ]
+VERY_LONG = " ".join((TEXTS[0].split() * 1000)[:5000])
 
 
 def corpus() -> Iterable[str]:

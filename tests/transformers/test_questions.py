@@ -49,6 +49,7 @@ def cases(tokenizer: Any) -> Iterator[tuple[str, str, bool]]:
         for context in [*folders.CONTEXTS, long_context(tokenizer, question)]:
             yield question, context, False
             yield question, context, True
+    yield folders.QUESTIONS[0], folders.VERY_LONG, False
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
