@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PageOf
 from tests.browser.pictures_of_food import payload
-from tests.browser.stub_api import StubApi, error
+from tests.browser.stub_api import StubApi, error, until
 from tests.browser.stub_models import FLOWERS, GRAPH
 
 
@@ -20,6 +20,11 @@ def page(page_of: PageOf) -> Page:
 def send(page: Page, answers: int = 1) -> None:
     page.get_by_role("button", name="Send").click()
     expect(page.locator('.card[data-state="done"]')).to_have_count(answers)
+
+
+def title_of(page: Page) -> str:
+    """The model's name and version, as the page's server knows it."""
+    return str(page.request.get(f"{page.url}status").json()["model"]["title"])
 
 
 def test_the_example_is_one_press_away(page: Page, stub: StubApi) -> None:
@@ -124,14 +129,12 @@ def test_a_reload_keeps_what_was_typed(page: Page) -> None:
 
 
 def test_another_version_gets_its_own_form(page: Page, stub: StubApi) -> None:
-    """The page asks the service every few seconds, and is loaded anew for other types."""
+    """The page asks its server now and then, and is loaded anew for other types."""
     page.get_by_label("Name").fill("as it was")
     fewer = {name: FLOWERS["request_schema"]["properties"][name] for name in ("name", "petals")}
     schema = {"type": "object", "properties": fewer, "required": ["name", "petals"]}
     stub.model = {**FLOWERS, "version": "2", "request_schema": schema}
-    status = page.request.get(f"{page.url}status")
-    while status.json()["model"]["title"] != "flowers 2":
-        status = page.request.get(f"{page.url}status")
+    until(lambda: title_of(page) == "flowers 2", "the page's server to ask again")
     page.evaluate("dispatchEvent(new Event('online'))")
     expect(page.get_by_label("Features")).to_have_count(0)
     expect(page.get_by_label("Name")).to_have_value("as it was")
