@@ -237,7 +237,7 @@ def number(each: FormField, text: str) -> float | int | None:
     except ValueError as error:
         wanted = "whole number" if each.whole else "number"
         raise FormError(f"{each.label}: “{text.strip()[:40]}” is no {wanted}") from error
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise FormError(f"{each.label}: the number has to be finite")
     return value
 

@@ -147,6 +147,10 @@ def test_what_cannot_be_read_is_named(texts: dict[str, str], words: str) -> None
     assert raised.value.detail.startswith(words)
 
 
+def test_a_number_beyond_all_floats_is_the_services_to_refuse() -> None:
+    assert form().request(filled(count="9" * 400), {})["count"] == 10**400 - 1
+
+
 def test_a_file_that_is_needed() -> None:
     with pytest.raises(FormError, match="Photo: no file was chosen"):
         form(None).request(filled(), {"photo": io.BytesIO()})
