@@ -1,7 +1,6 @@
 """What the page shows of an answer to texts or forms: a sentence, bars, a marked text, a table."""
 
 import base64
-import binascii
 import json
 import pprint
 import shlex
@@ -106,7 +105,7 @@ def outcome_of(model: ModelInfo, request: Any, answer: JsonAnswer, path: str) ->
             verdict = words.verdict_of_spans(ranking(answer.body, "answer", "score"), model.thresholds)
             marked = pieces(request["context"], candidates(answer.body))
             return Outcome(model, request, answer, path, verdict, marked)
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise ApiGarbageError("the answer is not as documented") from error
     sentence = headline(answer.body) if model.view == "form" else "The answer"
     return Outcome(model, request, answer, path, words.Verdict(sentence, True))
@@ -168,7 +167,7 @@ def attached(value: Any, schema: Mapping[str, Any]) -> Any:  # Any: JSON
         return value
     try:
         content = base64.b64decode(value, validate=True)
-    except binascii.Error:
+    except ValueError:
         return value
     kind = next((kind for head, kind in PICTURES.items() if content.startswith(head)), "")
     url = f"data:{kind or 'application/octet-stream'};base64,{value}"

@@ -191,6 +191,7 @@ def test_candidates_that_overlap() -> None:
     [
         (READER, {"answer": "Ann", "score": 0.9, "start": 3, "end": 99}),
         (READER, {"answer": "Ann", "score": 0.9, "start": -1, "end": 1}),
+        (READER, {"answer": "Ann", "score": 0.9, "start": 3, "end": float("inf")}),
         (READER, {"answer": "Ann"}),
         (READER, []),
         (READER, None),
@@ -225,6 +226,7 @@ def test_an_answer_as_a_table(stub: StubApi, client: FlaskClient) -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        {"picture": "caf\u00e9"},
         {"a": None, "b": True, "c": [], "d": [1, "x"], "e": [[1], None], "f": [{"g": 1}, {}]},
         {"<script>": {"<script>": "<script>"}, "deep": {"er": {"and": ["<script>"]}}},
         [1.5, 2],
