@@ -73,7 +73,7 @@ def python_for(environment: Environment | None, folder: Path) -> Path:
 
 def versions(environment: Environment, folder: Path) -> dict[str, str]:
     """Returns the installed versions of the environment's own packages and of ONNX Runtime, by name."""
-    names = [re.split("[[<=]", package)[0] for package in environment.packages]
+    names = [re.split(r"[\[<=]", package)[0] for package in environment.packages]
     runtime = "onnxruntime-gpu" if environment.gpu else "onnxruntime"
     command = [str(python_for(environment, folder)), "-c", ASK_VERSIONS, *names, runtime]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
