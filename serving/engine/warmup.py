@@ -23,8 +23,6 @@ NEARLY_BEST = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # measured per size, if nothing disturbs
 MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
-
-
 MOST_CALL_ELEMENTS = 2**31
 
 MAX_CALL_S = 0.5
@@ -57,18 +55,20 @@ def warm_up(
 ) -> Profile:
     """Runs and measures batches of the first signature, and of the others where their sizes vary.
 
-    Others of fixed sizes are run once: they call the same network. Raises ConfigurationError for wrong
-    outputs.
+    Others of fixed sizes, or with the first one's inputs, are run once: they call the same network.
+    Raises ConfigurationError for wrong outputs.
     """
-    first = signatures[0]
+    inputs = [each.name for each in signatures[0].inputs]
     profiles: list[dict[int, dict[int, float]]] = []
-    element_caps, call_elements = [], []
+    element_caps: list[int] = []
+    call_elements: list[int] = []
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
-        if signature is not first and not measures_elements(signature):
-            run(backend, signature, signature.batch_size or 1, signature.sizes_at(EXAMPLE_LENGTHS[0]))
-            element_caps.append(signature.batch_elements)
-            call_elements.append(2 * signature.batch_elements)
+        alike = profiles and [each.name for each in signature.inputs] == inputs
+        if alike or (profiles and not measures_elements(signature)):
+            run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
+            element_caps.append(signature.batch_elements or element_caps[0])
+            call_elements.append(2 * signature.batch_elements or call_elements[0])
             continue
         by_length = measure_lengths(backend, signature, sizes)
         caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
