@@ -6,6 +6,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -57,7 +58,26 @@ SLOW = [
     "e2e/test_tutorial_client.py",
     "e2e/test_upgrades.py",
 ]
+IN_TURN = [
+    "browser/test_access_of_forms.py",
+    "e2e/test_jobs.py",
+    "e2e/test_compare.py",
+    "e2e/test_benchmarks.py",
+    "browser/test_forms.py",
+    "browser/test_photos.py",
+    "browser/test_questions.py",
+    "browser/test_texts.py",
+    "browser/test_trouble.py",
+    "unit/test_training.py",
+    "unit/test_quantisation.py",
+    "e2e/test_keeper.py",
+]
+"""Slow tests of the page and of tools: CI runs another quarter of the files each day."""
+
+TODAY = datetime.now(UTC).toordinal() % 4
+NOT_TODAY = [name for index, name in enumerate(IN_TURN) if index % 4 != TODAY]
 collect_ignore = [
+    *(NOT_TODAY if os.environ.get("CI") else []),
     *([] if HAS_TORCH else NEED_TORCH),
     *([] if find_spec("ray") else ["ray"]),
     *([] if find_spec("optimum") else ["transformers"]),
