@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import requests
 
-from tests import pictures, servers
+from tests import exports, pictures, servers
 from tests.e2e.test_engine import WORKER, programs
 from tests.e2e.test_service import metric, wait_for
 from tests.gpu.conftest import fraction
@@ -79,3 +80,14 @@ def test_both_backends_name_the_same_class(package: str) -> None:
             answer = requests.post(f"{url}/predict", data=pictures.jpeg(), timeout=30).json()
             labels.append(answer["prediction"])
     assert len(set(labels)) == 1
+
+
+@pytest.mark.parametrize("package", ["fastapi_onnx"])
+def test_texts_of_all_lengths_are_answered(package: str, tmp_path: Path) -> None:
+    folder = exports.saved(tmp_path / "sentiment", exports.word_piece(), {})
+    settings = {"SERVING_DEVICE": "cuda", "SERVING_MODEL_DIR": str(folder), "SERVING_LOG_LEVEL": "error"}
+    texts = [" ".join([word] * (1 + n)) for n in range(30) for word in ("awful", "bread", "wonderful")]
+    with servers.api(package, settings) as url:
+        answers = requests.post(f"{url}/predict", json={"text": texts}, timeout=60).json()
+        assert requests.get(f"{url}/model", timeout=10).json()["device"] == "cuda:0"
+    assert [answer["prediction"] for answer in answers] == exports.LABELS * 30
