@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fastapi_onnx.tensor_network import TensorNetwork, open_session, signature_of
 from serving.backends import precision_check
-from serving.backends.int8 import Infer, timed_answers
+from serving.backends.int8 import Infer
 from serving.errors import ConfigurationError, RequestError
 from serving.model import Int8Verdict, Kind, Model
 from serving.settings import Settings
@@ -24,7 +24,7 @@ from serving.tasks.text import IDS
 from serving.tasks.text_classification import TextClassification, signatures
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
-from training.int8_verdict import milliseconds, objection_to
+from training.int8_verdict import comparison
 
 FP32: Kind = "model.onnx"
 INT8: Kind = "model_quantized.onnx"
@@ -123,25 +123,16 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
         activation(np.concatenate([infer(each[np.newaxis]) for each in tqdm(sentences.tokens, delay=2)]))
         for infer in (fp32, int8)
     )
-    agreement = float((found.argmax(1) == expected.argmax(1)).mean())
-    accuracy: dict[str, float] = {}
-    if sentences.labels is not None:
-        for name, answers in (("fp32", expected), ("int8", found)):
-            accuracy[name] = round(float((answers.argmax(1) == sentences.labels).mean()), 4)
-    objection = objection_to(agreement, accuracy, "texts")
-    samples = precision_check.sample_tokens(model)
-    logits = [timed_answers(infer, samples)[0] for infer in (fp32, int8)]
     return Int8Verdict(
-        fit=objection is None,
-        reason=objection or f"it names fp32's class for {agreement:.1%} of {len(found)} texts",
-        sample_difference=round(precision_check.mean_difference(*logits), 4),
-        agreement=round(agreement, 4),
-        mean_difference=round(float(np.abs(found - expected).mean()), 5),
-        worst_difference=round(float(np.abs(found - expected).max()), 4),
-        photos=len(found),
-        accuracy=accuracy,
+        **comparison(
+            expected,
+            found,
+            sentences.labels,
+            (fp32, int8),
+            precision_check.sample_tokens(model),
+            "texts",
+        ),
         megabytes={"fp32": megabytes(source), "int8": megabytes(made)},
-        batch_ms=milliseconds({"fp32": fp32, "int8": int8}, samples),
         method=method,
     )
 

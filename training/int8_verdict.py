@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,29 +54,47 @@ class Judge:
         """Judges the trial folder's int8 file; `files` are those of fp32 and int8."""
         int8, expected, labels = self._load("int8"), self._expected, self.compared.labels
         found = self._probabilities(int8, self.compared, "int8")
-        agreement = float((found.argmax(1) == expected.argmax(1)).mean())
-        accuracy: dict[str, float] = {}
-        if labels is not None:
-            for name, answers in (("fp32", expected), ("int8", found)):
-                accuracy[name] = round(float((answers.argmax(1) == labels).mean()), 4)
-        objection = objection_to(agreement, accuracy)
         sizes = [round(self._trial.file(kind).stat().st_size / 1e6, 1) for kind in files]
         samples = precision_check.sample_images(self._trial.description.pipeline.output_size)
-        logits = [timed_answers(infer, samples)[0] for infer in (self._fp32, int8)]
         return Int8Verdict(
-            fit=objection is None,
-            reason=objection or f"it names fp32's class for {agreement:.1%} of {len(found)} photos",
-            sample_difference=round(precision_check.mean_difference(*logits), 4),
-            agreement=round(agreement, 4),
-            mean_difference=round(float(np.abs(found - expected).mean()), 5),
-            worst_difference=round(float(np.abs(found - expected).max()), 4),
-            photos=len(found),
-            accuracy=accuracy,
+            **comparison(expected, found, labels, (self._fp32, int8), samples, "photos"),
             megabytes=dict(zip(("fp32", "int8"), sizes, strict=True)),
-            batch_ms=milliseconds({"fp32": self._fp32, "int8": int8}, samples),
             method=method,
             fp32_nodes=fp32_nodes,
         )
+
+
+def comparison(
+    expected: NDArray[np.floating],
+    found: NDArray[np.floating],
+    labels: NDArray[np.int64] | None,
+    networks: tuple[Infer, Infer],
+    samples: Array,
+    noun: str,
+) -> dict[str, Any]:
+    """Returns the fields of a verdict that say how int8 answers beside fp32, and how fast.
+
+    `expected` and `found` are the probabilities [N, classes] of fp32 and int8; `networks` compute the
+    logits of `samples` in either. `noun` is for the reason, in the plural.
+    """
+    agreement = float((found.argmax(1) == expected.argmax(1)).mean())
+    accuracy: dict[str, float] = {}
+    if labels is not None:
+        for name, answers in (("fp32", expected), ("int8", found)):
+            accuracy[name] = round(float((answers.argmax(1) == labels).mean()), 4)
+    objection = objection_to(agreement, accuracy, noun)
+    logits = [timed_answers(infer, samples)[0] for infer in networks]
+    return {
+        "fit": objection is None,
+        "reason": objection or f"it names fp32's class for {agreement:.1%} of {len(found)} {noun}",
+        "sample_difference": round(precision_check.mean_difference(*logits), 4),
+        "agreement": round(agreement, 4),
+        "mean_difference": round(float(np.abs(found - expected).mean()), 5),
+        "worst_difference": round(float(np.abs(found - expected).max()), 4),
+        "photos": len(found),
+        "accuracy": accuracy,
+        "batch_ms": milliseconds(dict(zip(("fp32", "int8"), networks, strict=True)), samples),
+    }
 
 
 def objection_to(agreement: float, accuracy: dict[str, float], what: str = "photos") -> str | None:

@@ -79,13 +79,17 @@ class SlotLayout:
         return self.slots // self.frontends
 
     @property
+    def pads(self) -> bool:
+        """Whether items of several sizes may share a batch."""
+        return any(signature.pads for signature in self.signatures)
+
+    @property
     def most_taken(self) -> int:
         """Records that a worker may take at a time: two batches of items that are padded.
 
         Out of more items it makes batches with less padding.
         """
-        pads = any(signature.pads for signature in self.signatures)
-        return 2 * self.max_batch if pads else self.max_batch
+        return 2 * self.max_batch if self.pads else self.max_batch
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class WorkQueue:
         self._empty = bytes(len(self._inbox_bytes))
         self._fds = fds
         self._control_fd = control_fd
-        self._pads = any(signature.pads for signature in memory.layout.signatures)
+        self._pads = memory.layout.pads
         self._delay_s = settings.max_queue_delay_us / 1e6
         self._preferred = sorted(settings.preferred_batch_sizes)
         self._poll = poll_of(fds) if epoll_fd is None else select.epoll.fromfd(epoll_fd)

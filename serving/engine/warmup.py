@@ -64,8 +64,8 @@ def warm_up(
     call_elements: list[int] = []
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
-        alike = profiles and [each.name for each in signature.inputs] == inputs
-        if alike or (profiles and not measures_elements(signature)):
+        alike = [each.name for each in signature.inputs] == inputs
+        if profiles and (alike or not measures_elements(signature)):
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
             element_caps.append(signature.batch_elements or element_caps[0])
             call_elements.append(2 * signature.batch_elements or call_elements[0])

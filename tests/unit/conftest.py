@@ -1,12 +1,17 @@
-"""The shipped model and pictures for it."""
+"""The shipped model and pictures for it; a page in front of a stub of the API."""
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from flask.testing import FlaskClient
 from numpy.typing import NDArray
 
 from serving.backends import precision_check
 from serving.model import Model
 from serving.settings import Settings
+from tests.browser.page_app import page_app
+from tests.browser.stub_api import StubApi, stub_api
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +24,17 @@ def model() -> Model:
 def pixels(model: Model) -> NDArray[np.uint8]:
     """Eight pictures."""
     return precision_check.sample_images(model.description.pipeline.output_size)
+
+
+@pytest.fixture
+def stub() -> Iterator[StubApi]:
+    """A stub of the API."""
+    with stub_api() as running:
+        yield running
+
+
+@pytest.fixture
+def client(stub: StubApi) -> Iterator[FlaskClient]:
+    """A client of the page before it."""
+    with page_app(stub) as app:
+        yield app.test_client()

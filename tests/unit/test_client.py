@@ -15,16 +15,10 @@ import pytest
 
 import serving_client
 from serving_client import AsyncClient, Client, Photo, Prediction, Score, Span, Timing
-from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, stub_api, until
+from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, until
 
 PHOTO = b"\xff\xd8 a photo"
 PROXY = "http://127.0.0.1:9"  # nobody listens there
-
-
-@pytest.fixture
-def stub() -> Iterator[StubApi]:
-    with stub_api() as running:
-        yield running
 
 
 @pytest.fixture

@@ -17,15 +17,9 @@ from flask_app.errors import (
     ApiUnreachableError,
 )
 from flask_app.settings import Settings
-from tests.browser.stub_api import TIMES, Reply, StubApi, error, ok, stub_api, until
+from tests.browser.stub_api import TIMES, Reply, StubApi, error, ok, until
 
 PHOTO = b"\xff\xd8 a photo"
-
-
-@pytest.fixture
-def stub() -> Iterator[StubApi]:
-    with stub_api() as running:
-        yield running
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from flask.testing import FlaskClient
 
 from flask_app.answers import pieces
 from tests.browser.page_app import page_app
-from tests.browser.stub_api import Reply, StubApi, error, stub_api
+from tests.browser.stub_api import Reply, StubApi, error
 from tests.browser.stub_models import FLOWERS, GRAPH, PIXEL, READER, SENTIMENT, serve
 
 FLOWER = {"name": "rose", "features": "1, 2", "petals": "5", "season": '"spring"', "place": "{}"}
@@ -27,18 +26,6 @@ ASKED = {
     "sums": {"request": '{"inputs": [{"data": [1, 2, 3]}]}'},
 }
 MODELS = [SENTIMENT, READER, FLOWERS, GRAPH]
-
-
-@pytest.fixture
-def stub() -> Iterator[StubApi]:
-    with stub_api() as running:
-        yield running
-
-
-@pytest.fixture
-def client(stub: StubApi) -> Iterator[FlaskClient]:
-    with page_app(stub) as app:
-        yield app.test_client()
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,7 @@ from flask.testing import FlaskClient
 from tests.browser.page_app import JPEG, PHOTO, form, page_app
 from tests.browser.stub_api import (
     StubApi,
-    stub_api,
 )
-
-
-@pytest.fixture
-def stub() -> Iterator[StubApi]:
-    with stub_api() as running:
-        yield running
-
-
-@pytest.fixture
-def client(stub: StubApi) -> Iterator[FlaskClient]:
-    with page_app(stub) as app:
-        yield app.test_client()
 
 
 def test_feedback_by_form(stub: StubApi, tmp_path: Path) -> None:

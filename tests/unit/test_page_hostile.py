@@ -2,7 +2,6 @@
 
 import base64
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,21 +13,8 @@ from tests.browser.page_app import JPEG, PHOTO, form, page_app
 from tests.browser.stub_api import (
     StubApi,
     ok,
-    stub_api,
     until,
 )
-
-
-@pytest.fixture
-def stub() -> Iterator[StubApi]:
-    with stub_api() as running:
-        yield running
-
-
-@pytest.fixture
-def client(stub: StubApi) -> Iterator[FlaskClient]:
-    with page_app(stub) as app:
-        yield app.test_client()
 
 
 def test_nothing_inline(client: FlaskClient) -> None:

@@ -2,14 +2,13 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
 from flask_app.samples import SAMPLES
-from tests.browser.page_app import JPEG, PHOTO, form, page_app
+from tests.browser.page_app import JPEG, PHOTO, form
 from tests.browser.stub_api import (
     LABELS,
     SURE,
@@ -19,20 +18,7 @@ from tests.browser.stub_api import (
     StubApi,
     error,
     ok,
-    stub_api,
 )
-
-
-@pytest.fixture
-def stub() -> Iterator[StubApi]:
-    with stub_api() as running:
-        yield running
-
-
-@pytest.fixture
-def client(stub: StubApi) -> Iterator[FlaskClient]:
-    with page_app(stub) as app:
-        yield app.test_client()
 
 
 def test_the_page(client: FlaskClient) -> None:
