@@ -6,13 +6,14 @@ models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same i
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
 A folder without `model.json` is of the folder's name. With transformers' `config.json` it is read as
-`huggingface.py` says, with the weights beside it, else `model.onnx`, itself or in VERSION, is a graph
-that is asked in tensors only.
+`huggingface.py` says, with the weights beside it. Else its `model.onnx`, itself or in VERSION, or its
+only .onnx file, is a graph that is called with tensors. The path of an .onnx file is such a graph, too.
 
 Called at start by the service, the supervisor and the workers.
 """
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,6 +36,7 @@ TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answe
 GRAPHS = (TENSOR, TEXT_CLASSIFICATION, QUESTION_ANSWERING)
 """Tasks whose graph is called as its file has it."""
 
+MOST_NAMES = 5  # in a message
 
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Length in pixels; a batch of larger images would not fit into memory."""
@@ -47,6 +49,7 @@ Kind = Literal[
     "model_quantized.onnx",
     "model_quantized.pt",
 ]
+GRAPH: Kind = "model.onnx"
 INT8_KINDS: tuple[Kind, ...] = ("model_quantized.onnx", "model_quantized.pt")
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -260,16 +263,21 @@ class ModelDescription(BaseModel):
 class Model:
     """One version of a model: its description and its folder."""
 
-    def __init__(self, folder: Path, description: ModelDescription) -> None:
+    def __init__(self, folder: Path, description: ModelDescription, path: Path | None = None) -> None:
+        """`path` is what `read` was given: the folder, or an .onnx file in it."""
         self.folder = folder
         self.description = description
+        self.path = path or folder
 
     @classmethod
     def read(cls, folder: Path, version: str | None = None) -> "Model":
         """Reads the description of a version, by default of the one in `model.json`.
 
-        Raises ConfigurationError.
+        `folder` may also be an .onnx file. Raises ConfigurationError.
         """
+        if folder.suffix == ".onnx" and folder.is_file():
+            name = folder.resolve().parent.name if folder.name == GRAPH else folder.stem
+            return cls(folder.parent, graph_description(folder, name, "1"), folder)
         path = folder / "model.json"
         if version is not None and (folder / version / "model.json").exists():
             path = folder / version / "model.json"
@@ -277,8 +285,10 @@ class Model:
             if not path.exists() and (found := described(folder, version)):
                 return cls(folder, found)
             description = ModelDescription.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigurationError(f"no model in {folder}: {what_is_missing(folder)}") from error
         except OSError as error:
-            raise ConfigurationError(f"no model in {folder}: {error}") from error
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             raise ConfigurationError(f"{path} is not as documented: {in_words(error)}") from error
         return cls(folder, description.model_copy(update={"version": version or description.version}))
@@ -357,14 +367,17 @@ class Model:
 
     @property
     def _has_model_json(self) -> bool:
-        return (self.folder / "model.json").exists()
+        return (self.path / "model.json").exists()
 
     def _relative(self, kind: Kind) -> str:
         relative = f"{self.description.version}/{kind}"
+        if self.path != self.folder:
+            return self.path.name if kind == GRAPH else relative
         if self._has_model_json or (self.folder / relative).exists():
             return relative
         beside = (kind, f"onnx/{kind}")
-        return next((each for each in beside if (self.folder / each).is_file()), relative)
+        found = next((each for each in beside if (self.folder / each).is_file()), None)
+        return found or (kind == GRAPH and only_graph(self.folder)) or relative
 
     def _is_brought(self, kind: Kind) -> bool:
         may_be = kind in INT8_KINDS or self.description.task in GRAPHS or not self._has_model_json
@@ -387,11 +400,43 @@ def bare_graph(folder: Path, version: str | None) -> ModelDescription | None:
     A file beside no version is version 1. Raises ConfigurationError for a name that no model may have.
     """
     version = version or "1"
-    graphs = [folder / version / "model.onnx", *([folder / "model.onnx"] if version == "1" else [])]
-    if not any(graph.is_file() for graph in graphs):
-        return None
-    name = folder.resolve().name
+    graphs = [folder / version / GRAPH, *([folder / GRAPH] if version == "1" else [])]
+    if any(graph.is_file() for graph in graphs) or (version == "1" and only_graph(folder)):
+        return graph_description(folder, folder.resolve().name, version)
+    return None
+
+
+def graph_description(path: Path, name: str, version: str) -> ModelDescription:
+    """Returns the description of an ONNX file that has none. Raises ConfigurationError."""
     try:
         return ModelDescription(name=name, version=version, task=TENSOR)
     except ValidationError as error:
-        raise ConfigurationError(f"{folder} has no model.json, and {name} names no model") from error
+        raise ConfigurationError(
+            f"{path} has no model.json, and {name!r} cannot be a model's name: rename it, with letters, "
+            "digits, dots, hyphens and underscores"
+        ) from error
+
+
+def only_graph(folder: Path) -> str | None:
+    """Returns the name of a folder's only .onnx file but for int8; None unless there is one."""
+    graphs = [path.name for path in folder.glob("*.onnx") if path.name not in INT8_KINDS]
+    return graphs[0] if len(graphs) == 1 else None
+
+
+def what_is_missing(folder: Path) -> str:
+    """Returns in words what a folder would need to hold a model, and what it has."""
+    if not folder.is_dir():
+        return "there is no such folder or .onnx file"
+    models = sorted(path.parent.name for path in folder.glob("*/model.json"))
+    models += sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if models:
+        return f"it holds folders of models; name one of them: {listed(models)}"
+    found = sorted(path.name for path in folder.iterdir())
+    needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"
+    return f"{needed}; {f'it has {listed(found)}' if found else 'it is empty'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the first names, and how many there are if these are not all."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

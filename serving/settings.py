@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     )
 
     model_dir: Path = ROOT / "models" / "food11"
-    """Folder with `model.json` and the weights."""
+    """Folder with `model.json` and the weights, or an .onnx file."""
 
     model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the folder's `model.json`, which names those of all weights: the service starts with no

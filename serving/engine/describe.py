@@ -30,7 +30,7 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
 
     Raises ConfigurationError, with the backend's reason, or if the file ends or stops the process.
     """
-    arguments = [backend, str(model.folder), model.description.version, str(os.getpid())]
+    arguments = [backend, str(model.path), model.description.version, str(os.getpid())]
     name = model.description.name
     try:
         done = subprocess.run(  # noqa: S603 our own module

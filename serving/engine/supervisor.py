@@ -206,7 +206,7 @@ class Supervisor:
             parent=os.getpid(),
             device=self._device or self._settings.device,
             backend=self._backend,
-            model_dir=str(self._model.folder),
+            model_dir=str(self._model.path),
             version=self._model.description.version,
             scratch=str(self._scratch) if self._scratch else None,
             gpu=process.gpu,

@@ -42,9 +42,48 @@ def test_the_model_may_be_named_by_its_digest(tmp_path: Path) -> None:
     assert Model.read_checked(tmp_path, None).labels == ["c", "d"]
 
 
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no model in"):
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], "it is empty"),
+        (["a.onnx", "b.onnx", "readme"], "it needs model.json, .* it has a.onnx, b.onnx, readme"),
+        ([f"{n}.txt" for n in range(9)], "it has 0.txt, .*, 4.txt and 4 more"),
+        (["food/model.json", "words/config.json"], "name one of them: food, words"),
+        (["model_quantized.onnx"], "it has model_quantized.onnx"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, files: list[str], words: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError, match=f"no model in {tmp_path}: .*{words}"):
         Model.read(tmp_path)
+
+
+def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    for name in ("none", "net.onnx", "net.onnx/model"):
+        with pytest.raises(ConfigurationError, match=r"there is no such folder or \.onnx file"):
+            Model.read(tmp_path / name)
+
+
+def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    (folder / "net-3.onnx").touch()
+    for path, name in ((folder, "sums"), (folder / "net-3.onnx", "net-3")):
+        model = Model.read(path)
+        assert (model.description.name, model.description.task) == (name, "tensor")
+        assert model.file("model.onnx") == folder / "net-3.onnx"
+        assert model.path == path
+        assert Model.read(model.path, "1").file("model.onnx") == folder / "net-3.onnx"
+        with pytest.raises(ConfigurationError, match=r"no model\.safetensors"):
+            model.file("model.safetensors")
+    (folder / "other.onnx").touch()
+    (folder / "model.json").write_text("{}")
+    assert Model.read(folder / "other.onnx").file("model.onnx") == folder / "other.onnx"
+    (folder / "net 3.onnx").touch()
+    with pytest.raises(ConfigurationError, match="'net 3' cannot be a model's name"):
+        Model.read(folder / "net 3.onnx")
 
 
 @pytest.mark.parametrize(
