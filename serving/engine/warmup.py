@@ -25,6 +25,9 @@ MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 MOST_CALL_ELEMENTS = 2**31
 
+GROWING_MS = 10.0
+"""A batch that takes longer is not doubled: beyond it, waiting costs more than the batch saves."""
+
 MAX_CALL_S = 0.5
 """Batches that would take longer are not measured where sizes vary."""
 
@@ -51,12 +54,17 @@ class Profile:
 
 
 def warm_up(
-    backend: Backend, signatures: Sequence[Signature], batch_sizes: Sequence[int], settings: Settings
+    backend: Backend,
+    signatures: Sequence[Signature],
+    batch_sizes: Sequence[int],
+    settings: Settings,
+    largest_size: int = 0,
 ) -> Profile:
     """Runs and measures batches of the first signature, and of the others where their sizes vary.
 
     Others of fixed sizes, or with the first one's inputs, are run once: they call the same network.
-    Raises ConfigurationError for wrong outputs.
+    Sizes beyond `batch_sizes` are tried up to `largest_size`, see `grow`. Raises ConfigurationError for
+    wrong outputs.
     """
     inputs = [each.name for each in signatures[0].inputs]
     profiles: list[dict[int, dict[int, float]]] = []
@@ -71,6 +79,8 @@ def warm_up(
             call_elements.append(2 * signature.batch_elements or call_elements[0])
             continue
         by_length = measure_lengths(backend, signature, sizes)
+        for length, measured in by_length.items():
+            grow(backend, signature, measured, length, largest_size)
         caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
         costs = (cap * signature.elements(signature.sizes_at(length)) for length, cap in caps.items())
         element_caps.append(signature.batch_elements or max(costs))
@@ -191,6 +201,22 @@ def measure(
     return {size: round(min(one) * 1000, 3) for size, one in times.items()}
 
 
+def grow(
+    backend: Backend, signature: Signature, batch_ms: dict[int, float], length: int, largest_size: int
+) -> None:
+    """Adds doubled batch sizes to `batch_ms`, as long as doubling gains a twentieth and is quick."""
+    size = max(batch_ms)
+    while 2 * size <= largest_size and batch_ms[size] <= GROWING_MS and not signature.batch_size:
+        if len(batch_ms) > 1 and choose_best(batch_ms) < size:
+            return
+        try:
+            batch_ms |= measure(backend, signature, [2 * size], length)
+        except ConfigurationError as error:
+            logger().warning("a batch size cannot be computed", size=2 * size, reason=str(error))
+            return
+        size *= 2
+
+
 def is_undisturbed(seconds: Sequence[float]) -> bool:
     """Returns whether the times per input, by ascending batch size, fall and then rise.
 
@@ -233,6 +259,11 @@ def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
     """
     if settings.max_batch_size != "auto":
         return min(settings.max_batch_size, max(profile))
-    throughput = {size: size / ms for size, ms in profile.items()}
+    return choose_best(profile)
+
+
+def choose_best(batch_ms: Mapping[int, float]) -> int:
+    """Returns the smallest batch size whose throughput is nearly the best."""
+    throughput = {size: size / ms for size, ms in batch_ms.items()}
     best = max(throughput.values())
     return min(size for size, rate in throughput.items() if rate >= NEARLY_BEST * best)

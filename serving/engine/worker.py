@@ -75,7 +75,9 @@ class Worker:
         if on_gpu:
             sizes.reverse()  # the largest allocates the memory that the others then share
             executor.device = ThreadPoolExecutor(1, "device")
-        warm_up = partial(warmup.warm_up, backend, self._args.layout.signatures, sizes, settings)
+        layout = self._args.layout
+        largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else layout.max_batch
+        warm_up = partial(warmup.warm_up, backend, layout.signatures, sizes, settings, largest)
         profile = executor.device.submit(warm_up).result() if executor.device else warm_up()
         threads = None if on_gpu or declared else topology.idle_threads(settings)
         if on_gpu:

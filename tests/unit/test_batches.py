@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -404,3 +406,35 @@ def test_warm_up_runs_only_the_size_that_a_network_computes() -> None:
     assert list(profile.batch_ms) == [4]
     assert (profile.batch_cap, profile.element_caps, profile.largest_ms) == (4, [4, 64], 0)
     assert {len(batch[0]) for batch in backend.batches} == {4, 1}
+
+
+class Timed(Echo):
+    """Takes a set time for a call and for each item, of a clock that stands still meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_ms: float, item_ms: float) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._ms = call_ms, item_ms
+        monkeypatch.setattr(warmup, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
+        """Moves the clock on."""
+        call, item = self._ms
+        self.now += (call + item * len(inputs[0])) / 1000
+        return super().infer(signature, inputs)
+
+
+@pytest.mark.parametrize(
+    ("call_ms", "item_ms", "largest", "cap"),
+    [(1.0, 0.01, 64, 64), (0.1, 0.1, 32, 16), (0.001, 1.0, 8, 1), (12.0, 0.01, 8, 8)],
+    ids=["all gain", "until it gains less than a twentieth", "nothing gains", "calls are slow"],
+)
+def test_batches_are_doubled_while_that_gains(
+    monkeypatch: pytest.MonkeyPatch, call_ms: float, item_ms: float, largest: int, cap: int
+) -> None:
+    flexible = replace(FIXED, batch_size=0)
+    backend: Any = Timed(monkeypatch, call_ms, item_ms)
+    profile = warmup.warm_up(backend, [flexible], [1, 2, 4, 8], Settings(), largest_size=64)
+    assert (max(profile.batch_ms), profile.batch_cap) == (largest, cap)
+    declared: Any = Timed(monkeypatch, call_ms, item_ms)
+    assert max(warmup.warm_up(declared, [flexible], [1, 2], Settings()).batch_ms) == 2
