@@ -17,6 +17,7 @@ WHOLE = "request"
 
 SHORT = 100  # characters of a text that has one line only
 WIDTH = 88
+WORDS_A_TOKEN = 0.7  # of English text
 INNERMOST = re.compile(r"\[\n[^][{}]*\n *\]|\{\n[^][{}]*\n *\}")
 """Lists and objects without others in them; a line ends nowhere inside a string of JSON."""
 
@@ -146,10 +147,15 @@ def form_field(
         kind, choices = "choice", [("true", "yes"), ("false", "no")]
     if kind == "choice" and not required and "default" not in schema:
         choices.insert(0, ("", "not said"))
-    limit = None
+    limit, help_text = None, str(schema.get("description") or "")
     if kind in ("line", "text"):
         if "maxLength" in schema:
             limit = Limit(int(schema["maxLength"]), "characters")
+        elif tokens := limits.get(f"{name}_tokens"):
+            words = round(tokens * WORDS_A_TOKEN, -1) or tokens
+            help_text = (
+                f"{help_text} At most {tokens:,} tokens, about {words:,.0f} English words.".strip()
+            )
         elif "text_bytes" in limits:
             limit = Limit(limits["text_bytes"], "bytes")
     if kind == "file" and "request_bytes" in limits:
@@ -159,7 +165,7 @@ def form_field(
         label_of(name, schema),
         kind,
         required,
-        str(schema.get("description") or ""),
+        help_text,
         shown(kind, default),
         example,
         "integer" in (schema.get("type"), schema.get("items", {}).get("type")),

@@ -24,6 +24,9 @@ WINDOW, STRIDE = 384, 128
 MAX_WINDOWS = 64
 """Of a request: about 15,000 tokens."""
 
+USUAL_QUESTION = 32
+"""Tokens of the question for which `limits` tells the longest context."""
+
 MAX_ANSWER = 15
 """Tokens of an answer."""
 
@@ -50,7 +53,9 @@ class Answer(BaseModel):
 
     answer: str
     score: float = Field(
-        ge=0, description="The sum over all places and windows with this text; it may exceed 1."
+        ge=0,
+        description="The sum over all places and windows with this text; it may exceed 1.",
+        json_schema_extra={"format": "float"},
     )
     start: int = Field(ge=0, description="In characters (code points) of the context.")
     end: int = Field(ge=0, description="Exclusive.")
@@ -100,6 +105,14 @@ class QuestionAnswering(text.TextTask):
         self._window = signature.limits[text.LENGTH]
         self._stride = min(self._window // 2, STRIDE)
         self._most_windows = max(1, min(MAX_WINDOWS, settings.queue_size // 2))
+        specials = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        room = max(1, self._window - specials - USUAL_QUESTION)
+        windows = self._most_windows if room > self._stride else 1
+        self.limits = {
+            **self.limits,
+            "question_tokens": max(1, self._window - specials - self._stride - 1),
+            "context_tokens": room + (windows - 1) * (room - self._stride),
+        }
 
     def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
         """Tokenises to an item for each window, with an array [tokens] per input.

@@ -93,6 +93,12 @@ def test_fields_say_what_they_take() -> None:
     ]
 
 
+def test_a_limit_in_tokens_is_told_in_words() -> None:
+    found = form(text_bytes=300, letter_tokens=1000).by_name["letter"]
+    assert found.limit is None
+    assert found.help == ("At most 1,000 tokens, about 700 English words.")
+
+
 def test_the_form_begins_with_the_example_and_sends_it() -> None:
     assert form().request(filled(), {}) == {**EXAMPLE, "count": 2, "ripe": False}
     Request.model_validate(form().request(filled(), {}))
