@@ -22,6 +22,7 @@ from serving.http.connections import Connections
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+BAD_REQUEST = b"400 Bad Request"
 INVALID_REQUEST = b"Invalid HTTP request received."
 REFUSAL = (
     b"HTTP/1.1 %s\r\n%s: %s\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -67,6 +68,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._registry = connections or Connections()
         self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the newest request
         self._request_complete = True  # the newest one; a head comes next
+        self._refusal = BAD_REQUEST  # of a head that is not accepted
         self._head_bytes = 0  # received of a head, or of trailers, that is not complete
         self._write_timer: asyncio.TimerHandle | None = None
         self._hangup: select.epoll | None = None
@@ -107,7 +109,7 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError:
-            self._refuse(b"400 Bad Request", INVALID_REQUEST)
+            self._refuse(self._refusal, INVALID_REQUEST)
         else:
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large")
@@ -166,7 +168,7 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def on_headers_complete(self) -> None:
-        """Bounds pipelining, sets the Date header, and marks the last request while draining.
+        """Bounds pipelining, checks the head, sets the date, and marks the last request while draining.
 
         Makes `scope["disconnect"]`, a future that is done when the client disconnects before its answer;
         waiting for ASGI's message would take a task for each request. Raises HttpParserError.
@@ -176,6 +178,7 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED or self.transport.is_closing():
             raise httptools.HttpParserError("no more requests")
         self._unset_keepalive_if_required()
+        self._check_head()
         if not self.url.startswith(b"/"):  # http://host, without a path
             url = httptools.parse_url(self.url)
             self.url = (url.path or b"/") + (b"?" + url.query if url.query else b"")
@@ -192,6 +195,24 @@ class HttpProtocol(HttpToolsProtocol):
             if previous is not None and not previous.response_started:
                 previous.keep_alive = previous.scope["http_version"] != "1.0"
             self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        """Checks version, Host and Transfer-Encoding, as RFC 9112 has them (2.3, 3.2, 6.1).
+
+        HTTP/1.0 needs no Host: HAProxy's checks have none. Raises HttpParserError.
+        """
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            self._refusal = b"505 HTTP Version Not Supported"
+        elif version == "1.1" and any(coding != b"chunked" for coding in codings):
+            self._refusal = b"501 Not Implemented"
+        elif (codings and version == "1.0") or hosts > 1 or (version == "1.1" and not hosts):
+            self._refusal = BAD_REQUEST
+        else:
+            return
+        raise httptools.HttpParserError("the head is not accepted")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Notes which request is being answered."""

@@ -30,7 +30,7 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 def post(path: bytes, size: int, extra: bytes = b"", version: bytes = b"1.1") -> bytes:
     """The head of a request whose body is still to come."""
-    return b"POST /%s HTTP/%s\r\nContent-Length: %d\r\n%s\r\n" % (path, version, size, extra)
+    return b"POST /%s HTTP/%s\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n" % (path, version, size, extra)
 
 
 class Application:
@@ -212,6 +212,12 @@ def test_what_cannot_be_read_spoils_no_answer_before_it(rest: bytes, before: int
         (GET % b"\xff", b"400"),
         (CHUNKED + b"no length\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nx: " + b"y" * 2 * MAX_HEAD_BYTES, b"431"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
+        (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", b"505"),
+        (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"0\r\n\r\n", b"501"),
+        (CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", b"400"),
     ],
 )
 def test_who_sends_what_cannot_be_read_is_told(first: bytes, data: bytes, status: bytes) -> None:
@@ -222,6 +228,16 @@ def test_who_sends_what_cannot_be_read_is_told(first: bytes, data: bytes, status
         assert statuses(answers) == [b"200"] * bool(first) + [status]
         assert b"\r\ndate: " in answers
         assert answers.count(b"connection: close\r\n") == 1
+
+    talk(ask)
+
+
+@pytest.mark.parametrize("head", [b"GET /a HTTP/1.0\r\n\r\n", CHUNKED.replace(b"chunked", b"Chunked")])
+def test_heads_that_are_accepted(head: bytes) -> None:
+    async def ask(client: Client) -> None:
+        client.writer.write(head + (b"0\r\n\r\n" if b"hunked" in head else b""))
+        client.writer.write_eof()
+        assert statuses(await client.rest()) == [b"200"]
 
     talk(ask)
 
