@@ -71,6 +71,7 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
         description="A request in, the model's answer out. See `/model` for what is served.",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # the redirect would lead to whatever the Host header says
         telemetry={"tracing": False, "metrics": False, "logs": False},  # asked at every request
     )
     app.state.service = service

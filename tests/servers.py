@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,15 +53,23 @@ def value(text: str, name: str) -> float:
 
 @contextmanager
 def running(
-    arguments: Sequence[str], ready_url: str, env: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    ready_url: str,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs `python -m ARGUMENTS` from the repository's root until the block ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **(env or {})},
-        text=True,
-    )
+    """Runs `python -m ARGUMENTS` from the repository's root until the block ends.
+
+    What it writes to standard error goes to the file `log`, where one is named.
+    """
+    with log.open("w") if log else nullcontext() as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            text=True,
+            stderr=stderr,
+        )
     try:
         wait_until_answers(ready_url, process)
         yield process
@@ -76,10 +84,12 @@ def running(
 
 
 @contextmanager
-def api(package: str = "fastapi_onnx", env: Mapping[str, str] | None = None) -> Iterator[str]:
+def api(
+    package: str = "fastapi_onnx", env: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[str]:
     """Runs one package's service; yields its base URL."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    with running(["serving", package, "--port", str(port)], f"{url}/health/ready", env):
+    with running(["serving", package, "--port", str(port)], f"{url}/health/ready", env, log):
         yield url
 
 

@@ -19,12 +19,13 @@ from serving.backends.base import Backend, SlotReader
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.engine.memory import Memory, SignatureSlots, State, TensorSlots, record, send
 from serving.engine.queue import WorkQueue
-from serving.logging import logger
+from serving.logging import LEVELS, logger
 from serving.tensors import Array, Signature, TensorSpec, check_outputs
 
 Compute = Callable[[], Sequence[Array]]
 
 DEVICE_LOST = 3  # exit code
+MAX_REASON = 500  # characters of a library's message
 
 SAMPLES = 8  # times kept of each backend; the shortest counts, which a short disturbance does not change
 FIRST_INTERVAL, MAX_INTERVAL = 4, 128  # single inputs between two trials of the slower backend
@@ -193,10 +194,16 @@ class BatchExecutor:
             parts = self._halve(slots, str(error))
             # the batch's future keeps the error, whose traceback would keep the tensors that did not fit
             error.__traceback__ = error.__cause__ = error.__context__ = None
-        except Exception:
+        except Exception as error:
+            memory = self._memory
+            blames_client = memory.signatures[memory.signature[slots[0]]].signature.blames_client
             if len(slots) > 1:
-                logger().warning("a batch failed, its items are tried alone", size=len(slots))
+                level = "info" if blames_client else "warning"
+                logger().log(LEVELS[level], "a batch failed, its items are tried alone", size=len(slots))
                 parts = [[slot] for slot in slots]
+            elif blames_client:
+                reason = " ".join(str(error).split())[:MAX_REASON]
+                logger().info("an item cannot be computed", reason=reason)
             else:
                 logger().exception("inference failed")
         finally:

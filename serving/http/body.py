@@ -19,6 +19,7 @@ from serving.errors import (
     InvalidBodyError,
     InvalidJsonError,
     InvalidRequestError,
+    InvalidTextError,
     OverloadedError,
     PayloadTooLargeError,
     SlowBodyError,
@@ -36,6 +37,7 @@ FAST = 1
 WORTH_IT = 512  # bytes; a smaller answer travels in one packet anyway
 
 
+HALF_SURROGATE = re.compile(rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])")
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
 T = Any  # what a decoder returns is told by its type
 
@@ -49,15 +51,12 @@ class BodyReader:
         self.timeout_s = timeout_s
         self._buffered = 0
 
-    def read(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
-        """Reads the whole body of an HTTP request, as `collect` does.
+    def read(self, request: Request) -> AbstractAsyncContextManager[bytes]:
+        """Reads the whole body of an HTTP request, plain or as gzip or deflate, as `collect` does.
 
-        `compressed` allows gzip and deflate. Raises UnsupportedMediaTypeError for other encodings, and
-        what `collect` raises.
+        Raises UnsupportedMediaTypeError for other encodings, and what `collect` raises.
         """
         encoding = content_encoding(request.headers.get("content-encoding"))
-        if encoding and not compressed:
-            raise UnsupportedMediaTypeError(f"the content encoding {encoding!r} is not supported here")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
             raise self._too_large()
@@ -124,7 +123,11 @@ def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
 def decode_json(
     decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgspec.Raw, name: str = "request"
 ) -> T:
-    """Decodes JSON. Raises InvalidJsonError for other text, InvalidRequestError for another shape."""
+    """Decodes JSON.
+
+    Raises InvalidJsonError for other text, InvalidTextError for half of a character, and
+    InvalidRequestError for another shape.
+    """
     try:
         try:
             return decoder.decode(data)
@@ -132,6 +135,8 @@ def decode_json(
             SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
             raise InvalidRequestError(f"the {name} is not as documented: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec calls that truncated
+            raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
         raise InvalidJsonError(f"the {name} is not JSON: {error}"[:200]) from error
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import orjson
 from fastapi import Response
 
@@ -12,13 +13,21 @@ from serving.http.access_log import RequestContext
 ErrorResponse = Callable[[ServingError, RequestContext], Response]
 
 
+def dump_json(content: Any) -> bytes:
+    """Returns JSON. Whole numbers keep all their digits: orjson has no more than 64 bits."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        return msgspec.json.encode(content)
+
+
 def json_response(
     content: dict[str, Any] | list[dict[str, Any]],
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Returns `content`, anything that orjson takes, as application/json."""
-    return Response(orjson.dumps(content), status, headers, "application/json")
+    """Returns `content`, anything that `dump_json` takes, as application/json."""
+    return Response(dump_json(content), status, headers, "application/json")
 
 
 def native_error(error: ServingError, context: RequestContext) -> Response:

@@ -135,7 +135,7 @@ class InferenceService:
 
     def versions(self) -> list[str]:
         """Returns the versions in the model's folder, ascending, served or not."""
-        folders = (each for each in self.settings.model_dir.iterdir() if each.is_dir())
+        folders = (each for each in self.settings.model_dir.glob("*/") if each.is_dir())
         return sorted((each.name for each in folders if each.name.isdecimal()), key=int)
 
     def refuse_readiness(self) -> None:

@@ -121,9 +121,9 @@ class Admission:
         self.service.check_free_slot(bulk, signature)
         return RequestOptions(asked_ms or self.largest_timeout_ms, bulk)
 
-    def body(self, request: Request, compressed: bool = False) -> AbstractAsyncContextManager[bytes]:
+    def body(self, request: Request) -> AbstractAsyncContextManager[bytes]:
         """Reads a body, see `BodyReader.read`."""
-        return self.reader.read(request, compressed)
+        return self.reader.read(request)
 
     def small_body(self, request: Request) -> AbstractAsyncContextManager[bytes]:
         """Reads a body of a path that needs no key, apart from the budget of keyed requests."""

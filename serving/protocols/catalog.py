@@ -45,6 +45,9 @@ class WireTensor:
     limits: tuple[int, ...] = ()
     """Largest shape; empty: `dims`."""
 
+    axes: tuple[int | str, ...] = ()
+    """Names of the axes that vary, or their sizes; for messages."""
+
     field: Field | None = None
     """Field of the request or of the answer; None in tensor form."""
 
@@ -168,7 +171,7 @@ def field_tensor(field: Field, names: dict[str, str]) -> WireTensor:
     """Returns the tensor that carries a field of a request or an answer."""
     name = names.get(field.name, field.name.upper())
     if field.is_list:
-        return WireTensor(name, field.datatype, (-1,), (MAX_LIST,), field)
+        return WireTensor(name, field.datatype, (-1,), (MAX_LIST,), ("its length",), field)
     return WireTensor(name, field.datatype, (1,), field=field)
 
 
@@ -176,4 +179,5 @@ def own_tensor(spec: TensorSpec, signature: Signature) -> WireTensor:
     """Returns a network's own tensor as clients see it."""
     dims = tuple(-1 if isinstance(size, str) else size for size in spec.shape)
     unlimited = dict.fromkeys(signature.axes, -1)
-    return WireTensor(spec.name, DATATYPES[spec.dtype], dims, spec.sized(unlimited | signature.limits))
+    limits = spec.sized(unlimited | signature.limits)
+    return WireTensor(spec.name, DATATYPES[spec.dtype], dims, limits, spec.shape)

@@ -1,32 +1,122 @@
 """What OpenAPI says of the model in service; FastAPI has made the rest."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from serving.protocols.catalog import CatalogEntry
+from serving.http.responses import dump_json
+from serving.protocols.catalog import CatalogEntry, WireTensor
 from serving.tasks.base import Schema, Task, json_value
 
 COMPONENTS = "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+MOST_ZEROS = 4096
+"""Numbers of an example of tensors; a larger model is documented without one."""
 
 
 def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, CatalogEntry]) -> None:
     """Adds a task's types and example to an OpenAPI document, and the model's names."""
     paths = schema["paths"]
-    predict = paths["/predict"]["post"]
+    of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
+    entry = (of_requests or [*entries.values()])[-1]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            fill_in(operation, entry)
+            values = example_values(entry, task.example)
+            if values and "requestBody" in operation:
+                add_example(path, operation["requestBody"]["content"], values)
     if task.form is None:
-        predict["description"] = "This model is asked in tensors, see `/v2`."
+        for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
+            del paths[path]
         return
+    predict = paths["/predict"]["post"]
     predict["parameters"] = parameters(task.most_candidates)
     predict["requestBody"] = {"required": True, "content": bodies(schema, task)}
     answer = component(schema, task.answer_schema)
     if task.list_fields:
         answer = one_or_many(answer)
     predict["responses"]["200"]["content"] = {"application/json": {"schema": answer}}
-    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
-        if isinstance(task.example, Mapping) and path in paths:
-            of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
-            describe_infer(paths[path]["post"], of_requests[-1], task.example)
+
+
+def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
+    """Gives the parameters of a path the model's name and its version as their examples."""
+    names = {"model": entry.name, "version": entry.version}
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path" and parameter["name"] in names:
+            parameter["examples"] = {"this model": {"value": names[parameter["name"]]}}
+
+
+def example_values(entry: CatalogEntry, example: Any) -> list[tuple[WireTensor, list[int], Any]]:
+    """Returns a batch of one for a model: its inputs with their shapes, and their values in JSON.
+
+    Without the task's `example`, tensors are zeros. Empty if they would be large, or there is none.
+    """
+    if entry.takes_tensors:
+        shapes = [[1, *(max(1, size) for size in spec.dims)] for spec in entry.inputs]
+        if sum(map(math.prod, shapes)) > MOST_ZEROS:
+            return []
+        return [
+            (spec, shape, zeros(shape, spec.datatype == "BOOL"))
+            for spec, shape in zip(entry.inputs, shapes, strict=True)
+        ]
+    if not isinstance(example, Mapping):
+        return []
+    return [
+        (spec, [1, len(value) if spec.field.is_list else 1], value)
+        for spec in entry.inputs
+        if spec.field and (value := json_value(example.get(spec.field.name))) is not None
+    ]
+
+
+def zeros(shape: list[int], is_bool: bool) -> Any:
+    """Returns nested lists of zeros, of a batch's only item."""
+    if len(shape) == 1:
+        return False if is_bool else 0
+    value: Any = False if is_bool else 0
+    for size in reversed(shape[1:]):
+        value = [value] * size
+    return value
+
+
+def add_example(
+    path: str, content: dict[str, Any], values: list[tuple[WireTensor, list[int], Any]]
+) -> None:
+    """Adds a request of these values to the body of a protocol's path."""
+    if path.endswith("/infer"):
+        inputs = [
+            {
+                "name": spec.name,
+                "datatype": spec.datatype,
+                "shape": shape,
+                "data": tensor_data(spec, value),
+            }
+            for spec, shape, value in values
+        ]
+        content["application/json"]["example"] = {"inputs": inputs}
+    elif path.endswith(":predict"):
+        row = {spec.name: row_value(spec, value) for spec, _, value in values}
+        content["application/json"]["example"] = {"instances": [row]}
+    elif path.startswith("/predictions/"):
+        body = {spec.field.name: value for spec, _, value in values if spec.field}
+        content["application/json"]["example"] = body
+
+
+def tensor_data(spec: WireTensor, value: Any) -> list[Any]:
+    """Returns a value as `data` of the Open Inference Protocol; objects are text there."""
+    if spec.field is None:
+        return [value]
+    if spec.field.is_json:
+        return [dump_json(value).decode()]
+    return [value] if not spec.field.is_list else [*value]
+
+
+def row_value(spec: WireTensor, value: Any) -> Any:
+    """Returns a value as TensorFlow Serving has it; objects are text there."""
+    if spec.field is None:
+        return value
+    if spec.field.is_json:
+        return dump_json(value).decode()
+    return {"b64": value} if spec.field.is_bytes else value
 
 
 def parameters(most: int) -> list[dict[str, Any]]:
@@ -90,14 +180,3 @@ def replaced(part: Any) -> Any:
             for key, value in part.items()
         }
     return [replaced(each) for each in part] if isinstance(part, list) else part
-
-
-def describe_infer(operation: dict[str, Any], entry: CatalogEntry, example: Any) -> None:
-    """Fills in the model's name, its tensors and an example of the Open Inference Protocol."""
-    operation["parameters"][0]["examples"] = {"this model": {"value": entry.name}}
-    inputs = [
-        {"name": spec.name, "datatype": spec.datatype, "shape": [1, 1], "data": [value]}
-        for spec in entry.inputs
-        if spec.field and (value := json_value(example.get(spec.field.name))) is not None
-    ]
-    operation["requestBody"]["content"]["application/json"]["example"] = {"inputs": inputs}

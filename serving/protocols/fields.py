@@ -15,6 +15,7 @@ from serving.base64 import from_base64, to_bytes
 from serving.errors import (
     InvalidJsonError,
     InvalidRequestError,
+    InvalidTensorError,
     InvalidTextError,
     UnsupportedMediaTypeError,
 )
@@ -22,7 +23,7 @@ from serving.http.body import decode_json, file_from_form, parsed_content_type
 from serving.tasks.base import JSON_BODY, Field, Fields, Task
 
 JSON, FORM, BYTES = b"application/json", b"multipart/form-data", b"application/octet-stream"
-TYPES: dict[str, Any] = {"FP32": float, "INT64": int, "BOOL": bool}
+TYPES: dict[str, Any] = {"FP32": float, "FP64": float, "INT64": int, "BOOL": bool}
 JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # or one that breaks off
 MAX_ELEMENTS = 16 * 1024
 """Of the lists in a body; more are refused before they are built."""
@@ -128,6 +129,8 @@ def field_value(field: Field, element: Any) -> Any:
     if isinstance(element, list):
         return [field_value(field, each) for each in element]
     if isinstance(element, np.ndarray):
+        if not np.isfinite(element).all():
+            raise InvalidTensorError(f"{field.name} is not finite")
         return element.tolist() if field.is_list else element.item()
     if field.is_bytes:
         return to_bytes(element)

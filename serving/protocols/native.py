@@ -71,7 +71,7 @@ class ModelResponse(BaseModel):
     example: Any = Field(description="A request in JSON; null if the model has none.")
     limits: dict[str, int] = Field(
         description="Most of what a request may have: `request_bytes`, and as the task has it "
-        "`image_pixels`, `text_bytes`, `tokens`."
+        "`image_pixels`, `text_bytes`, `tokens`, `question_tokens`, `context_tokens`."
     )
     thresholds: Thresholds | None
     accuracy: dict[str, Any]  # as written in model.json

@@ -146,7 +146,10 @@ class Connection:
             context, number, status = RequestContext(choose_id(None)), 0, CLIENT_GONE
             try:
                 try:
-                    head = frames.parse_head(first + await self._read(frames.REQUEST.size - 1, "frame"))
+                    length = first + await self._read(frames.LENGTH.size - 1, "frame")
+                    frames.check_length(length)
+                    rest = await self._read(frames.AFTER_LENGTH, "frame")
+                    head = frames.parse_head(length + rest)
                     number, self._unread = head.id, head.body_bytes
                     answer = 200, await self._predict(head, context)
                 except CLIENT_LEFT:

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-import orjson
 
 from serving.errors import InvalidJsonError, InvalidRequestError, PayloadTooLargeError, ServingError
+from serving.http.responses import dump_json
 
 REQUEST = struct.Struct(">IIH")  # length, id, length of the options
+LENGTH = struct.Struct(">I")
 RESPONSE = struct.Struct(">IIH")  # length, id, status
 AFTER_LENGTH = REQUEST.size - 4
 MAX_OPTIONS_BYTES = 1024
@@ -69,12 +70,19 @@ def parse_head(data: bytes) -> Head:
     return Head(number, options_bytes, body_bytes)
 
 
+def check_length(data: bytes) -> None:
+    """Checks the first four bytes of a request frame: there must be a head. Raises BrokenFrameError."""
+    (length,) = LENGTH.unpack(data)
+    if length < AFTER_LENGTH:
+        raise BrokenFrameError(f"the frame cannot be read: a length of {length}, below {AFTER_LENGTH}")
+
+
 def check_sizes(head: Head, max_body_bytes: int) -> None:
     """Raises PayloadTooLargeError."""
     if head.options_bytes > MAX_OPTIONS_BYTES:
         raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
     if head.body_bytes > max_body_bytes:
-        raise PayloadTooLargeError(f"the photo has more than {max_body_bytes} bytes")
+        raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
 
 
 def parse_options(data: bytes) -> Options:
@@ -100,7 +108,7 @@ def request(number: int, body: bytes, options: Options) -> bytes:
 
 def response(number: int, status: int, content: dict[str, Any]) -> bytes:
     """Builds a response frame; `number` is the request's id, `content` any JSON object."""
-    text = orjson.dumps(content)
+    text = dump_json(content)
     return RESPONSE.pack(AFTER_LENGTH + len(text), number, status) + text
 
 

@@ -7,6 +7,7 @@ name.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from serving.protocols.admission import Admission, DirectRoute, RequestOptions, 
 from serving.protocols.catalog import CatalogEntry, ModelCatalog, WireTensor
 from serving.protocols.fields import commas
 from serving.protocols.v2.codec import check_size, nested_array
+from serving.protocols.v2.http import documented_errors
 from serving.protocols.v2.inference import Content, InferRequest, fits, inputs_of
 from serving.tensors import Array
 
@@ -33,6 +35,12 @@ SIGNATURE = "serving_default"
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 STATUS = {422: 400}
 TENSOR_TYPES = {"BYTES": "DT_STRING", "FP16": "DT_HALF", "FP32": "DT_FLOAT", "FP64": "DT_DOUBLE"}
+TAGS: list[str | Enum] = ["TensorFlow Serving"]
+BODY = {
+    "type": "object",
+    "properties": {"instances": {"type": "array", "minItems": 1}, "inputs": {}},
+    "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
+}
 ALIAS = "data"  # TorchServe's clients of this API call the only input so
 
 
@@ -188,9 +196,9 @@ def column(raw: msgspec.Raw, spec: WireTensor, most: int) -> tuple[str, Content]
     elif spec.dims != (1,):
         raise InvalidRequestError(f"{spec.name} is a list of texts, for which there is no form here")
     elif bytes(memoryview(raw)[:1]) == b"[":
-        content = [element(value, spec) for value in decode_json(TEXTS, raw)]
+        content = [element(value, spec) for value in decode_json(TEXTS, raw, spec.name)]
     else:  # a single text may come without brackets
-        content = [element(decode_json(TEXT, raw), spec)]
+        content = [element(decode_json(TEXT, raw, spec.name), spec)]
     check_count(len(content), most)
     return spec.name, content
 
@@ -202,7 +210,7 @@ def numeric_column(raw: msgspec.Raw, spec: WireTensor, most: int) -> Array:
         raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {found} in all")
     is_scalar = spec.field is not None and spec.dims == (1,)
     dims = () if is_scalar else spec.dims
-    array = nested_array(raw, 1 + len(dims), spec, spec.name)
+    array = nested_array(raw, 1 + len(dims), spec)
     if len(array.shape) != 1 + len(dims) or not fits(replace(spec, dims=dims), array.shape[1:]):
         raise InvalidRequestError(
             f"{spec.name} has the shape {list(array.shape)}, not [N, {list(spec.dims)}]"
@@ -254,33 +262,51 @@ def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
 
 
 def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
-    """Returns all paths under `/v1`; their colon is not for OpenAPI's tools."""
-    router = APIRouter(include_in_schema=False)
+    """Returns all paths under `/v1`."""
+    router = APIRouter(tags=TAGS)
+    about: dict[str, Any] = {"responses": documented_errors(404, 503)}  # FastAPI's own types
     router.routes.extend(predict_router(service, admission, catalog).routes)
 
-    @router.get("/v1/models/{model}")
-    @router.get("/v1/models/{model}/versions/{version}")
+    @router.get("/v1/models/{model}", summary="Which version is served", **about)
+    @router.get("/v1/models/{model}/versions/{version}", summary="Whether a version is served", **about)
     async def status(model: str, version: str | None = None) -> Response:
         return json_response(status_of(catalog.find(model, version)))
 
-    @router.get("/v1/models/{model}/metadata")
-    @router.get("/v1/models/{model}/versions/{version}/metadata")
+    @router.get("/v1/models/{model}/metadata", summary="Names, types and shapes", **about)
+    @router.get(
+        "/v1/models/{model}/versions/{version}/metadata", summary="The same of a version", **about
+    )
     async def metadata(model: str, version: str | None = None) -> Response:
         return json_response(metadata_of(catalog.find(model, version)))
+
+    @router.post("/v1/models/{rest:path}", include_in_schema=False)
+    async def other_verb() -> Response:
+        raise NotFoundError("only :predict can be asked of a model")
 
     return router
 
 
 def predict_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
     """Returns the two paths of `:predict`."""
-    router = APIRouter(route_class=DirectRoute, include_in_schema=False)
+    router = APIRouter(route_class=DirectRoute, tags=TAGS)
+    documentation: dict[str, Any] = {  # FastAPI's own types
+        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": BODY}}}
+        },
+        "dependencies": admission.check_key.documented(),
+    }
 
-    async def predict(name: str, version: str | None, request: Request) -> Response:
-        model = catalog.find(name, version)
-        options = admission.admit(request, model.signature)
-        async with admission.body(request, compressed=True) as content:
-            parse_content = partial(parse, content, model, service.largest_request)
-            if len(content) > LARGE and not model.is_quick_to_parse:
+    @router.post("/v1/models/{model}:predict", summary="Call a model", **documentation)
+    @router.post(
+        "/v1/models/{model}/versions/{version}:predict", summary="Call a version", **documentation
+    )
+    async def predict(model: str, request: Request, version: str | None = None) -> Response:
+        entry = catalog.find(model, version)
+        options = admission.admit(request, entry.signature)
+        async with admission.body(request) as content:
+            parse_content = partial(parse, content, entry, service.largest_request)
+            if len(content) > LARGE and not entry.is_quick_to_parse:
                 inputs = await service.run_on_thread(parse_content, options.bulk)
             else:
                 inputs = parse_content()
@@ -288,23 +314,7 @@ def predict_router(service: InferenceService, admission: Admission, catalog: Mod
         RequestContext.of(request).set_timings(timings)
         return json_response(answer(columns, inputs.by_rows))
 
-    @router.post("/v1/models/{model_and_verb}")
-    async def predict_default(model_and_verb: str, request: Request) -> Response:
-        return await predict(before_verb(model_and_verb), None, request)
-
-    @router.post("/v1/models/{model}/versions/{version_and_verb}")
-    async def predict_version(model: str, version_and_verb: str, request: Request) -> Response:
-        return await predict(model, before_verb(version_and_verb), request)
-
     return router
-
-
-def before_verb(text: str) -> str:
-    """`NAME:predict` -> `NAME`. Raises NotFoundError for other verbs."""
-    name, colon, verb = text.rpartition(":")
-    if not colon or verb != "predict":
-        raise NotFoundError("only :predict can be asked of a model")
-    return name
 
 
 def status_of(model: CatalogEntry) -> dict[str, Any]:

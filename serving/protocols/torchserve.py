@@ -6,10 +6,12 @@ their probabilities; of another model it is that of `/predict`.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from serving.errors import InvalidRequestError, NotSupportedError, ServingError
 from serving.http.access_log import RequestContext
@@ -19,11 +21,15 @@ from serving.inference.active_model import Input
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, DirectRoute, unless_disconnected
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
+from serving.protocols.documentation import BINARY
 from serving.protocols.fields import FORM, JSON, fields_from_json, value_of
 from serving.tasks.base import Candidate, Fields, Task
 
 SEGMENTS = ("predictions", "explanations", "ping", "models")
 TOP = 5
+TAGS: list[str | Enum] = ["TorchServe"]
+BODIES = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": BINARY}
+FAILED = "InternalServerException"
 FORM_FIELDS = ("data", "body")
 STATUS = {422: 400}
 TYPES = {
@@ -40,10 +46,26 @@ TYPES = {
 }
 
 
+class TorchServeError(BaseModel):
+    """What went wrong, in words."""
+
+    code: int
+    type: str
+    message: str
+
+
+def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for these statuses."""
+    return {
+        status: {"model": TorchServeError, "description": TYPES.get(status, FAILED)}
+        for status in statuses
+    }
+
+
 def error_response(error: ServingError, _: RequestContext) -> Response:
     """Returns `{"code", "type", "message"}`."""
     status = STATUS.get(error.status, error.status)
-    kind = TYPES.get(status, "InternalServerException")
+    kind = TYPES.get(status, FAILED)
     return json_response({"code": status, "type": kind, "message": error.detail}, status, error.headers)
 
 
@@ -68,30 +90,31 @@ def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
 
 
 def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
-    """Returns all paths; bodies of any content type have no place in OpenAPI."""
-    router = APIRouter(include_in_schema=False)
+    """Returns all paths."""
+    router = APIRouter(tags=TAGS)
+    about: dict[str, Any] = {"responses": documented_errors(404, 503)}  # FastAPI's own types
     router.routes.extend(predictions_router(service, admission, catalog).routes)
 
-    @router.post("/explanations/{model}")
-    @router.post("/explanations/{model}/{version}")
+    @router.post("/explanations/{model}", include_in_schema=False)
+    @router.post("/explanations/{model}/{version}", include_in_schema=False)
     async def explain(model: str, version: str | None = None) -> Response:
         find(catalog, model, version)
         raise NotSupportedError("predictions are not explained here")
 
-    @router.get("/ping")
+    @router.get("/ping", summary="Requests can be answered", responses=documented_errors(500))
     async def ping() -> Response:
         if service.is_ready:
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, 500)
 
-    @router.get("/models")
+    @router.get("/models", summary="Names of the model", responses=documented_errors(503))
     async def all_models() -> Response:
         url = service.settings.model_dir.name
         models = [{"modelName": name, "modelUrl": url} for name in catalog.entries]
         return json_response({"models": models})
 
-    @router.get("/models/{model}")
-    @router.get("/models/{model}/{version}")
+    @router.get("/models/{model}", summary="How the model is served", **about)
+    @router.get("/models/{model}/{version}", summary="How a version is served", **about)
     async def one_model(model: str, version: str | None = None) -> Response:
         wanted = None if version == "all" else version
         return json_response([describe(service, find(catalog, model, wanted))])
@@ -103,17 +126,22 @@ def predictions_router(
     service: InferenceService, admission: Admission, catalog: ModelCatalog
 ) -> APIRouter:
     """Returns the paths of `/predictions`, with and without a version."""
-    router = APIRouter(route_class=DirectRoute, include_in_schema=False)
+    router = APIRouter(route_class=DirectRoute, tags=TAGS)
+    documentation: dict[str, Any] = {  # FastAPI's own types
+        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
+        "openapi_extra": {"requestBody": {"required": True, "content": BODIES}},
+        "dependencies": admission.check_key.documented(),
+    }
 
-    @router.post("/predictions/{model}")
-    @router.put("/predictions/{model}")
-    @router.post("/predictions/{model}/{version}")
-    @router.put("/predictions/{model}/{version}")
+    @router.post("/predictions/{model}", summary="Call the model", **documentation)
+    @router.post("/predictions/{model}/{version}", summary="Call a version", **documentation)
+    @router.put("/predictions/{model}", include_in_schema=False)
+    @router.put("/predictions/{model}/{version}", include_in_schema=False)
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         if find(catalog, model, version).takes_tensors:
             raise InvalidRequestError(f"{model} takes tensors, which this protocol has no form for")
         options = admission.admit(request)
-        async with admission.body(request, compressed=True) as body:
+        async with admission.body(request) as body:
             task, content_type = service.active.task, request.headers.get("content-type")
             given = Input(len(body), partial(fields_of, task, body, content_type))
             top_k = min(TOP, len(task.labels)) or 1

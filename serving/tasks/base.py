@@ -11,7 +11,9 @@ from typing import Any
 
 from serving.tensors import Array, Item
 
-DATATYPES = {"string": "BYTES", "number": "FP32", "integer": "INT64", "boolean": "BOOL"}
+DATATYPES = {"string": "BYTES", "number": "FP64", "integer": "INT64", "boolean": "BOOL"}
+"""The Open Inference Protocol's types by JSON schema's; `format: float` makes a number FP32."""
+
 JSON_BODY = ""
 """Field of a task that takes JSON as it is, as bytes."""
 
@@ -54,14 +56,13 @@ def field_of(name: str, schema: Schema, required: bool) -> Field:
     choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     if len(choices) == 1 and not required:
         return field_of(name, choices[0], required)
-    kind = schema.get("type")
-    items = schema.get("items", {}).get("type")
-    if kind == "array" and items in DATATYPES:
-        return Field(name, DATATYPES[items], is_list=True, required=required)
-    if kind not in DATATYPES:
+    is_list = schema.get("type") == "array"
+    value = schema.get("items", {}) if is_list else schema
+    datatype = "FP32" if value.get("format") == "float" else DATATYPES.get(str(value.get("type")))
+    if datatype is None:
         return Field(name, "BYTES", is_json=True, required=required)
-    is_bytes = "base64" in (schema.get("contentEncoding"), schema.get("format"))
-    return Field(name, DATATYPES[kind], is_bytes=is_bytes, required=required)
+    is_bytes = not is_list and "base64" in (schema.get("contentEncoding"), schema.get("format"))
+    return Field(name, datatype, is_bytes=is_bytes, is_list=is_list, required=required)
 
 
 def json_value(value: Any) -> Any:

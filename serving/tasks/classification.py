@@ -14,7 +14,7 @@ class LabelProbability(BaseModel):
     """One class."""
 
     label: str
-    probability: float = Field(ge=0, le=1)
+    probability: float = Field(ge=0, le=1, json_schema_extra={"format": "float"})
 
 
 class PredictResponse(BaseModel):

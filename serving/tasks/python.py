@@ -5,8 +5,10 @@ import the class; the supervisor's profile has its types for them, as JSON schem
 """
 
 import json
+import math
 import os
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from enum import IntEnum
@@ -34,6 +36,9 @@ MAX_ANSWER = 1024 * 1024
 """Bytes of an answer, unless model.json says otherwise."""
 
 BATCH_ELEMENTS = 4 * 1024 * 1024
+NOT_NUMBERS = re.compile(rb"null|[:\[,]-?(?:NaN|Infinity)")
+"""What pydantic may write for a number that is not finite."""
+
 MAX_TEXT = 1000
 """Characters of a refusal's reason."""
 
@@ -194,9 +199,12 @@ class PythonBackend:
             return refused(error)
         try:
             valid = self._answer.validate_python(answer)
-            return Status.ANSWER, self._answer.dump_json(valid, by_alias=True)
+            text = self._answer.dump_json(valid, by_alias=True)
         except ValueError as error:
             raise TaskError(f"the answer is not of the type Answer: {words(error)}") from error
+        if NOT_NUMBERS.search(text) and not is_finite(self._answer.dump_python(valid)):
+            raise TaskError("the answer has a number that is not finite, which JSON cannot carry")
+        return Status.ANSWER, text
 
     def trim(self) -> None:
         """Ends warm-up: from now on requests are read."""
@@ -205,6 +213,15 @@ class PythonBackend:
     def close(self) -> None:
         """Drops the task."""
         self._task = None
+
+
+def is_finite(value: Any) -> bool:
+    """Returns whether a value that pydantic has dumped has no infinity or NaN in it."""
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def import_class(name: str, folder: Path) -> Any:

@@ -4,9 +4,11 @@ The class itself is imported and called by the worker only, see `python.py`.
 """
 
 import base64
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -34,6 +36,8 @@ from serving.tasks.python import Status, signatures
 from serving.tensors import Array
 
 CHEAP_BYTES = 64 * 1024
+SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
+LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")  # it may be one; text can look alike
 ERRORS: dict[int, type[RequestError]] = {
     Status.REFUSED: RejectedError,
     Status.NOT_OF_TYPE: InvalidRequestError,
@@ -66,7 +70,7 @@ class PythonRequests(Task):
     def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
         """Returns the JSON as it is, or that of fields that another protocol has brought.
 
-        Raises InvalidJsonError for nothing, and PayloadTooLargeError.
+        Raises InvalidJsonError or PayloadTooLargeError.
         """
         data = fields.get(JSON_BODY)
         if data is None:
@@ -76,6 +80,7 @@ class PythonRequests(Task):
             raise InvalidJsonError("the body is empty")
         if len(data) > self._most:
             raise PayloadTooLargeError(f"the request has more than {self._most} bytes")
+        check_json(data)
         return Prepared([[np.frombuffer(data, np.uint8)]])
 
     def postprocess(
@@ -89,7 +94,7 @@ class PythonRequests(Task):
         text = answer.tobytes().rstrip()
         if error := ERRORS.get(int(status)):
             raise error(text.decode(errors="replace"))
-        found = orjson.loads(text)
+        found = msgspec.json.decode(text)  # whole numbers of any size, where orjson makes floats
         return [found if is_object(self.answer_schema) else {"answer": found}]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:  # noqa: ARG002
@@ -112,6 +117,19 @@ def is_object(schema: Schema) -> bool:
 def declared_fields(schema: Schema, name: str) -> tuple[Field, ...]:
     """Returns the fields of a type; a type without fields is one field of this name."""
     return fields_of(resolved(schema)) if is_object(schema) else (field_of(name, schema, True),)
+
+
+def check_json(data: bytes) -> None:
+    """Checks that a body is JSON, and that no number in it is too large for a float.
+
+    pydantic, which reads it in the worker, also takes NaN and Infinity. Raises InvalidJsonError.
+    """
+    try:
+        SYNTAX.decode(data)
+        if LARGE_NUMBER.search(data):
+            orjson.loads(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidJsonError(f"the body is not JSON: {error}"[:200]) from error
 
 
 def json_default(value: Any) -> str:

@@ -72,12 +72,13 @@ def check(texts: Mapping[str, str]) -> None:
         try:
             size += len(text.encode())
         except UnicodeEncodeError as error:
-            raise InvalidTextError(f"the {name} has half of a surrogate pair") from error
+            raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
         if not text or text.isspace():
             raise InvalidTextError(f"the {name} is empty")
     if size > MAX_BYTES:
+        has = "has" if len(texts) == 1 else "together have"
         raise TextTooLongError(
-            f"{' and '.join(texts)} of {size} bytes are too long; at most {MAX_BYTES} are accepted"
+            f"{' and '.join(texts)} {has} {size} bytes; at most {MAX_BYTES} are accepted"
         )
 
 

@@ -221,6 +221,7 @@ def test_a_mistake_costs_one_answer_and_not_the_connection(
         (frames.REQUEST.pack(6 + 2000, 7, 2000), 7, 413, "payload_too_large"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", int.from_bytes(b"/ HT"), 413, "payload_too_large"),
         (b"\0" * 400_000, 0, 422, "invalid_request"),
+        (b"\0\0\0\5", 0, 422, "invalid_request"),  # at once: there can be no head behind it
         (frames.REQUEST.pack(2**31, 7, 0) + bytes(400_000), 7, 413, "payload_too_large"),
         (b"\0\0", 0, 408, "request_timeout"),
         (frame(command())[:10], 7, 408, "request_timeout"),

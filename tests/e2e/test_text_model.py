@@ -122,7 +122,7 @@ def test_the_text_as_the_body(url: str, kind: str | None) -> None:
         (b'{"text": ""}', "application/json", 400, "invalid_text"),
         (b'{"text": "a', "application/json", 400, "invalid_json"),
         (b'{"text": "a\xff"}', "application/json", 400, "invalid_json"),
-        (b'{"text": "a\\ud83d"}', "application/json", 400, "invalid_json"),
+        (b'{"text": "a\\ud83d"}', "application/json", 400, "invalid_text"),
     ],
 )
 def test_what_is_no_text(url: str, body: bytes, kind: str, status: int, code: str) -> None:

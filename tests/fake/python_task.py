@@ -80,3 +80,58 @@ class Contradictory(Obedient):
     """Refuses its example."""
 
     example = Obedient.Request(number=1, does="refuse")
+
+
+class Numbers(PythonTask):
+    """Answers with what it gets, and with `kind` of float that JSON has no form for."""
+
+    class Request(BaseModel):
+        """Numbers of each type, also beyond 64 bits and in lists."""
+
+        exact: float = 0.0
+        point: list[float] = []
+        count: int = 0
+        counts: list[int] = []
+        not_finite: Literal["", "nan", "inf"] = ""
+
+    class Answer(BaseModel):
+        """The same."""
+
+        exact: float
+        point: list[float]
+        count: int
+        counts: list[int]
+
+    example: ClassVar[dict[str, Any] | None] = {"exact": 0.5, "point": [1, 2], "count": 3, "counts": [4]}
+
+    def load(self, folder: Path, device: str) -> None:
+        """Loads nothing."""
+
+    def infer(self, items: list[Request]) -> list[dict[str, Any]]:
+        """Returns the requests."""
+        return [
+            item.model_dump() | ({"exact": float(item.not_finite)} if item.not_finite else {})
+            for item in items
+        ]
+
+
+class Squares(PythonTask):
+    """Answers with the square of a whole number, which may have more than 64 bits."""
+
+    class Request(BaseModel):
+        """A number."""
+
+        number: int
+
+    class Answer(BaseModel):
+        """Its square, also as a list."""
+
+        square: int
+        all: list[int]
+
+    def load(self, folder: Path, device: str) -> None:
+        """Loads nothing."""
+
+    def infer(self, items: list[Request]) -> list[dict[str, Any]]:
+        """Returns the squares."""
+        return [{"square": item.number**2, "all": [item.number**2]} for item in items]

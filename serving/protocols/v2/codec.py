@@ -166,14 +166,14 @@ def json_content(given: InputTensor, spec: WireTensor, count: int) -> Content:
     if isinstance(given.data, msgspec.UnsetType):
         raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
     if spec.datatype == "BYTES":
-        return json_texts(given.data, math.prod(given.shape), spec.is_text)
+        return json_texts(given.data, math.prod(given.shape), spec)
     return json_numbers(given.data, given.shape, spec, count)
 
 
 def binary_content(data: memoryview, spec: WireTensor, shape: list[int], count: int) -> Content:
     """Returns an input's elements from their bytes."""
     if spec.datatype == "BYTES":
-        return binary_elements(data, math.prod(shape))
+        return binary_elements(data, math.prod(shape), spec.name)
     return raw_array(data, spec, item_shape(spec, shape), count)
 
 
@@ -213,61 +213,62 @@ def raw_array(data: memoryview, spec: WireTensor, dims: Sequence[int], count: in
     return array.astype(bool) if dtype.kind == "b" else array
 
 
-def binary_elements(data: memoryview, count: int) -> list[bytes]:
+def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
     """Splits `count` elements, each a little-endian uint32 length and that many bytes."""
     elements = []
     for index in range(count):
         if len(data) < LENGTH.size:
-            raise InvalidRequestError(f"the data end before element {index}")
+            raise InvalidRequestError(f"the data of {name} end before element {index}")
         (size,) = LENGTH.unpack_from(data)
         if size > len(data) - LENGTH.size:
-            raise InvalidRequestError(f"element {index} has {size} bytes, more than follow")
+            raise InvalidRequestError(f"element {index} of {name} has {size} bytes, more than follow")
         elements.append(bytes(data[LENGTH.size : LENGTH.size + size]))
         data = data[LENGTH.size + size :]
     if data:
-        raise InvalidRequestError(f"{len(data)} bytes follow the last of {count} elements")
+        raise InvalidRequestError(f"{len(data)} bytes follow the last of the {count} elements of {name}")
     return elements
 
 
-def json_texts(raw: msgspec.Raw, count: int, has_commas: bool) -> list[str]:
-    """Parses texts, flat or nested by the batch; `has_commas`: any number, not only a data URL's."""
+def json_texts(raw: msgspec.Raw, count: int, spec: WireTensor) -> list[str]:
+    """Parses texts, or the base64 of bytes, flat or nested by the batch."""
     depth = depth_of(raw)
     if depth > 2:
-        raise InvalidRequestError("data is nested more deeply than its shape")
-    if commas(without_texts(raw) if has_commas else raw) > 2 * count:
-        raise InvalidRequestError(f"data has more than the {count} elements of its shape")
-    found = decode_json(TEXTS[depth - 1], raw)
+        raise InvalidRequestError(f"the data of {spec.name} are nested more deeply than their shape")
+    if commas(without_texts(raw) if spec.is_text else raw) > 2 * count:  # base64 may have a data URL's
+        raise InvalidRequestError(f"{spec.name} has more than the {count} elements of its shape")
+    found = decode_json(TEXTS[depth - 1], raw, spec.name)
     texts: list[str] = found if depth == 1 else [text for row in found for text in row]
     if len(texts) != count:
-        raise InvalidRequestError(f"data has {len(texts)} elements, its shape {count}")
+        raise InvalidRequestError(f"{spec.name} has {len(texts)} elements, but its shape has {count}")
     return texts
 
 
 def json_numbers(raw: msgspec.Raw, shape: list[int], spec: WireTensor, count: int) -> Array:
     """Parses numbers, flat or nested as the shape says, to [count, *dims]."""
-    depth = depth_of(raw)
+    depth, name = depth_of(raw), spec.name
     if depth not in (1, len(shape)):
-        raise InvalidRequestError("data must be flat, or nested as its shape says")
+        raise InvalidRequestError(f"the data of {name} must be flat, or nested like the shape")
     needed = math.prod(shape)
-    if commas(raw) != needed - 1:
-        raise InvalidRequestError(f"data has {commas(raw) + 1} numbers, its shape {needed}")
-    array = nested_array(raw, depth, spec, "data")
+    if needed and commas(raw) != needed - 1:
+        raise InvalidRequestError(f"{name} has {commas(raw) + 1} numbers, but its shape has {needed}")
+    array = nested_array(raw, depth, spec)
     wanted = tuple(shape) if depth > 1 else (needed,)
     if array.shape != wanted:
-        raise InvalidRequestError(f"data has the shape {list(array.shape)}, not {list(wanted)}")
+        raise InvalidRequestError(f"{name} has the shape {list(array.shape)}, not {list(wanted)}")
     return array.reshape(count, *item_shape(spec, shape))
 
 
-def nested_array(raw: msgspec.Raw, depth: int, spec: WireTensor, name: str) -> Array:
-    """Parses lists of a tensor's numbers, nested so deeply; `name` is for messages."""
+def nested_array(raw: msgspec.Raw, depth: int, spec: WireTensor) -> Array:
+    """Parses lists of a tensor's numbers, nested so deeply. Raises InvalidRequestError."""
     dtype = DTYPES[spec.datatype]
+    found = decode_json(numbers(dtype.kind, depth), raw, spec.name)
     try:
-        with np.errstate(over="ignore"):  # infinite then, which is refused in its turn
-            return np.array(decode_json(numbers(dtype.kind, depth), raw), dtype)
-    except OverflowError as error:
-        raise InvalidRequestError(f"{name} has numbers that are no {spec.datatype}") from error
+        with np.errstate(over="raise"):  # JSON has no infinity, so a number must not become one
+            return np.array(found, dtype)
+    except (OverflowError, FloatingPointError) as error:
+        raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
     except ValueError as error:
-        raise InvalidRequestError(f"{name} is nested unevenly") from error
+        raise InvalidRequestError(f"{spec.name} is nested unevenly") from error
 
 
 def check_size(

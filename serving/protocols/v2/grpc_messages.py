@@ -122,13 +122,13 @@ def typed_content(given: Message, spec: WireTensor, shape: list[int], count: int
         raise InvalidRequestError(f"{spec.name} is {spec.datatype}, which has raw contents only")
     values, needed = getattr(given.contents, name), math.prod(shape)
     if len(values) != needed:
-        raise InvalidRequestError(f"{name} has {len(values)} elements, its shape {needed}")
+        raise InvalidRequestError(f"{spec.name} has {len(values)} elements, but its shape has {needed}")
     if spec.datatype == "BYTES":
         return list(values)
     try:
         array = np.array(values, DTYPES[spec.datatype])
     except OverflowError as error:
-        raise InvalidRequestError(f"{name} has numbers that are no {spec.datatype}") from error
+        raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
     return array.reshape(count, *item_shape(spec, shape))
 
 

@@ -25,6 +25,7 @@ TAGS: list[str | Enum] = ["Open Inference Protocol"]
 LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 Version = Annotated[str, Path(openapi_examples={"first": {"value": "1"}})]  # Swagger fills it in
 STATUS = {422: 400}  # the protocol has no other number for a request that is wrong
+INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
 OTHER_CODES = {
     400: "the request cannot be read, or is of another shape",
     404: "no such model or version",
@@ -120,7 +121,7 @@ def infer_router(service: InferenceService, admission: Admission, catalog: Model
     async def infer_model(name: str, version: str | None, request: Request) -> Response:
         model = catalog.find(name, version)
         options = admission.admit(request, model.signature)
-        async with admission.body(request, compressed=True) as content:
+        async with admission.body(request) as content:
             parsed = await parse(request, model, content, options.bulk)
             found = await unless_disconnected(request, infer(service, parsed, options))
         RequestContext.of(request).set_timings(found.timings)
@@ -167,22 +168,32 @@ def repository_router(
     service: InferenceService, admission: Admission, catalog: ModelCatalog
 ) -> APIRouter:
     """Returns the repository's paths. Reading is free; loading exists where an admin key is set."""
-    router = APIRouter(route_class=DirectRoute, include_in_schema=False)
+    router = APIRouter(route_class=DirectRoute, tags=TAGS)
     repository = Repository(service, catalog)
+    is_allowed = service.settings.admin_key is not None
+    documentation: dict[str, Any] = {  # FastAPI's own types
+        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503),
+        "include_in_schema": is_allowed,
+    }
 
-    @router.post("/v2/repository/index")
+    @router.post(
+        "/v2/repository/index",
+        summary="The versions that there are",
+        responses=documented_errors(400, 408, 413, 415, 503),
+        openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX}}}},
+    )
     async def index(request: Request) -> Response:
         async with admission.small_body(request) as content:
             return json_response(repository.index(only_ready(content)))
 
-    @router.post("/v2/repository/models/{model}/load")
+    @router.post("/v2/repository/models/{model}/load", summary="Serve a version", **documentation)
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
         async with admission.body(request) as content:
             await repository.load(model, content)
         return json_response({})
 
-    @router.post("/v2/repository/models/{model}/unload")
+    @router.post("/v2/repository/models/{model}/unload", include_in_schema=False)
     async def unload(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
         repository.unload(model)

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import orjson
 
 from serving.engine.statistics import Timings
-from serving.errors import InvalidRequestError
+from serving.errors import InvalidRequestError, InvalidTensorError
+from serving.http.responses import dump_json
 from serving.inference.active_model import Input, Predictions, Tensors
 from serving.inference.service import InferenceService, check_count
 from serving.protocols.admission import RequestOptions
@@ -103,7 +103,9 @@ def check_inputs(model: CatalogEntry, given: Sequence[tuple[str, str, list[int]]
         )
     missing = [name for name in wanted if name not in names and name not in optional]
     if missing or len(set(names)) < len(names):
-        raise InvalidRequestError(f"{model.name} takes {', '.join(wanted)}, each once")
+        needed = ", ".join(name for name in wanted if name not in optional)
+        further = f"; {', '.join(optional)} is optional" if optional else ""
+        raise InvalidRequestError(f"{model.name} takes {needed}, each once{further}")
     counts = {check_input(wanted[name], datatype, shape, most) for name, datatype, shape in given}
     if len(counts) > 1:
         raise InvalidRequestError("the inputs have different numbers of batch elements")
@@ -116,9 +118,11 @@ def check_input(spec: WireTensor, datatype: str, shape: list[int], most: int) ->
     if datatype != spec.datatype:
         raise InvalidRequestError(f"{name} is {spec.datatype}, not {datatype[:20]!r}")
     if fits(spec, shape):
+        check_sizes(spec, shape)
         return 1
     if fits(spec, shape[1:]) or (dims == [1] and len(shape) == 1):
         check_count(shape[0], most)
+        check_sizes(spec, shape[1:])
         return shape[0]
     batched = ", ".join(str(size) for size in ["N", *dims])
     raise InvalidRequestError(f"{name} has the shape [{batched}] or {dims}, not {shape}")
@@ -129,6 +133,19 @@ def fits(spec: WireTensor, shape: Sequence[int]) -> bool:
     return len(shape) == len(spec.dims) and all(
         wanted in (size, -1) for size, wanted in zip(shape, spec.dims, strict=True)
     )
+
+
+def check_sizes(spec: WireTensor, shape: Sequence[int]) -> None:
+    """Checks the axes of a batch element that vary; only a list of a request may be empty.
+
+    Raises InvalidTensorError.
+    """
+    fewest = 0 if spec.field else 1
+    for size, wanted, most, axis in zip(shape, spec.dims, spec.limits, spec.axes, strict=False):
+        if wanted == -1 and not fewest <= size <= most:
+            raise InvalidTensorError(
+                f"{spec.name} has the size {size} along {axis}; {fewest} to {most} are accepted"
+            )
 
 
 def check_outputs(model: CatalogEntry, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
@@ -245,10 +262,20 @@ def output_of(
     shape = single if request.top_k == 1 else [len(tops), len(values) // len(tops)]
     data: Array | list[bytes]
     if spec.datatype == "BYTES":
-        data = [orjson.dumps(value) if field.is_json else value.encode() for value in values]
+        data = [dump_json(value) if field.is_json else value.encode() for value in values]
     else:
-        data = np.array(values, DTYPES[spec.datatype])
+        data = number_array(spec, values)
     return OutputTensor(spec.name, spec.datatype, shape, data, wanted.binary)
+
+
+def number_array(spec: WireTensor, values: Sequence[Any]) -> Array:
+    """Returns an answer's numbers. Raises InvalidRequestError for a whole number of too many digits."""
+    try:
+        return np.array(values, DTYPES[spec.datatype])
+    except OverflowError as error:
+        raise InvalidRequestError(
+            f"{spec.name} is a number beyond {spec.datatype}, which only POST /predict can return"
+        ) from error
 
 
 def list_output(
@@ -261,7 +288,7 @@ def list_output(
     if spec.datatype == "BYTES":
         data = [text.encode() for value in values for text in value]
     else:
-        data = np.array(values, DTYPES[spec.datatype])
+        data = number_array(spec, values)
     shape = [len(values), len(values[0])] if request.is_batched else [len(values[0])]
     return OutputTensor(spec.name, spec.datatype, shape, data, wanted.binary)
 
