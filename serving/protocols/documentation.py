@@ -22,9 +22,9 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
     for path, operations in paths.items():
         for operation in operations.values():
             fill_in(operation, entry)
-            values = example_values(entry, task.example)
+            values = example_values(entry, task)
             if values and "requestBody" in operation:
-                add_example(path, operation["requestBody"]["content"], values)
+                add_example(path, operation["requestBody"]["content"], values, task.json_example)
     if task.form is None:
         for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
             del paths[path]
@@ -46,10 +46,10 @@ def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
             parameter["examples"] = {"this model": {"value": names[parameter["name"]]}}
 
 
-def example_values(entry: CatalogEntry, example: Any) -> list[tuple[WireTensor, list[int], Any]]:
+def example_values(entry: CatalogEntry, task: Task) -> list[tuple[WireTensor, list[int], Any]]:
     """Returns a batch of one for a model: its inputs with their shapes, and their values in JSON.
 
-    Without the task's `example`, tensors are zeros. Empty if they would be large, or there is none.
+    Tensors are zeros. Empty if they would be large, or there is none.
     """
     if entry.takes_tensors:
         shapes = [[1, *(max(1, size) for size in spec.dims)] for spec in entry.inputs]
@@ -59,8 +59,11 @@ def example_values(entry: CatalogEntry, example: Any) -> list[tuple[WireTensor, 
             (spec, shape, zeros(shape, spec.datatype == "BOOL"))
             for spec, shape in zip(entry.inputs, shapes, strict=True)
         ]
-    if not isinstance(example, Mapping):
+    example = task.example
+    if example is None:
         return []
+    if not isinstance(example, Mapping):
+        example = {task.request[0].name: example}
     return [
         (spec, [1, len(value) if spec.field.is_list else 1], value)
         for spec in entry.inputs
@@ -79,9 +82,9 @@ def zeros(shape: list[int], is_bool: bool) -> Any:
 
 
 def add_example(
-    path: str, content: dict[str, Any], values: list[tuple[WireTensor, list[int], Any]]
+    path: str, content: dict[str, Any], values: list[tuple[WireTensor, list[int], Any]], body: Any
 ) -> None:
-    """Adds a request of these values to the body of a protocol's path."""
+    """Adds a request of these values to the body of a protocol's path; `body` is that of `/predict`."""
     if path.endswith("/infer"):
         inputs = [
             {
@@ -97,7 +100,6 @@ def add_example(
         row = {spec.name: row_value(spec, value) for spec, _, value in values}
         content["application/json"]["example"] = {"instances": [row]}
     elif path.startswith("/predictions/"):
-        body = {spec.field.name: value for spec, _, value in values if spec.field}
         content["application/json"]["example"] = body
 
 

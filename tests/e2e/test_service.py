@@ -156,7 +156,7 @@ def test_a_client_that_only_sends_no_more_is_answered(
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
         picture = command(held=True)
-        head = b"POST /predict HTTP/%s\r\nContent-Length: %d\r\n" % (version, len(picture))
+        head = b"POST /predict HTTP/%s\r\nHost: x\r\nContent-Length: %d\r\n" % (version, len(picture))
         keep = b"Connection: keep-alive\r\n" if count > 1 else b""
         connection.sendall((head + keep + b"\r\n" + picture) * count)
         wait_for(gate.with_suffix(".held").exists)

@@ -302,8 +302,8 @@ def test_words_of_several_tokens() -> None:
     [
         ("", "soup", InvalidTextError, "the question is empty"),
         ("what", " \t\u3000", InvalidTextError, "the context is empty"),
-        ("\ud83d", "soup", InvalidTextError, "the question has half of a surrogate pair"),
-        ("what", "soup \udfff", InvalidTextError, "the context has half of a surrogate pair"),
+        ("\ud83d", "soup", InvalidTextError, "the question contains an unpaired UTF-16 surrogate"),
+        ("what", "soup \udfff", InvalidTextError, "the context contains an unpaired UTF-16 surrogate"),
         ("what", "\0", InvalidTextError, "the context has no characters that the model knows"),
         ("é" * (MAX_BYTES // 4), "é" * (MAX_BYTES // 4 + 1), TextTooLongError, f"at most {MAX_BYTES}"),
     ],

@@ -198,7 +198,9 @@ def test_a_folder_that_holds_only_a_graph_is_a_model(tmp_path: Path, version: st
 
 def test_a_folder_whose_name_no_model_has(tmp_path: Path) -> None:
     folder = graphs.saved(graphs.two_by_two(), tmp_path / "-")
-    with pytest.raises(ConfigurationError, match=r"has no model\.json, and - names no model"):
+    with pytest.raises(
+        ConfigurationError, match=r"has no model\.json, and '-' cannot be a model's name"
+    ):
         Model.read(folder)
 
 
