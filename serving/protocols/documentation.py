@@ -59,7 +59,7 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[WireTensor, li
             (spec, shape, zeros(shape, spec.datatype == "BOOL"))
             for spec, shape in zip(entry.inputs, shapes, strict=True)
         ]
-    example = task.example
+    example: Any = task.example  # a mapping of fields, or the one field of a Python task
     if example is None:
         return []
     if not isinstance(example, Mapping):
