@@ -10,8 +10,8 @@ import grpc
 import orjson
 
 from benchmarks.http_client import LOST, Answer
-from serving.protocols import tcp_frames as frames
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
+from serving_client import tcp
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -39,7 +39,7 @@ def call(photo: bytes) -> bytes:
 
 def frame(photo: bytes, key: str | None) -> bytes:
     """Returns one image's frame; its id is constant, as a connection has one request at a time."""
-    return frames.request(1, photo, frames.Options(key=key))
+    return tcp.request_frame(1, photo, {"key": key} if key else {})
 
 
 class GrpcClient:
@@ -83,8 +83,8 @@ class TcpClient:
         reader, writer = streams
         try:
             writer.write(request)
-            length, _, status = frames.RESPONSE.unpack(await reader.readexactly(frames.RESPONSE.size))
-            content = orjson.loads(await reader.readexactly(length - frames.AFTER_LENGTH))
+            length, _, status = tcp.RESPONSE.unpack(await reader.readexactly(tcp.RESPONSE.size))
+            content = orjson.loads(await reader.readexactly(length - tcp.AFTER_LENGTH))
         except (OSError, asyncio.IncompleteReadError):
             writer.close()
             return LOST

@@ -1,11 +1,13 @@
 """Writes the generated parts of README.md and docs/: `python -m docs.tables`, or `make docs-tables`.
 
-A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings and errors
-come from the code, figures from `benchmarks/results/`. A part that is out of date fails
-tests/unit/test_docs.py.
+A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings, errors
+and the path of a request come from the code, figures from `benchmarks/results/`. A part that is out of
+date fails a test.
 """
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 from pydantic import SecretStr
@@ -93,6 +95,19 @@ def parts() -> dict[str, dict[str, str]]:
     }
 
 
+def request_path() -> str:
+    """One row for each module of the web process that a request runs through; starts a service."""
+    printed = subprocess.run(
+        [sys.executable, "-m", "docs.request_path"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    head = "| module | what it is for |\n|---|---|"
+    return f"{head}\n{printed.rstrip()}"
+
+
 def filled(document: str, texts: dict[str, str]) -> str:
     """A document with these parts in it. Raises ValueError where a part has no place."""
     for name, text in texts.items():
@@ -106,7 +121,8 @@ def filled(document: str, texts: dict[str, str]) -> str:
 
 def main() -> None:
     """Writes every part."""
-    for path, texts in parts().items():
+    traced = {"docs/how-it-works.md": {"request path": request_path()}}
+    for path, texts in (parts() | traced).items():
         file = ROOT / path
         file.write_text(filled(file.read_text(), texts))
 

@@ -1,5 +1,6 @@
 """`create_app`: puts settings, model, inference service, protocols and middleware together."""
 
+import copy
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -23,6 +24,7 @@ from serving.protocols import admin, native, tfserving, torchserve
 from serving.protocols.admission import Admission
 from serving.protocols.catalog import ModelCatalog
 from serving.protocols.documentation import describe_model
+from serving.protocols.pipeline import Pipeline
 from serving.protocols.tcp import TcpServer
 from serving.protocols.v2 import http as v2
 from serving.settings import Settings
@@ -54,13 +56,13 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     metrics = Metrics(provider.shares_ports)
     model = Model.read_checked(settings.model_dir, settings.model_sha256)
     service = InferenceService(model, settings, metrics, provider)
-    admission, catalog = Admission(service), ModelCatalog(service)
-    tcp = TcpServer(service, admission.reader)
+    pipeline, catalog = Pipeline(service, Admission(settings)), ModelCatalog(service)
+    tcp = TcpServer(pipeline)
     tracer = make_tracer(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        grpc = grpc_server(service, admission, catalog, tracer)
+        grpc = grpc_server(pipeline, catalog, tracer)
         with tracer.running() if tracer else nullcontext():
             async with service.running(), tcp.running(), grpc:
                 yield
@@ -77,7 +79,7 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     app.state.service = service
     app.openapi = partial(document, app, service, catalog)  # type: ignore[method-assign]
     errors = ErrorResponses()
-    for router in routers(service, admission, catalog, errors):
+    for router in routers(pipeline, catalog, errors):
         app.router.routes.extend(router.routes)  # `include_router` adds a layer to every request: 20 us
     app.middleware_stack = middleware_stack(app, settings, metrics, errors, tracer)
     return app
@@ -85,7 +87,7 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
 
 def document(app: FastAPI, service: InferenceService, catalog: ModelCatalog) -> dict[str, Any]:
     """Returns the OpenAPI document, with what the model in service takes and answers."""
-    schema = FastAPI.openapi(app)
+    schema = copy.deepcopy(FastAPI.openapi(app))
     describe_model(schema, service.active.task, catalog.entries)
     return schema
 
@@ -110,35 +112,33 @@ def middleware_stack(
     return AccessLogMiddleware(HeadMiddleware(stack), metrics, tracer)
 
 
-def routers(
-    service: InferenceService, admission: Admission, catalog: ModelCatalog, errors: ErrorResponses
-) -> Iterator[APIRouter]:
+def routers(pipeline: Pipeline, catalog: ModelCatalog, errors: ErrorResponses) -> Iterator[APIRouter]:
     """Yields the paths of the native API and of the protocols that are on; adds their errors' shapes."""
-    settings = service.settings
-    yield native.create_router(service, admission)
+    settings = pipeline.service.settings
+    yield native.create_router(pipeline)
     if settings.admin_key:
-        yield admin.create_router(service, admission, settings.admin_key)
+        yield admin.create_router(pipeline, settings.admin_key)
     if "v2" in settings.protocols:
-        yield v2.create_router(service, admission, catalog)
+        yield v2.create_router(pipeline, catalog)
         errors.add("v2", v2.error_response)
     if "tfserving" in settings.protocols:
-        yield tfserving.create_router(service, admission, catalog)
+        yield tfserving.create_router(pipeline, catalog)
         errors.add(tfserving.SEGMENT, tfserving.error_response)
     if "torchserve" in settings.protocols:
-        yield torchserve.create_router(service, admission, catalog)
+        yield torchserve.create_router(pipeline, catalog)
         for segment in torchserve.SEGMENTS:
             errors.add(segment, torchserve.error_response)
 
 
 def grpc_server(
-    service: InferenceService, admission: Admission, catalog: ModelCatalog, tracer: "Tracer | None"
+    pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AbstractAsyncContextManager[None]:
     """Returns the gRPC server where a port is set; nothing of gRPC is imported otherwise."""
-    if service.settings.grpc_port is None:
+    if pipeline.service.settings.grpc_port is None:
         return nullcontext()
     from serving.protocols.v2 import grpc
 
-    return grpc.running(service, admission, catalog, tracer)
+    return grpc.running(pipeline, catalog, tracer)
 
 
 def make_tracer(settings: Settings) -> "Tracer | None":

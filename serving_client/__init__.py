@@ -7,8 +7,8 @@
 
 Path of a call: `client.py` (for threads) runs `aio.py` (asyncio) on a thread of its own; `calls.py`
 builds the request, `exchange.py` sends it and retries, `answers.py` reads the answer. With
-`protocol="triton"`, `triton.py` builds and reads instead; `dialects.py` chooses. The package does not
-import `serving`.
+`protocol="triton"`, `triton.py` builds and reads instead; `dialects.py` chooses. `tcp.py` asks the
+service's TCP port. The package does not import `serving`.
 """
 
 from serving_client.aio import AsyncClient

@@ -1,11 +1,16 @@
 """Command line: asks a running service about photos, texts or a paragraph, and prints its answers.
 
-`python -m serving_client photo.jpg ...`, `--text "..."`, or `--question "..." --context-file FILE`.
+`python -m serving_client photo.jpg ...`, `--text "..."`, or `--question "..." --context-file FILE`; with
+`--url tcp://HOST:PORT` over the service's TCP port.
 """
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -13,6 +18,7 @@ from serving_client.client import Client
 from serving_client.errors import ServingClientError
 from serving_client.options import DEFAULT_URL
 from serving_client.results import Prediction, QuestionAnswer
+from serving_client.tcp import TcpClient
 
 Asked = tuple[str, Prediction | QuestionAnswer | ServingClientError | None]
 Photos = Annotated[list[str] | None, typer.Argument(help="Paths of pictures.", metavar="PHOTO...")]
@@ -21,7 +27,9 @@ Questions = Annotated[list[str] | None, typer.Option(help="About the context; ma
 ContextFile = Annotated[
     typer.FileText | None, typer.Option(help="Text in UTF-8 that has the answers; - is stdin.")
 ]
-Url = Annotated[str, typer.Option(help="Base URL of the service.", envvar="SERVING_URL")]
+Url = Annotated[
+    str, typer.Option(help="Base URL of the service, or tcp://HOST:PORT.", envvar="SERVING_URL")
+]
 Key = Annotated[str | None, typer.Option(help="The service's API key.", envvar="SERVING_API_KEY")]
 TopK = Annotated[int, typer.Option(min=1, help="How many classes or answers to print for each.")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds for each, all tries together.")]
@@ -44,6 +52,9 @@ def main(
         raise typer.BadParameter("give PHOTO..., or --text, or --question with --context-file")
     try:
         context = context_file.read() if context_file else ""
+        if url.startswith("tcp://"):
+            asked_for = bodies(photos or [], text or [], question or [], context)
+            raise typer.Exit(int(over_tcp(url, api_key, top_k, timeout_s, asked_for)))
         client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -70,6 +81,68 @@ def each_of(texts: list[str], ask: Callable[[str], Prediction | QuestionAnswer])
             yield text, ask(text)
         except ServingClientError as error:
             yield text, error
+
+
+def bodies(
+    photos: list[str], texts: list[str], questions: list[str], context: str
+) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yields a name for each request, and what makes its body."""
+    yield from ((photo, Path(photo).read_bytes) for photo in photos)
+    yield from ((text, partial(as_json, text=text)) for text in texts)
+    yield from ((each, partial(as_json, question=each, context=context)) for each in questions)
+
+
+def as_json(**fields: str) -> bytes:
+    """Returns the fields as a JSON object."""
+    return json.dumps(fields).encode()
+
+
+def over_tcp(
+    url: str,
+    key: str | None,
+    top_k: int,
+    timeout_s: float,
+    asked: Iterator[tuple[str, Callable[[], bytes]]],
+) -> bool:
+    """Asks one after the other on one connection, and prints the answers; returns whether one failed.
+
+    Raises ValueError for a URL without a host and a port.
+    """
+    parts = urlsplit(url)
+    if not parts.hostname or parts.port is None:
+        raise ValueError(f"{url!r} is not like tcp://host:port")
+    failed = False
+    try:
+        with TcpClient(parts.hostname, parts.port, key, timeout_s) as client:
+            for name, body in asked:
+                words, is_answer = tcp_line(client, body, top_k)
+                typer.echo(f"{name}: {words}", err=not is_answer)
+                failed |= not is_answer
+    except OSError as error:
+        typer.echo(f"{parts.netloc}: {error}", err=True)
+        return True
+    return failed
+
+
+def tcp_line(client: TcpClient, body: Callable[[], bytes], top_k: int) -> tuple[str, bool]:
+    """Returns the line for a request, and whether it was answered. Raises OSError of the connection."""
+    try:
+        content = body()
+    except OSError as error:
+        return str(error.strerror), False
+    started = time.perf_counter()
+    answer = client.predict(content, top_k=top_k)
+    ms = (time.perf_counter() - started) * 1000
+    if answer.status != 200:
+        return f"{answer.content.get('detail')} ({answer.status})", False
+    found = [
+        f"{each.get('label', each.get('answer')) or 'no answer'} "
+        f"{100 * each.get('probability', each.get('score', 0)):.1f} %"
+        for each in answer.content.get("top", ())
+    ]
+    left_out = ("request_id", "ms")
+    other = {name: value for name, value in answer.content.items() if name not in left_out}
+    return f"{', '.join(found) or json.dumps(other, ensure_ascii=False)} ({ms:.1f} ms)", True
 
 
 def line(asked: str, found: Prediction | QuestionAnswer | ServingClientError | None) -> str:

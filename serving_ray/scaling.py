@@ -27,8 +27,9 @@ class Load:
 
         Both are 0 while nothing is computed. Raises UnavailableError before the model is loaded.
         """
-        metadata = self._service.metadata()
-        totals = [self._service.statistics(index) for index in range(len(metadata.signatures))]
+        model = self._service.active
+        metadata = model.metadata()
+        totals = [model.statistics(index) for index in range(len(metadata.signatures))]
         now = (
             time.monotonic(),
             sum(batch.infer_ns for _, by_size in totals for batch in by_size.values()),

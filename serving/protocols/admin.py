@@ -6,13 +6,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, SecretStr
 
-from serving.http.access_log import RequestContext
 from serving.http.body import decode_json
 from serving.http.responses import json_response
-from serving.inference.service import InferenceService
-from serving.logging import logger
-from serving.protocols.admission import Admission, DirectRoute, KeyCheck
-from serving.protocols.native import documented_errors
+from serving.protocols.admission import DirectRoute, KeyCheck
+from serving.protocols.documentation import documented_errors
+from serving.protocols.pipeline import Pipeline
 
 VERSION = "^[1-9][0-9]{0,9}$"
 BODY: dict[str, Any] = {
@@ -37,7 +35,7 @@ class VersionResponse(BaseModel):
     version: str
 
 
-def create_router(service: InferenceService, admission: Admission, key: SecretStr) -> APIRouter:
+def create_router(pipeline: Pipeline, key: SecretStr) -> APIRouter:
     """Returns the admin path."""
     router = APIRouter(route_class=DirectRoute)
     check_key = KeyCheck(key)
@@ -58,11 +56,9 @@ def create_router(service: InferenceService, admission: Admission, key: SecretSt
         Answers when the version before has answered all it had accepted, and is gone.
         """
         check_key.check(request.headers.get("authorization", ""))
-        async with admission.body(request) as content:
+        async with pipeline.admission.body(request) as content:
             wanted: VersionRequest = decode_json(REQUEST, content)
-        version = await service.load_version(wanted.version)
-        request_id = RequestContext.of(request).request_id
-        logger().warning("version switched", version=version, request_id=request_id)
+        version = await pipeline.service.load_version(wanted.version)
         return json_response({"version": version})
 
     return router

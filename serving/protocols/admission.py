@@ -6,10 +6,8 @@ whose client disconnects.
 
 import asyncio
 import hmac
-import time
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request, Security, params
@@ -21,7 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from serving.errors import InvalidRequestError, UnauthorizedError
 from serving.http.body import BodyReader
-from serving.inference.service import InferenceService
+from serving.inference.served_model import RequestOptions, ServedModel
+from serving.settings import Settings
 
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
@@ -67,30 +66,10 @@ class KeyCheck:
         return [Security(BEARER)] if self._key is not None else []
 
 
-@dataclass(frozen=True)
-class RequestOptions:
-    """A request's time limit and priority, as admitted."""
-
-    timeout_ms: int
-    bulk: bool
-
-    def deadline(self) -> float:
-        """Returns the deadline, a time of time.monotonic(), counted from now: the body is here."""
-        return time.monotonic() + self.timeout_ms / 1000
-
-    def within(self, microseconds: int) -> "RequestOptions":
-        """Returns options for a request whose body asks for less time; 0 asks for no limit."""
-        if not microseconds:
-            return self
-        return RequestOptions(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
-
-
 class Admission:
     """Admits the requests of all protocols of a web process: the bodies it holds count together."""
 
-    def __init__(self, service: InferenceService) -> None:
-        settings = service.settings
-        self.service = service
+    def __init__(self, settings: Settings) -> None:
         self.check_key = KeyCheck(settings.api_key)
         self.largest_timeout_ms = settings.request_timeout_ms
         self.reader = BodyReader(
@@ -98,7 +77,7 @@ class Admission:
         )
         self.small = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, self.reader.timeout_s)
 
-    def admit(self, request: Request, signature: int = 0) -> RequestOptions:
+    def admit(self, request: Request, model: ServedModel, signature: int = 0) -> RequestOptions:
         """Checks key, headers and a free slot, before the body is read.
 
         Raises UnauthorizedError, InvalidRequestError or RetryableError.
@@ -108,17 +87,23 @@ class Admission:
             headers.get("authorization", ""),
             headers.get("x-request-timeout-ms"),
             headers.get("x-priority"),
+            model,
             signature,
         )
 
     def admit_headers(
-        self, authorization: str, timeout_ms: str | None, priority: str | None, signature: int
+        self,
+        authorization: str,
+        timeout_ms: str | None,
+        priority: str | None,
+        model: ServedModel,
+        signature: int,
     ) -> RequestOptions:
         """Does the same as `admit` with the headers' values, or gRPC's metadata."""
         self.check_key.check(authorization)
         asked_ms = parse_number(timeout_ms, "X-Request-Timeout-Ms", self.largest_timeout_ms)
         bulk = parse_priority(priority)
-        self.service.check_free_slot(bulk, signature)
+        model.refuse_if_full(bulk, signature)
         return RequestOptions(asked_ms or self.largest_timeout_ms, bulk)
 
     def body(self, request: Request) -> AbstractAsyncContextManager[bytes]:

@@ -1,38 +1,27 @@
-"""The models that protocols know by name: one network, for a task's requests or for tensors.
+"""The models that protocols know by name: one network, called with a task's requests or with tensors.
 
 The name in `model.json` is that of its requests, and NAME_tensor that of its tensors; `aliases` there
-add names of either form.
+add names of either.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from serving.errors import NotFoundError
-from serving.inference.active_model import ModelMetadata
+from serving.inference.served_model import ServedModel
 from serving.inference.service import InferenceService
+from serving.protocols.datatypes import BYTES, NAMES
 from serving.tasks.base import Field
 from serving.tensors import Signature, TensorSpec
 
 REQUEST, TENSOR = "request", "tensor"
-DTYPES = {
-    "BOOL": np.dtype("?"),
-    **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
-    **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
-    **{f"FP{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
-}
-"""NumPy's types by the Open Inference Protocol's names."""
-
 MAX_LIST = 1 << 20
 """Elements of a field that is a list."""
 
-DATATYPES = {dtype.name: datatype for datatype, dtype in DTYPES.items()}
-
 
 @dataclass(frozen=True)
-class WireTensor:
+class ColumnSpec:
     """Input or output of a model, as clients see it."""
 
     name: str
@@ -49,7 +38,7 @@ class WireTensor:
     """Names of the axes that vary, or their sizes; for messages."""
 
     field: Field | None = None
-    """Field of the request or of the answer; None in tensor form."""
+    """Field of the request or of the answer; None for a tensor of the network."""
 
     @property
     def is_bytes(self) -> bool:
@@ -59,7 +48,7 @@ class WireTensor:
     @property
     def is_text(self) -> bool:
         """Whether it is text, which is as it is in JSON."""
-        return self.datatype == "BYTES" and not self.is_bytes
+        return self.datatype == BYTES and not self.is_bytes
 
     @property
     def is_optional(self) -> bool:
@@ -78,19 +67,16 @@ class CatalogEntry:
 
     name: str
     version: str
-    form: str
-    """REQUEST or TENSOR."""
+    takes_tensors: bool
+    """Whether it is called with the network's own tensors, and not with a task's requests."""
 
     signature: int
     """Signature of the engine, as an index; the statistics are by signature."""
 
-    inputs: tuple[WireTensor, ...]
-    outputs: tuple[WireTensor, ...]
-
-    @property
-    def takes_tensors(self) -> bool:
-        """Whether it is asked with the network's own tensors."""
-        return self.form == TENSOR
+    inputs: tuple[ColumnSpec, ...]
+    outputs: tuple[ColumnSpec, ...]
+    model: ServedModel
+    """What answers; a request that has found it is answered by it, whatever replaces it meanwhile."""
 
     @property
     def takes_text(self) -> bool:
@@ -103,7 +89,7 @@ class CatalogEntry:
         return all(spec.is_bytes for spec in self.inputs)
 
     @property
-    def nameless(self) -> WireTensor | None:
+    def default_input(self) -> ColumnSpec | None:
         """The input whose value needs no name: the only one, or the only text that is required."""
         if len(self.inputs) == 1:
             return self.inputs[0]
@@ -124,7 +110,7 @@ class ModelCatalog:
         """Entries by name, the model's own first. Raises UnavailableError before it is loaded."""
         active = self._service.active
         if self._described is not active:
-            self._entries = {each.name: each for each in describe(active.metadata())}
+            self._entries = {entry.name: entry for entry in entries_of(active)}
             self._described = active
         return self._entries
 
@@ -138,46 +124,42 @@ class ModelCatalog:
             raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {found.version} is")
         return found
 
-    def of_each_form(self) -> list[CatalogEntry]:
-        """Returns one entry for each form: the alias, if it has one, because clients know that."""
-        return list({each.form: each for each in self.entries.values()}.values())
+    def by_signature(self) -> list[CatalogEntry]:
+        """Returns an entry for requests and one for tensors: the alias, if any, as clients know that."""
+        return list({entry.takes_tensors: entry for entry in self.entries.values()}.values())
 
 
-def describe(model: ModelMetadata) -> Iterable[CatalogEntry]:
-    """Yields the entries of a model."""
-    own, aliases, task = model.description.name, model.description.aliases, model.task
-    names: dict[str, str] = {}
-    if task.form is not None:
-        names[own] = REQUEST
-    names |= aliases
-    if task.form is None:
-        names = {own: TENSOR} | names
-    elif task.tensor_form is not None and TENSOR not in aliases.values():
+def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
+    """Yields the entries of a model, its own name first."""
+    description, task = model.description, model.task
+    own, aliases, version = description.name, description.aliases, description.version
+    names = {own: TENSOR if task.form is None else REQUEST} | aliases
+    if None not in (task.form, task.tensor_form) and TENSOR not in aliases.values():
         names[f"{own}_{TENSOR}"] = TENSOR
-    for name, form in names.items():
-        if form == REQUEST and task.form is not None:
-            wire = model.description.names
-            inputs = tuple(field_tensor(each, wire) for each in task.request)
-            outputs = tuple(field_tensor(each, wire) for each in task.answer)
-            yield CatalogEntry(name, model.version, form, task.form, inputs, outputs)
-        elif form == TENSOR and task.tensor_form is not None:
+    for name, kind in names.items():
+        if kind == REQUEST and task.form is not None:
+            wire = description.names
+            inputs = tuple(column_of_field(field, wire) for field in task.request)
+            outputs = tuple(column_of_field(field, wire) for field in task.answer)
+            yield CatalogEntry(name, version, False, task.form, inputs, outputs, model)
+        elif kind == TENSOR and task.tensor_form is not None:
             signature = model.signatures[task.tensor_form]
-            inputs = tuple(own_tensor(each, signature) for each in signature.inputs)
-            outputs = tuple(own_tensor(each, signature) for each in signature.outputs)
-            yield CatalogEntry(name, model.version, form, task.tensor_form, inputs, outputs)
+            inputs = tuple(column_of_tensor(spec, signature) for spec in signature.inputs)
+            outputs = tuple(column_of_tensor(spec, signature) for spec in signature.outputs)
+            yield CatalogEntry(name, version, True, task.tensor_form, inputs, outputs, model)
 
 
-def field_tensor(field: Field, names: dict[str, str]) -> WireTensor:
-    """Returns the tensor that carries a field of a request or an answer."""
+def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:
+    """Returns the column that carries a field of a request or an answer."""
     name = names.get(field.name, field.name.upper())
     if field.is_list:
-        return WireTensor(name, field.datatype, (-1,), (MAX_LIST,), ("its length",), field)
-    return WireTensor(name, field.datatype, (1,), field=field)
+        return ColumnSpec(name, field.datatype, (-1,), (MAX_LIST,), ("its length",), field)
+    return ColumnSpec(name, field.datatype, (1,), field=field)
 
 
-def own_tensor(spec: TensorSpec, signature: Signature) -> WireTensor:
+def column_of_tensor(spec: TensorSpec, signature: Signature) -> ColumnSpec:
     """Returns a network's own tensor as clients see it."""
     dims = tuple(-1 if isinstance(size, str) else size for size in spec.shape)
     unlimited = dict.fromkeys(signature.axes, -1)
     limits = spec.sized(unlimited | signature.limits)
-    return WireTensor(spec.name, DATATYPES[spec.dtype], dims, limits, spec.shape)
+    return ColumnSpec(spec.name, NAMES[spec.dtype], dims, limits, spec.shape)

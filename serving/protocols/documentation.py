@@ -1,17 +1,77 @@
-"""What OpenAPI says of the model in service; FastAPI has made the rest."""
+"""What OpenAPI says of errors, and of the model in service; FastAPI has made the rest."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from serving.http.responses import dump_json
-from serving.protocols.catalog import CatalogEntry, WireTensor
+from serving.protocols.admission import KeyCheck
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.tasks.base import Schema, Task, json_value
 
 COMPONENTS = "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 MOST_ZEROS = 4096
 """Numbers of an example of tensors; a larger model is documented without one."""
+
+
+CODES = {
+    400: ("the body, its encoding or its content cannot be read", "invalid_image"),
+    401: ("the API key is missing or wrong", "unauthorized"),
+    404: ("no such model or version", "not_found"),
+    408: ("the body did not arrive in time", "request_timeout"),
+    413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
+    415: ("a content type that is not understood", "unsupported_media_type"),
+    422: ("another shape than documented", "invalid_request"),
+    500: ("the server's fault; the request may be tried again", "internal_error"),
+    503: ("no free slot, shutting down, or not ready", "overloaded"),
+    504: ("the deadline passed", "deadline_exceeded"),
+}
+
+
+class ErrorResponse(BaseModel):
+    """What went wrong, in words and as a code."""
+
+    detail: str
+    code: str
+    request_id: str
+
+
+class ErrorText(BaseModel):
+    """What went wrong, in words."""
+
+    error: str
+
+
+def documented_errors(
+    *statuses: int, model: type[BaseModel] = ErrorResponse
+) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for these statuses; `model` is the shape of a protocol's errors."""
+    return {status: documented_error(status, model) for status in statuses}
+
+
+def documented_error(status: int, model: type[BaseModel]) -> dict[str, Any]:
+    """Documents one error, with an example of the native shape."""
+    text, code = CODES[status]
+    documented: dict[str, Any] = {"model": model, "description": text[0].upper() + text[1:]}
+    if model is ErrorResponse:
+        example = {"detail": text, "code": code, "request_id": "5f0c9a61e5b14a06a4b3f6d6f8b3c7aa"}
+        documented["content"] = {"application/json": {"example": example}}
+    if status == 503:
+        seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
+        documented["headers"] = {"Retry-After": seconds}
+    return documented
+
+
+def documented_call(key: KeyCheck, content: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Returns FastAPI's arguments for a path that answers requests, with bodies by content type."""
+    return {
+        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504, model=model),
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "dependencies": key.documented(),
+    }
 
 
 def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, CatalogEntry]) -> None:
@@ -22,9 +82,11 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
     for path, operations in paths.items():
         for operation in operations.values():
             fill_in(operation, entry)
-            values = example_values(entry, task)
-            if values and "requestBody" in operation:
-                add_example(path, operation["requestBody"]["content"], values, task.json_example)
+            content = operation.get("requestBody", {}).get("content", {})
+            for body in content.values():
+                body["schema"] = hoisted(schema, body["schema"])
+            if content and (values := example_values(entry, task)):
+                add_example(path, content, values, task.json_example)
     if task.form is None:
         for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
             del paths[path]
@@ -41,12 +103,13 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
 def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
     """Gives the parameters of a path the model's name and its version as their examples."""
     names = {"model": entry.name, "version": entry.version}
-    for parameter in operation.get("parameters", ()):
-        if parameter["in"] == "path" and parameter["name"] in names:
+    if parameters := operation.get("parameters"):  # handlers of two paths have a version in one
+        operation["parameters"] = [each for each in parameters if each["in"] == "path"]
+        for parameter in operation["parameters"]:
             parameter["examples"] = {"this model": {"value": names[parameter["name"]]}}
 
 
-def example_values(entry: CatalogEntry, task: Task) -> list[tuple[WireTensor, list[int], Any]]:
+def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, list[int], Any]]:
     """Returns a batch of one for a model: its inputs with their shapes, and their values in JSON.
 
     Tensors are zeros. Empty if they would be large, or there is none.
@@ -82,7 +145,7 @@ def zeros(shape: list[int], is_bool: bool) -> Any:
 
 
 def add_example(
-    path: str, content: dict[str, Any], values: list[tuple[WireTensor, list[int], Any]], body: Any
+    path: str, content: dict[str, Any], values: list[tuple[ColumnSpec, list[int], Any]], body: Any
 ) -> None:
     """Adds a request of these values to the body of a protocol's path; `body` is that of `/predict`."""
     if path.endswith("/infer"):
@@ -103,7 +166,7 @@ def add_example(
         content["application/json"]["example"] = body
 
 
-def tensor_data(spec: WireTensor, value: Any) -> list[Any]:
+def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
     """Returns a value as `data` of the Open Inference Protocol; objects are text there."""
     if spec.field is None:
         return [value]
@@ -112,7 +175,7 @@ def tensor_data(spec: WireTensor, value: Any) -> list[Any]:
     return [value] if not spec.field.is_list else [*value]
 
 
-def row_value(spec: WireTensor, value: Any) -> Any:
+def row_value(spec: ColumnSpec, value: Any) -> Any:
     """Returns a value as TensorFlow Serving has it; objects are text there."""
     if spec.field is None:
         return value
@@ -166,12 +229,18 @@ def one_or_many(schema: Schema) -> dict[str, Any]:
 
 def component(schema: dict[str, Any], own: Any) -> dict[str, Any]:
     """Adds a schema to the document's components; returns a reference to it."""
+    content = hoisted(schema, own)
+    title = content.get("title", "Object")
+    schema["components"]["schemas"][title] = content
+    return {"$ref": COMPONENTS + title}
+
+
+def hoisted(schema: dict[str, Any], own: Any) -> Any:
+    """Returns a JSON schema whose definitions are moved to the document's components."""
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     content = replaced(own)
     components |= content.pop("$defs", {})
-    title = content.get("title", "Object")
-    components[title] = content
-    return {"$ref": COMPONENTS + title}
+    return content
 
 
 def replaced(part: Any) -> Any:

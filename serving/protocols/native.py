@@ -1,5 +1,6 @@
 """The native API: `/predict`, `/health`, `/model`, `/metrics`."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,34 +9,13 @@ from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
-from serving.http.access_log import RequestContext
 from serving.http.responses import json_response
-from serving.inference.active_model import Input
-from serving.inference.service import InferenceService
+from serving.inference.served_model import Input, ServedModel
 from serving.model import ImagePipeline, TextPipeline, Thresholds
-from serving.protocols.admission import Admission, DirectRoute, parse_number, unless_disconnected
+from serving.protocols.admission import DirectRoute, parse_number
+from serving.protocols.documentation import documented_errors
 from serving.protocols.fields import fields_from_body, rows_of
-from serving.tasks.base import Task
-
-CODES = {
-    400: ("the body, its encoding or its content cannot be read", "invalid_image"),
-    401: ("the API key is missing or wrong", "unauthorized"),
-    408: ("the body did not arrive in time", "request_timeout"),
-    413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
-    415: ("a content type that is not understood", "unsupported_media_type"),
-    422: ("another shape than documented", "invalid_request"),
-    500: ("the server's fault; the request may be tried again", "internal_error"),
-    503: ("no free slot, shutting down, or not ready", "overloaded"),
-    504: ("the deadline passed", "deadline_exceeded"),
-}
-
-
-class ErrorResponse(BaseModel):
-    """What went wrong, in words and as a code."""
-
-    detail: str
-    code: str
-    request_id: str
+from serving.protocols.pipeline import Call, Pipeline
 
 
 class HealthResponse(BaseModel):
@@ -90,10 +70,10 @@ class ModelResponse(BaseModel):
     gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")
 
 
-def create_router(service: InferenceService, admission: Admission) -> APIRouter:
+def create_router(pipeline: Pipeline) -> APIRouter:
     """Returns all native paths."""
-    router = APIRouter()
-    router.routes.extend(predict_router(service, admission).routes)
+    router, service = APIRouter(), pipeline.service
+    router.routes.extend(predict_router(pipeline).routes)
 
     @router.get("/health/live", summary="The process answers", response_model=HealthResponse)
     async def live() -> Response:
@@ -116,7 +96,7 @@ def create_router(service: InferenceService, admission: Admission) -> APIRouter:
         responses=documented_errors(503),
     )
     async def model() -> Response:
-        return json_response(service.describe())
+        return json_response(service.active.describe())
 
     @router.get(
         "/metrics",
@@ -134,7 +114,7 @@ def create_router(service: InferenceService, admission: Admission) -> APIRouter:
     return router
 
 
-def predict_router(service: InferenceService, admission: Admission) -> APIRouter:
+def predict_router(pipeline: Pipeline) -> APIRouter:
     """Returns `POST /predict`."""
     router = APIRouter(route_class=DirectRoute)
 
@@ -142,60 +122,48 @@ def predict_router(service: InferenceService, admission: Admission) -> APIRouter
         "/predict",
         summary="Ask the model",
         responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
-        dependencies=admission.check_key.documented(),
+        dependencies=pipeline.admission.check_key.documented(),
     )
     async def predict(request: Request) -> Response:
         """Send JSON; a request of one field may also be the body itself, or a form's field.
 
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
-        options = admission.admit(request)
-        task = service.active.task
-        top_k = parse_number(request.query_params.get("top_k"), "top_k", task.most_candidates)
-        async with admission.body(request) as body:
-            content_type = request.headers.get("content-type")
-            inputs, is_list = await inputs_of(service, task, body, content_type, options.bulk)
-            work = service.predict(inputs, top_k or 1, options.deadline(), options.bulk)
-            found = await unless_disconnected(request, work)
-        RequestContext.of(request).set_timings(found.timings)
-        answers = [found.task.to_json(top, top_k is not None) for top in found.tops]
-        return json_response(answers if is_list else answers[0])
+        model = pipeline.service.active
+        inline_bytes = model.task.most_cheap_bytes if model.task.list_fields else None
+
+        def decode(body: bytes) -> NativeCall:
+            asked = request.query_params.get("top_k")
+            top_k = parse_number(asked, "top_k", model.task.most_candidates)
+            return decoded(model, body, request.headers.get("content-type"), top_k)
+
+        call, answer = await pipeline.http(request, model, decode, inline_bytes=inline_bytes)
+        task, with_top = answer.task, call.with_top
+        answers = [task.to_json(candidates, with_top) for candidates in answer.candidates]
+        return json_response(answers if call.is_list else answers[0])
 
     return router
 
 
-async def inputs_of(
-    service: InferenceService, task: Task, body: bytes, content_type: str | None, bulk: bool
-) -> tuple[list[Input], bool]:
-    """Returns the inputs in a body, and whether lists had them. Raises RequestError.
+@dataclass
+class NativeCall(Call):
+    """A call, and the form of its answer."""
 
-    Only where there may be lists, the body is parsed here, on a thread unless it is small.
+    is_list: bool = False
+    with_top: bool = False
+
+
+def decoded(model: ServedModel, body: bytes, content_type: str | None, top_k: int | None) -> NativeCall:
+    """Returns the call that a body makes. Raises RequestError.
+
+    The body itself is only read here where it may have lists; else it is where its input is prepared.
     """
-    find = partial(fields_from_body, task, body, content_type, lists=True)
-    if not task.list_fields:
-        return [Input(len(body), find)], False
-    small = len(body) <= task.most_cheap_bytes
-    fields = find() if small else await service.run_on_thread(find, bulk)
-    rows = rows_of(task, fields)
-    each_found = [fields] if rows is None else rows
-    return [Input(len(body), partial(dict, each)) for each in each_found], rows is not None
-
-
-def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for these statuses, each with an example of its body."""
-    return {status: documented_error(status) for status in statuses}
-
-
-def documented_error(status: int) -> dict[str, Any]:
-    """Documents one error."""
-    text, code = CODES[status]
-    example = {"detail": text, "code": code, "request_id": "5f0c9a61e5b14a06a4b3f6d6f8b3c7aa"}
-    documented: dict[str, Any] = {
-        "model": ErrorResponse,
-        "description": text[0].upper() + text[1:],
-        "content": {"application/json": {"example": example}},
-    }
-    if status == 503:
-        seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
-        documented["headers"] = {"Retry-After": seconds}
-    return documented
+    find = partial(fields_from_body, model.task, body, content_type, lists=True)
+    inputs, rows = [Input(len(body), find)], None
+    if model.task.list_fields:
+        fields = find()
+        rows = rows_of(model.task, fields)
+        inputs = [Input(len(body), partial(dict, each)) for each in ([fields] if rows is None else rows)]
+    return NativeCall(
+        model, inputs, top_k=top_k or 1, is_list=rows is not None, with_top=top_k is not None
+    )

@@ -1,21 +1,34 @@
 """Requests over plain TCP, for clients that want neither HTTP nor base64; on where `tcp_port` is set.
 
-`tcp_frames.py` describes the frames. A connection carries any number of requests, and answers are sent
-as they are ready, in any order. While 32 requests of a connection are unanswered, the service reads
-nothing more from it. A client that closes its sending side has left: its requests are cancelled.
+Numbers are big-endian and unsigned. A length counts the bytes after itself.
 
-A wrong key, a frame that is too large or too slow, lengths that make no sense: after its answers to
-these, the service closes the connection. It also closes one that is idle for `tcp_idle_timeout_s`.
-Several web processes listen on the same port (SO_REUSEPORT).
+    request   uint32 length, uint32 id, uint16 length of the options (at most 1024), options, body
+    response  uint32 length, uint32 id, uint16 HTTP status, JSON object
+
+The options are a JSON object with any of the fields of `Options`, or nothing at all. The body is one
+that `/predict` takes without a content type: an image file, a text, or JSON. A response has the id of
+its request, or 0 where the request's frame could not be read. Its JSON object is
+
+    200       the answer of `/predict`, "request_id", and "ms": {"decode", "queue", "infer", "total"};
+              what is no object is its "answer"
+    others    {"detail", "code", "request_id"} as in `/predict`; "retry_after" in seconds for a 503
+
+A connection carries any number of requests, and answers are sent as they are ready, in any order. While
+32 requests of a connection are unanswered, the service reads nothing more from it. A client that closes
+its sending side has left: its requests are cancelled. A wrong key, a frame that is too large or slow,
+lengths that make no sense: after its answers to these, the service closes the connection. It also closes
+one that is idle for `tcp_idle_timeout_s`. Several web processes listen on the same port (SO_REUSEPORT).
 """
 
 import asyncio
 import socket
-import time
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
 
 from serving.errors import (
     ConfigurationError,
@@ -27,13 +40,12 @@ from serving.errors import (
     UnauthorizedError,
 )
 from serving.http.access_log import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
-from serving.http.body import BodyReader
-from serving.inference.active_model import Input
-from serving.inference.service import InferenceService
+from serving.http.body import decode_json
+from serving.http.responses import dump_json
+from serving.inference.served_model import Input, RequestOptions
 from serving.logging import logger
-from serving.protocols import tcp_frames as frames
-from serving.protocols.admission import KeyCheck
 from serving.protocols.fields import fields_from_body
+from serving.protocols.pipeline import Call, Pipeline
 from serving.settings import Settings
 
 BACKLOG = 512
@@ -41,16 +53,95 @@ CHUNK_BYTES = 64 * 1024
 LINGER_S = 2.0
 MAX_UNANSWERED = 32
 STOP_S = 5.0
-FATAL = (frames.BrokenFrameError, PayloadTooLargeError, SlowBodyError, UnauthorizedError)
+
+LENGTH = struct.Struct(">I")
+REQUEST = struct.Struct(">IIH")  # length, id, length of the options
+RESPONSE = struct.Struct(">IIH")  # length, id, status
+AFTER_LENGTH = REQUEST.size - LENGTH.size
+MAX_OPTIONS_BYTES = 1024
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True):
+    """The options of a request; their meanings are those of `/predict`."""
+
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    priority: Literal["interactive", "bulk"] = "interactive"
+    request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    """The API key; needed in the first frame of a connection only."""
+
+
+DECODER = msgspec.json.Decoder(Options)
+
+
+class BrokenFrameError(InvalidRequestError):
+    """The lengths in a frame make no sense, so that the next frame cannot be found."""
+
+
+class Head(NamedTuple):
+    """The first ten bytes of a request frame."""
+
+    id: int
+    options_bytes: int
+    body_bytes: int
+
+
+FATAL = (BrokenFrameError, PayloadTooLargeError, SlowBodyError, UnauthorizedError)
 CLIENT_LEFT = (OSError, EOFError)
 
 
-class TcpServer:
-    """Serves requests over TCP; `reader` bounds the bytes of TCP and HTTP requests together."""
+def check_length(data: bytes) -> None:
+    """Checks the first four bytes of a request frame: there must be a head. Raises BrokenFrameError."""
+    (length,) = LENGTH.unpack(data)
+    if length < AFTER_LENGTH:
+        raise BrokenFrameError(f"the frame cannot be read: a length of {length}, below {AFTER_LENGTH}")
 
-    def __init__(self, service: InferenceService, reader: BodyReader) -> None:
-        self.service = service
-        self.reader = reader
+
+def parse_head(data: bytes) -> Head:
+    """Reads the first ten bytes of a request frame. Raises BrokenFrameError."""
+    length, number, options_bytes = REQUEST.unpack(data)
+    body_bytes = length - AFTER_LENGTH - options_bytes
+    if body_bytes < 0:
+        text = f"a length of {length} with {options_bytes} bytes of options"
+        raise BrokenFrameError(f"the frame cannot be read: {text}")
+    return Head(number, options_bytes, body_bytes)
+
+
+def check_sizes(head: Head, max_body_bytes: int) -> None:
+    """Raises PayloadTooLargeError."""
+    if head.options_bytes > MAX_OPTIONS_BYTES:
+        raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
+    if head.body_bytes > max_body_bytes:
+        raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
+
+
+def parse_options(data: bytes) -> Options:
+    """Reads the options of a request. Raises InvalidJsonError or InvalidRequestError."""
+    options: Options = decode_json(DECODER, data or b"{}", "options object")
+    return options
+
+
+def response(number: int, status: int, content: dict[str, Any]) -> bytes:
+    """Builds a response frame; `number` is the request's id, `content` any JSON object."""
+    text = dump_json(content)
+    return RESPONSE.pack(AFTER_LENGTH + len(text), number, status) + text
+
+
+def error_content(error: ServingError, request_id: str) -> dict[str, Any]:
+    """Returns the JSON object of a response that reports an error."""
+    content: dict[str, Any] = {"detail": error.detail, "code": error.code, "request_id": request_id}
+    if "Retry-After" in error.headers:
+        content["retry_after"] = int(error.headers["Retry-After"])
+    return content
+
+
+class TcpServer:
+    """Serves requests over TCP."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.service = pipeline.service
         self._connections: dict[asyncio.Task[None], Connection] = {}
 
     @asynccontextmanager
@@ -78,7 +169,7 @@ class TcpServer:
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= self.service.settings.tcp_max_connections:
             error = OverloadedError("too many connections")
-            writer.write(frames.response(0, error.status, frames.error_content(error, choose_id(None))))
+            writer.write(response(0, error.status, error_content(error, choose_id(None))))
             writer.close()
             self.service.metrics.requests.labels("tcp", str(error.status), error.code).inc()
             return
@@ -94,9 +185,8 @@ class Connection:
     def __init__(
         self, server: TcpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._service = server.service
+        self._pipeline = server.pipeline
         self._settings = server.service.settings
-        self._body_reader = server.reader
         self._reader = reader
         self._writer = writer
         client = (writer.get_extra_info("peername") or ("",))[0]
@@ -104,7 +194,6 @@ class Connection:
             record, server.service.metrics, method="TCP", path="tcp", series="tcp", client=client
         )
         self._timeout_s = self._settings.body_timeout_ms / 1000
-        self._key = KeyCheck(self._settings.api_key)
         self._authorized = False
         self._tasks = asyncio.TaskGroup()
         self._reading: asyncio.Task[None] | None = None  # None after a fatal mistake
@@ -146,10 +235,10 @@ class Connection:
             context, number, status = RequestContext(choose_id(None)), 0, CLIENT_GONE
             try:
                 try:
-                    length = first + await self._read(frames.LENGTH.size - 1, "frame")
-                    frames.check_length(length)
-                    rest = await self._read(frames.AFTER_LENGTH, "frame")
-                    head = frames.parse_head(length + rest)
+                    length = first + await self._read(LENGTH.size - 1, "frame")
+                    check_length(length)
+                    rest = await self._read(AFTER_LENGTH, "frame")
+                    head = parse_head(length + rest)
                     number, self._unread = head.id, head.body_bytes
                     answer = 200, await self._predict(head, context)
                 except CLIENT_LEFT:
@@ -158,8 +247,8 @@ class Connection:
                     problem = to_client_error(error, context)
                     if self._reading is asyncio.current_task():  # nobody has read the rest of the frame
                         await self._skip(problem)
-                    answer = problem.status, frames.error_content(problem, context.request_id)
-                await self._send(frames.response(number, *answer))
+                    answer = problem.status, error_content(problem, context.request_id)
+                await self._send(response(number, *answer))
                 status = answer[0]
             finally:
                 self._unanswered -= 1
@@ -175,40 +264,46 @@ class Connection:
                 if not self._unanswered or self._reader.exception():
                     return b""
 
-    async def _predict(self, head: frames.Head, context: RequestContext) -> dict[str, Any]:
+    async def _predict(self, head: Head, context: RequestContext) -> dict[str, Any]:
         """Reads the rest of the frame and asks the model. Raises ServingError."""
-        frames.check_sizes(head, self._settings.max_body_bytes)
-        options = frames.parse_options(await self._read(head.options_bytes, "options"))
+        check_sizes(head, self._settings.max_body_bytes)
+        options = parse_options(await self._read(head.options_bytes, "options"))
         context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
-        self._check(options)
-        bulk = options.priority == "bulk"
-        self._service.check_free_slot(bulk)
-        task = self._service.active.task
-        async with self._body_reader.collect(self._chunks()) as body:
-            self._read_next()
-            timeout_ms = options.timeout_ms or self._settings.request_timeout_ms
-            deadline = time.monotonic() + timeout_ms / 1000
-            given = Input(len(body), partial(fields_from_body, task, body, None))
-            found = await self._service.predict([given], options.top_k or 1, deadline, bulk)
+        self._check_key(options)
+        pipeline = self._pipeline
+        model, admitted = pipeline.service.active, self._admitted(options)
+        model.refuse_if_full(admitted.bulk)
+        with model.in_use():
+            async with pipeline.admission.reader.collect(self._chunks()) as body:
+                self._read_next()
+                given = Input(len(body), partial(fields_from_body, model.task, body, None))
+                call = Call(model, [given], top_k=options.top_k or 1)
+                found = await pipeline.answer(call, admitted)
         context.set_timings(found.timings)
-        answer = found.task.to_json(found.tops[0], options.top_k is not None)
+        answer = found.task.to_json(found.candidates[0], options.top_k is not None)
         return {
             **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,
             "ms": context.milliseconds,
         }
 
-    def _check(self, options: frames.Options) -> None:
-        """Raises UnauthorizedError or InvalidRequestError."""
-        self._authorized |= self._key.matches((options.key or "").encode())
+    def _check_key(self, options: Options) -> None:
+        """Raises UnauthorizedError unless a frame of this connection has brought the key."""
+        key = self._pipeline.admission.check_key
+        self._authorized |= key.matches((options.key or "").encode())
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
+
+    def _admitted(self, options: Options) -> RequestOptions:
+        """Returns time limit and priority. Raises InvalidRequestError."""
+        most_ms, task = self._settings.request_timeout_ms, self._pipeline.service.active.task
         for name, value, largest in (
-            ("top_k", options.top_k, self._service.active.task.most_candidates),
-            ("timeout_ms", options.timeout_ms, self._settings.request_timeout_ms),
+            ("top_k", options.top_k, task.most_candidates),
+            ("timeout_ms", options.timeout_ms, most_ms),
         ):
             if value is not None and value > largest:
                 raise InvalidRequestError(f"{name} must be a whole number from 1 to {largest}")
+        return RequestOptions(options.timeout_ms or most_ms, options.priority == "bulk")
 
     async def _read(self, size: int, part: str) -> bytes:
         """Raises SlowBodyError."""

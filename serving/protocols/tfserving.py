@@ -5,10 +5,8 @@ tensor nested lists of numbers. The only input, and the only text that is requir
 name.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -16,25 +14,23 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from serving.base64 import decode_base64
-from serving.engine.statistics import Timings
 from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundError, ServingError
 from serving.http.access_log import RequestContext
 from serving.http.body import decode_json
 from serving.http.responses import json_response
-from serving.inference.service import InferenceService, check_count
-from serving.protocols.admission import Admission, DirectRoute, RequestOptions, unless_disconnected
-from serving.protocols.catalog import CatalogEntry, ModelCatalog, WireTensor
+from serving.inference.served_model import Answer, check_count
+from serving.protocols.admission import DirectRoute
+from serving.protocols.catalog import CatalogEntry, ColumnSpec, ModelCatalog
+from serving.protocols.columns import ColumnCall, Values, call_of, check_size, fits, json_array
+from serving.protocols.datatypes import BYTES, DATATYPES
+from serving.protocols.documentation import ErrorText, documented_call, documented_errors
 from serving.protocols.fields import commas
-from serving.protocols.v2.codec import check_size, nested_array
-from serving.protocols.v2.http import documented_errors
-from serving.protocols.v2.inference import Content, InferRequest, fits, inputs_of
+from serving.protocols.pipeline import LARGE, Pipeline
 from serving.tensors import Array
 
 SEGMENT = "v1"
 SIGNATURE = "serving_default"
-LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 STATUS = {422: 400}
-TENSOR_TYPES = {"BYTES": "DT_STRING", "FP16": "DT_HALF", "FP32": "DT_FLOAT", "FP64": "DT_DOUBLE"}
 TAGS: list[str | Enum] = ["TensorFlow Serving"]
 BODY = {
     "type": "object",
@@ -63,36 +59,27 @@ TEXT = msgspec.json.Decoder(B64 | str)
 TEXTS = msgspec.json.Decoder(list[B64 | str])
 
 
-@dataclass
-class Inputs:
-    """The inputs of a checked request."""
-
-    model: CatalogEntry
-    count: int
-    data: Mapping[str, Content]
-    by_rows: bool
-
-
 def error_response(error: ServingError, _: RequestContext) -> Response:
     """Returns `{"error": "..."}`."""
     return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
-def parse(content: bytes, model: CatalogEntry, most: int) -> Inputs:
-    """Parses a body, for up to `most` inputs. Raises InvalidJsonError or InvalidRequestError."""
-    request: PredictRequest = decode_json(REQUEST, content)
-    if request.signature_name != SIGNATURE:
-        raise InvalidRequestError(
-            f"the one signature is {SIGNATURE}, not {request.signature_name[:80]!r}"
-        )
-    if (request.instances is msgspec.UNSET) == (request.inputs is msgspec.UNSET):
+def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
+    """Decodes a body, for up to `most` inputs.
+
+    Raises InvalidJsonError or InvalidRequestError.
+    """
+    body: PredictRequest = decode_json(REQUEST, content)
+    if body.signature_name != SIGNATURE:
+        raise InvalidRequestError(f"the one signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
+    if (body.instances is msgspec.UNSET) == (body.inputs is msgspec.UNSET):
         raise InvalidRequestError("send either instances or inputs")
-    given = request.inputs if request.instances is msgspec.UNSET else request.instances
+    given = body.inputs if body.instances is msgspec.UNSET else body.instances
     assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
-    check_size(given, model, most)
-    if given is request.instances:
-        return Inputs(model, *rows(given, model, most), by_rows=True)
-    return Inputs(model, *columns(given, model, most), by_rows=False)
+    check_size(given, entry, most)
+    by_rows = given is body.instances
+    count, values = (rows if by_rows else columns)(given, entry, most)
+    return call_of(entry, count, values, by_rows=by_rows)
 
 
 @cache
@@ -109,78 +96,78 @@ def named_decoder(names: tuple[str, ...], rows: bool) -> "msgspec.json.Decoder[A
     return msgspec.json.Decoder(list[named] if rows else named)
 
 
-def known_names(model: CatalogEntry) -> tuple[str, ...]:
+def known_names(entry: CatalogEntry) -> tuple[str, ...]:
     """Returns the keys that an object of inputs may have."""
-    names = [spec.name for spec in model.inputs]
-    return tuple(dict.fromkeys([*names, ALIAS, "b64"] if model.nameless else names))
+    names = [spec.name for spec in entry.inputs]
+    return tuple(dict.fromkeys([*names, ALIAS, "b64"] if entry.default_input else names))
 
 
-def values_of(named: msgspec.Struct, model: CatalogEntry) -> dict[str, bytes]:
+def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
     """Returns the JSON of each input's value. Raises InvalidRequestError for a wrong set of names."""
     given = {
         name: bytes(raw)
-        for index, name in enumerate(known_names(model))
+        for index, name in enumerate(known_names(entry))
         if (raw := getattr(named, f"_{index}")) is not msgspec.UNSET
     }
-    if spec := model.nameless:
+    if spec := entry.default_input:
         if list(given) == ["b64"]:
             return {spec.name: b'{"b64":' + given["b64"] + b"}"}
         if list(given) == [ALIAS]:
             return {spec.name: given[ALIAS]}
-    if len(model.inputs) == 1 and list(given) != [model.inputs[0].name]:
+    if len(entry.inputs) == 1 and list(given) != [entry.inputs[0].name]:
         raise InvalidRequestError(
-            f"the one input is {model.inputs[0].name}, not {', '.join(given)[:80]!r}"
+            f"the one input is {entry.inputs[0].name}, not {', '.join(given)[:80]!r}"
         )
-    for spec in model.inputs:
+    for spec in entry.inputs:
         if spec.name not in given and not spec.is_optional:
             raise InvalidRequestError(f"{spec.name} is missing")
-    known = {spec.name for spec in model.inputs}
+    known = {spec.name for spec in entry.inputs}
     if other := [name for name in given if name not in known]:
-        raise InvalidRequestError(f"{other[0]} stands for {model.inputs[0].name}, and for it alone")
+        raise InvalidRequestError(f"{other[0]} stands for {entry.inputs[0].name}, and for it alone")
     return given
 
 
-def rows(raw: msgspec.Raw, model: CatalogEntry, most: int) -> tuple[int, dict[str, Content]]:
+def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> tuple[int, dict[str, Values]]:
     """Parses `instances`: objects that name the inputs, or values of the only one."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
-        return joined([column(raw, only_input(model), most)])
-    found = decode_json(named_decoder(known_names(model), rows=True), raw)
+        return joined([column(raw, only_input(entry), most)])
+    found = decode_json(named_decoder(known_names(entry), rows=True), raw)
     check_count(len(found), most)
-    values = [values_of(each, model) for each in found]
+    values = [values_of(each, entry) for each in found]
     if any(each.keys() != values[0].keys() for each in values):
         raise InvalidRequestError("all instances need the same inputs")
     return joined(
         [
             column(msgspec.Raw(b"[" + b",".join(each[spec.name] for each in values) + b"]"), spec, most)
-            for spec in model.inputs
+            for spec in entry.inputs
             if spec.name in values[0]
         ]
     )
 
 
-def columns(raw: msgspec.Raw, model: CatalogEntry, most: int) -> tuple[int, dict[str, Content]]:
+def columns(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> tuple[int, dict[str, Values]]:
     """Parses `inputs`: an object of the inputs' columns, or the column of the only one."""
     if bytes(memoryview(raw)[:1]) != b"{":
-        return joined([column(raw, only_input(model), most)])
-    values = values_of(decode_json(named_decoder(known_names(model), rows=False), raw), model)
+        return joined([column(raw, only_input(entry), most)])
+    values = values_of(decode_json(named_decoder(known_names(entry), rows=False), raw), entry)
     return joined(
         [
             column(msgspec.Raw(values[spec.name]), spec, most)
-            for spec in model.inputs
+            for spec in entry.inputs
             if spec.name in values
         ]
     )
 
 
-def only_input(model: CatalogEntry) -> WireTensor:
+def only_input(entry: CatalogEntry) -> ColumnSpec:
     """Returns the input that needs no name. Raises InvalidRequestError where there is none."""
-    if model.nameless is None:
-        names = ", ".join(spec.name for spec in model.inputs)
+    if entry.default_input is None:
+        names = ", ".join(spec.name for spec in entry.inputs)
         raise InvalidRequestError(f"name the inputs: {names}")
-    return model.nameless
+    return entry.default_input
 
 
-def joined(found: list[tuple[str, Content]]) -> tuple[int, dict[str, Content]]:
+def joined(found: list[tuple[str, Values]]) -> tuple[int, dict[str, Values]]:
     """Returns the number of rows of columns, and the columns. Raises InvalidRequestError."""
     count, *others = {len(content) for _, content in found}
     if others:
@@ -188,10 +175,10 @@ def joined(found: list[tuple[str, Content]]) -> tuple[int, dict[str, Content]]:
     return count, dict(found)
 
 
-def column(raw: msgspec.Raw, spec: WireTensor, most: int) -> tuple[str, Content]:
+def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> tuple[str, Values]:
     """Parses the batch of an input, and returns the input's name, too."""
-    content: Content
-    if spec.datatype != "BYTES":
+    content: Values
+    if spec.datatype != BYTES:
         content = numeric_column(raw, spec, most)
     elif spec.dims != (1,):
         raise InvalidRequestError(f"{spec.name} is a list of texts, for which there is no form here")
@@ -203,22 +190,22 @@ def column(raw: msgspec.Raw, spec: WireTensor, most: int) -> tuple[str, Content]
     return spec.name, content
 
 
-def numeric_column(raw: msgspec.Raw, spec: WireTensor, most: int) -> Array:
+def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
     """Parses numbers to [N, *dims]."""
     found, of_one = commas(raw) + 1, spec.largest
     if found > of_one * most or (-1 not in spec.dims and found % of_one):
         raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {found} in all")
     is_scalar = spec.field is not None and spec.dims == (1,)
     dims = () if is_scalar else spec.dims
-    array = nested_array(raw, 1 + len(dims), spec)
-    if len(array.shape) != 1 + len(dims) or not fits(replace(spec, dims=dims), array.shape[1:]):
+    array = json_array(raw, 1 + len(dims), spec)
+    if len(array.shape) != 1 + len(dims) or not fits(dims, array.shape[1:]):
         raise InvalidRequestError(
             f"{spec.name} has the shape {list(array.shape)}, not [N, {list(spec.dims)}]"
         )
     return array[:, np.newaxis] if is_scalar else array
 
 
-def element(value: B64 | str, spec: WireTensor) -> Any:
+def element(value: B64 | str, spec: ColumnSpec) -> Any:
     """Returns text, or the base64 of bytes, unwrapped. Raises InvalidBase64Error."""
     if isinstance(value, str):
         return value
@@ -230,27 +217,20 @@ def element(value: B64 | str, spec: WireTensor) -> Any:
         raise InvalidBase64Error(f"{spec.name} is not base64: {error}"[:200]) from error
 
 
-async def infer(
-    service: InferenceService, inputs: Inputs, options: RequestOptions
-) -> tuple[dict[str, list[Any]], Timings]:
-    """Returns each output's values, one per input, and the request's timings."""
-    model = inputs.model
-    if model.takes_tensors:
-        arrays = [np.asarray(inputs.data[spec.name]) for spec in model.inputs]
-        tensors = await service.infer(arrays, options.deadline(), options.bulk)
-        tensors.check_finite()
-        columns = zip(model.outputs, tensors.arrays, strict=True)
-        return {spec.name: array.tolist() for spec, array in columns}, tensors.timings
-    request = InferRequest(model, inputs.count, [inputs.count, 1], inputs.data, [])
-    found = await service.predict(inputs_of(request), 1, options.deadline(), options.bulk)
+def outputs_of(call: ColumnCall, answer: Answer) -> dict[str, list[Any]]:
+    """Returns each output's values, one per input. Raises InvalidTensorError."""
+    outputs = call.entry.outputs
+    if call.tensors is not None:
+        call.model.check_finite(answer)
+        return {spec.name: array.tolist() for spec, array in zip(outputs, answer.arrays, strict=True)}
     return {
-        spec.name: [top[0][spec.field.name] for top in found.tops]
-        for spec in model.outputs
+        spec.name: [best[spec.field.name] for best, *_ in answer.candidates]
+        for spec in outputs
         if spec.field
-    }, found.timings
+    }
 
 
-def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
+def encode(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
     """Formats the outputs by rows or by columns; a single output goes without its name."""
     if by_rows:
         values = list(zip(*columns.values(), strict=True))
@@ -261,11 +241,11 @@ def answer(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
     return {"outputs": next(iter(columns.values())) if len(columns) == 1 else columns}
 
 
-def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
+def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths under `/v1`."""
     router = APIRouter(tags=TAGS)
-    about: dict[str, Any] = {"responses": documented_errors(404, 503)}  # FastAPI's own types
-    router.routes.extend(predict_router(service, admission, catalog).routes)
+    about: dict[str, Any] = {"responses": documented_errors(404, 503, model=ErrorText)}
+    router.routes.extend(predict_router(pipeline, catalog).routes)
 
     @router.get("/v1/models/{model}", summary="Which version is served", **about)
     @router.get("/v1/models/{model}/versions/{version}", summary="Whether a version is served", **about)
@@ -286,16 +266,11 @@ def create_router(service: InferenceService, admission: Admission, catalog: Mode
     return router
 
 
-def predict_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
+def predict_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the two paths of `:predict`."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    documentation: dict[str, Any] = {  # FastAPI's own types
-        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
-        "openapi_extra": {
-            "requestBody": {"required": True, "content": {"application/json": {"schema": BODY}}}
-        },
-        "dependencies": admission.check_key.documented(),
-    }
+    content = {"application/json": {"schema": BODY}}
+    documentation = documented_call(pipeline.admission.check_key, content, ErrorText)
 
     @router.post("/v1/models/{model}:predict", summary="Call a model", **documentation)
     @router.post(
@@ -303,37 +278,36 @@ def predict_router(service: InferenceService, admission: Admission, catalog: Mod
     )
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
-        options = admission.admit(request, entry.signature)
-        async with admission.body(request) as content:
-            parse_content = partial(parse, content, entry, service.largest_request)
-            if len(content) > LARGE and not entry.is_quick_to_parse:
-                inputs = await service.run_on_thread(parse_content, options.bulk)
-            else:
-                inputs = parse_content()
-            columns, timings = await unless_disconnected(request, infer(service, inputs, options))
-        RequestContext.of(request).set_timings(timings)
-        return json_response(answer(columns, inputs.by_rows))
+        inline = None if entry.is_quick_to_parse else LARGE
+        call, answer = await pipeline.http(
+            request,
+            entry.model,
+            lambda body: decode(body, entry, entry.model.largest_request),
+            entry.signature,
+            inline,
+        )
+        return json_response(encode(outputs_of(call, answer), call.by_rows))
 
     return router
 
 
-def status_of(model: CatalogEntry) -> dict[str, Any]:
+def status_of(entry: CatalogEntry) -> dict[str, Any]:
     """Returns the status of the one version in service: AVAILABLE."""
     state = {
-        "version": model.version,
+        "version": entry.version,
         "state": "AVAILABLE",
         "status": {"error_code": "OK", "error_message": ""},
     }
     return {"model_version_status": [state]}
 
 
-def metadata_of(model: CatalogEntry) -> dict[str, Any]:
+def metadata_of(entry: CatalogEntry) -> dict[str, Any]:
     """Describes the one signature."""
 
-    def tensor(spec: WireTensor) -> dict[str, Any]:
+    def tensor(spec: ColumnSpec) -> dict[str, Any]:
         sizes = [-1, *(() if spec.field and spec.dims == (1,) else spec.dims)]
         return {
-            "dtype": TENSOR_TYPES.get(spec.datatype, f"DT_{spec.datatype}"),
+            "dtype": DATATYPES[spec.datatype].tensorflow,
             "tensor_shape": {
                 "dim": [{"size": str(size), "name": ""} for size in sizes],
                 "unknown_rank": False,
@@ -342,11 +316,11 @@ def metadata_of(model: CatalogEntry) -> dict[str, Any]:
         }
 
     signature = {
-        "inputs": {spec.name: tensor(spec) for spec in model.inputs},
-        "outputs": {spec.name: tensor(spec) for spec in model.outputs},
+        "inputs": {spec.name: tensor(spec) for spec in entry.inputs},
+        "outputs": {spec.name: tensor(spec) for spec in entry.outputs},
         "method_name": "tensorflow/serving/predict",
     }
     return {
-        "model_spec": {"name": model.name, "signature_name": "", "version": model.version},
+        "model_spec": {"name": entry.name, "signature_name": "", "version": entry.version},
         "metadata": {"signature_def": {"signature_def": {SIGNATURE: signature}}},
     }

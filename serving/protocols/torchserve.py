@@ -13,19 +13,20 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from serving.errors import InvalidRequestError, NotSupportedError, ServingError
+from serving.errors import InvalidRequestError, ServingError
 from serving.http.access_log import RequestContext
 from serving.http.body import file_from_form, parsed_content_type
 from serving.http.responses import json_response
-from serving.inference.active_model import Input
+from serving.inference.served_model import Input
 from serving.inference.service import InferenceService
-from serving.protocols.admission import Admission, DirectRoute, unless_disconnected
+from serving.protocols.admission import DirectRoute
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
-from serving.protocols.documentation import BINARY
+from serving.protocols.documentation import BINARY, documented_call, documented_errors
 from serving.protocols.fields import FORM, JSON, fields_from_json, value_of
+from serving.protocols.pipeline import Call, Pipeline
 from serving.tasks.base import Candidate, Fields, Task
 
-SEGMENTS = ("predictions", "explanations", "ping", "models")
+SEGMENTS = ("predictions", "ping", "models")
 TOP = 5
 TAGS: list[str | Enum] = ["TorchServe"]
 BODIES = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": BINARY}
@@ -52,14 +53,6 @@ class TorchServeError(BaseModel):
     code: int
     type: str
     message: str
-
-
-def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for these statuses."""
-    return {
-        status: {"model": TorchServeError, "description": TYPES.get(status, FAILED)}
-        for status in statuses
-    }
 
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
@@ -89,25 +82,25 @@ def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
     return catalog.find(name, version and version.removesuffix(".0"))
 
 
-def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
+def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths."""
-    router = APIRouter(tags=TAGS)
-    about: dict[str, Any] = {"responses": documented_errors(404, 503)}  # FastAPI's own types
-    router.routes.extend(predictions_router(service, admission, catalog).routes)
+    router, service = APIRouter(tags=TAGS), pipeline.service
+    about: dict[str, Any] = {"responses": documented_errors(404, 503, model=TorchServeError)}
+    router.routes.extend(predictions_router(pipeline, catalog).routes)
 
-    @router.post("/explanations/{model}", include_in_schema=False)
-    @router.post("/explanations/{model}/{version}", include_in_schema=False)
-    async def explain(model: str, version: str | None = None) -> Response:
-        find(catalog, model, version)
-        raise NotSupportedError("predictions are not explained here")
-
-    @router.get("/ping", summary="Requests can be answered", responses=documented_errors(500))
+    @router.get(
+        "/ping",
+        summary="Requests can be answered",
+        responses=documented_errors(500, model=TorchServeError),
+    )
     async def ping() -> Response:
         if service.is_ready:
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, 500)
 
-    @router.get("/models", summary="Names of the model", responses=documented_errors(503))
+    @router.get(
+        "/models", summary="Names of the model", responses=documented_errors(503, model=TorchServeError)
+    )
     async def all_models() -> Response:
         url = service.settings.model_dir.name
         models = [{"modelName": name, "modelUrl": url} for name in catalog.entries]
@@ -122,33 +115,27 @@ def create_router(service: InferenceService, admission: Admission, catalog: Mode
     return router
 
 
-def predictions_router(
-    service: InferenceService, admission: Admission, catalog: ModelCatalog
-) -> APIRouter:
+def predictions_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the paths of `/predictions`, with and without a version."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    documentation: dict[str, Any] = {  # FastAPI's own types
-        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
-        "openapi_extra": {"requestBody": {"required": True, "content": BODIES}},
-        "dependencies": admission.check_key.documented(),
-    }
+    documentation = documented_call(pipeline.admission.check_key, BODIES, TorchServeError)
 
     @router.post("/predictions/{model}", summary="Call the model", **documentation)
     @router.post("/predictions/{model}/{version}", summary="Call a version", **documentation)
     @router.put("/predictions/{model}", include_in_schema=False)
     @router.put("/predictions/{model}/{version}", include_in_schema=False)
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
-        if find(catalog, model, version).takes_tensors:
+        entry = find(catalog, model, version)
+        if entry.takes_tensors:
             raise InvalidRequestError(f"{model} takes tensors, which this protocol has no form for")
-        options = admission.admit(request)
-        async with admission.body(request) as body:
-            task, content_type = service.active.task, request.headers.get("content-type")
+        task, content_type = entry.model.task, request.headers.get("content-type")
+
+        def decode(body: bytes) -> Call:
             given = Input(len(body), partial(fields_of, task, body, content_type))
-            top_k = min(TOP, len(task.labels)) or 1
-            work = service.predict([given], top_k, options.deadline(), options.bulk)
-            found = await unless_disconnected(request, work)
-        RequestContext.of(request).set_timings(found.timings)
-        return json_response(answer(found.task, found.tops[0]))
+            return Call(entry.model, [given], top_k=min(TOP, len(task.labels)) or 1)
+
+        _, found = await pipeline.http(request, entry.model, decode, inline_bytes=None)
+        return json_response(answer(found.task, found.candidates[0]))
 
     return router
 
@@ -163,7 +150,7 @@ def answer(task: Task, top: Sequence[Candidate]) -> Any:
 
 def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
     """Returns what TorchServe tells of a model, as far as it has a meaning here."""
-    model = service.metadata()
+    model = entry.model.metadata()
     return {
         "modelName": entry.name,
         "modelVersion": entry.version,

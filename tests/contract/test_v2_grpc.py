@@ -196,23 +196,22 @@ def test_errors_reach_the_client(client: Any) -> None:
         client.unload_model(PHOTOS)
 
 
-def test_what_is_refused_says_so(client: Any) -> None:
-    refused = {
-        "shared memory is not supported": [
-            client.get_system_shared_memory_status,
-            client.get_cuda_shared_memory_status,
-            client.unregister_system_shared_memory,
-            client.unregister_cuda_shared_memory,
-            partial(client.register_system_shared_memory, "x", "/x", 16),
-            partial(client.register_cuda_shared_memory, "x", b"YQ==", 0, 16),
-        ],
-        "not traced": [client.get_trace_settings, client.update_trace_settings],
-        "how the service logs": [client.get_log_settings, partial(client.update_log_settings, {})],
-    }
-    for words, calls in refused.items():
-        for call in calls:
-            with pytest.raises(InferenceServerException, match=rf"UNIMPLEMENTED.*{words}"):
-                call()
+def test_what_is_not_offered_is_unknown(client: Any) -> None:
+    calls = [
+        client.get_system_shared_memory_status,
+        client.get_cuda_shared_memory_status,
+        client.unregister_system_shared_memory,
+        client.unregister_cuda_shared_memory,
+        partial(client.register_system_shared_memory, "x", "/x", 16),
+        partial(client.register_cuda_shared_memory, "x", b"YQ==", 0, 16),
+        client.get_trace_settings,
+        client.update_trace_settings,
+        client.get_log_settings,
+        partial(client.update_log_settings, {}),
+    ]
+    for call in calls:
+        with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
+            call()
 
 
 def test_a_stream_answers_in_order(client: Any) -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import requests
 
-from serving.protocols.tcp_client import TcpClient
+from serving_client.tcp import TcpClient
 from tests import servers
 from tests.e2e.conftest import CLASSES, write_model
 from tests.e2e.test_service import metric, predict, raw_request, wait_for

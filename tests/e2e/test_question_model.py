@@ -17,7 +17,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 import serving_client
-from serving.protocols.tcp_client import TcpClient
+from serving_client.tcp import TcpClient
 from tests import exports, servers
 
 QUESTION = "what was cold"

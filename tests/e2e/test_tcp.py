@@ -17,8 +17,9 @@ import psutil
 import pytest
 import requests
 
-from serving.protocols import tcp_frames as frames
-from serving.protocols.tcp_client import Answer, TcpClient
+from serving.protocols import tcp as frames
+from serving_client.tcp import TcpAnswer as Answer
+from serving_client.tcp import TcpClient
 from tests import pictures, servers
 from tests.e2e.test_service import wait_for
 from tests.fake.backend import Failure, command
@@ -129,7 +130,7 @@ def test_the_command(onnx_service: Service, tmp_path: Path) -> None:
 
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "serving.protocols.tcp_client", *arguments],
+            [sys.executable, "-m", "serving_client", *arguments],
             cwd=servers.ROOT,
             env={**os.environ, **env},
             capture_output=True,
@@ -138,17 +139,19 @@ def test_the_command(onnx_service: Service, tmp_path: Path) -> None:
             check=False,
         )
 
-    good = run(str(photo), SERVING_TCP_PORT=str(onnx_service.port))
+    url = f"tcp://127.0.0.1:{onnx_service.port}"
+    good = run(str(photo), SERVING_URL=url)
     assert good.returncode == 0
     assert re.fullmatch(rf"{photo}: .+ [\d.]+ % \([\d.]+ ms\)\n", good.stdout)
-    mixed = run(str(text), str(photo), str(tmp_path / "none"), "--port", str(onnx_service.port))
+    mixed = run(str(text), str(photo), str(tmp_path / "none"), "--url", url)
     assert mixed.returncode == 1
     assert mixed.stdout.count("\n") == 1
     assert "(400)" in mixed.stderr
     assert "No such file" in mixed.stderr
-    nobody = run(str(photo), "--port", str(servers.free_port()))
+    nobody = run(str(photo), "--url", f"tcp://127.0.0.1:{servers.free_port()}")
     assert nobody.returncode == 1
     assert "Traceback" not in nobody.stderr
+    assert run(str(photo), "--url", "tcp://nowhere").returncode == 2
 
 
 def test_answers_come_as_they_finish_with_their_ids(gate: Path) -> None:

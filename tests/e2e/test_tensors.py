@@ -29,7 +29,7 @@ from serving.errors import (
     ServingError,
     WorkerCrashedError,
 )
-from serving.inference.active_model import Input, Tensors
+from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.inference.service import InferenceService
 from serving.metrics import Metrics
 from serving.model import Model
@@ -69,6 +69,11 @@ def soon(seconds: float = 30) -> float:
     return time.monotonic() + seconds
 
 
+def within(seconds: float = 30) -> RequestOptions:
+    """The options of a request with this time limit."""
+    return RequestOptions(round(seconds * 1000))
+
+
 def tensors(*commands: NDArray[np.float32]) -> NDArray[np.float32]:
     """Of one request."""
     return np.stack(commands)
@@ -84,7 +89,7 @@ def picture(data: bytes) -> Input:
     return Input(len(data), lambda: {"image": data})
 
 
-def classes(answer: Tensors) -> list[int]:
+def classes(answer: Answer) -> list[int]:
     """The class of each input."""
     return [int(np.argmax(row)) for row in answer.arrays[0]]
 
@@ -96,10 +101,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def held_task(service: InferenceService) -> "asyncio.Task[Tensors]":
+def held_task(service: InferenceService) -> "asyncio.Task[Answer]":
     """A computation that lasts until the gate is there."""
     held = tensors(command_tensor(held=True, class_index=99))
-    return asyncio.ensure_future(service.infer([held], soon()))
+    return asyncio.ensure_future(service.active.infer([held], within()))
 
 
 def free_slots(service: InferenceService) -> int:
@@ -114,7 +119,7 @@ async def test_tensors_come_back_in_order_and_in_batches(
     async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(service.infer([numbered(3, 1, 4, 1, 5)], soon()))
+        many = asyncio.ensure_future(service.active.infer([numbered(3, 1, 4, 1, 5)], within()))
         await until(lambda: free_slots(service) == 10)
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
@@ -134,13 +139,13 @@ async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         pictures = [picture(command(class_index=index)) for index in (7, 8)]
-        photos = asyncio.ensure_future(service.predict(pictures, 1, soon()))
-        arrays = asyncio.ensure_future(service.infer([numbered(5, 6)], soon()))
+        photos = asyncio.ensure_future(service.active.predict(pictures, 1, within()))
+        arrays = asyncio.ensure_future(service.active.infer([numbered(5, 6)], within()))
         await until(lambda: free_slots(service) == 11)
         await until(lambda: service.active.client.memory.state.tolist().count(1) == 4)
         (tmp_path / "gate").touch()
         await first
-        assert [top[0]["label"] for top in (await photos).tops] == ["7", "8"]
+        assert [top[0]["label"] for top in (await photos).candidates] == ["7", "8"]
         assert classes(await arrays) == [5, 6]
         for kind in (IMAGE, TENSOR):
             assert service.active.client.statistics.by_batch_size(kind)[2].executions == 1
@@ -165,14 +170,14 @@ async def test_one_poisonous_tensor_fails_alone(
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         poison = tensors(command_tensor(failure=failure))
-        asked = [service.infer([t], soon()) for t in (numbered(1, 2), poison, numbered(3))]
+        asked = [service.active.infer([t], within()) for t in (numbered(1, 2), poison, numbered(3))]
         tasks = [asyncio.ensure_future(question) for question in asked]
         await until(lambda: free_slots(service) == 11)
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
         before, failed, after = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(before, Tensors)
-        assert isinstance(after, Tensors)
+        assert isinstance(before, Answer)
+        assert isinstance(after, Answer)
         assert (classes(before), classes(after)) == ([1, 2], [3])
         assert type(failed) is error
         totals = service.active.client.statistics.totals(TENSOR)
@@ -185,14 +190,14 @@ async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
     async with engine(monkeypatch, fake_settings, max_batch_size="4") as service:
         poison = command_tensor(failure=Failure.RAISE)
         with pytest.raises(InternalError):
-            await service.infer([tensors(command_tensor(), poison, poison)], soon())
+            await service.active.infer([tensors(command_tensor(), poison, poison)], within())
         files = (command(), b"no picture", b"neither")
         pictures = [picture(data) for data in files]
         with pytest.raises(InvalidImageError) as caught:
-            await service.predict(pictures, 1, soon())
+            await service.active.predict(pictures, 1, within())
         assert caught.value.detail.startswith("element 1: not a JPEG")
         await until(lambda: free_slots(service) == 16)
-        assert classes(await service.infer([numbered(2)], soon())) == [2]
+        assert classes(await service.active.infer([numbered(2)], within())) == [2]
 
 
 async def test_a_worker_that_dies_costs_no_tensor(
@@ -201,7 +206,7 @@ async def test_a_worker_that_dies_costs_no_tensor(
     async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(service.infer([numbered(*range(6))], soon()))
+        many = asyncio.ensure_future(service.active.infer([numbered(*range(6))], within()))
         await until(lambda: free_slots(service) == 9)
         (tmp_path / "gate").touch()
         for child in psutil.Process(os.getpid()).children():
@@ -218,8 +223,8 @@ async def test_deadline_and_cancellation_leave_nothing_behind(
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         with pytest.raises(DeadlineExceededError):
-            await service.infer([numbered(1, 2, 3)], soon(0.05))
-        leaving = asyncio.ensure_future(service.infer([numbered(4, 5)], soon()))
+            await service.active.infer([numbered(1, 2, 3)], within(0.05))
+        leaving = asyncio.ensure_future(service.active.infer([numbered(4, 5)], within()))
         await until(lambda: free_slots(service) == 10)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -238,23 +243,25 @@ async def test_a_request_is_admitted_whole_or_not_at_all(
         held = [held_task(service) for _ in range(10)]
         await until(lambda: free_slots(service) == 6)
         with pytest.raises(OverloadedError):
-            await service.infer([numbered(*range(7))], soon())
+            await service.active.infer([numbered(*range(7))], within())
         assert free_slots(service) == 6
         (tmp_path / "gate").touch()
         await asyncio.gather(*held)
         with pytest.raises(InvalidRequestError, match="1 to 8 inputs, not 9"):
-            await service.infer([numbered(*range(9))], soon())
-        assert classes(await service.infer([numbered(*range(8))], soon())) == list(range(8))
+            await service.active.infer([numbered(*range(9))], within())
+        assert classes(await service.active.infer([numbered(*range(8))], within())) == list(range(8))
 
 
 async def test_logits_of_tensors_need_not_be_finite(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
 ) -> None:
     async with engine(monkeypatch, fake_settings) as service:
-        found = await service.infer([tensors(command_tensor(failure=Failure.NOT_FINITE))], soon())
+        found = await service.active.infer(
+            [tensors(command_tensor(failure=Failure.NOT_FINITE))], within()
+        )
         assert not np.isfinite(found.arrays[0]).all()
         with pytest.raises(InvalidTensorError, match="element 0"):
-            found.check_finite()
+            service.active.check_finite(found)
 
 
 async def test_a_tensor_of_another_shape_is_refused(
@@ -262,7 +269,7 @@ async def test_a_tensor_of_another_shape_is_refused(
 ) -> None:
     async with engine(monkeypatch, fake_settings) as service:
         with pytest.raises(InvalidTensorError, match="shape"):
-            await service.infer([numbered(1)[:, :, :4]], soon())
+            await service.active.infer([numbered(1)[:, :, :4]], within())
         assert free_slots(service) == 16
 
 
@@ -284,6 +291,6 @@ async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
 
         monkeypatch.setattr(task, "preprocess", prepared)
         monkeypatch.setattr(task, "postprocess", answers)
-        found = await service.predict([picture(command(class_index=4))], 1, soon())
-    assert found.tops[0][0]["index"] == 4
+        found = await service.active.predict([picture(command(class_index=4))], 1, within())
+    assert found.candidates[0][0]["index"] == 4
     assert [thread is threading.main_thread() for thread in threads] == [is_cheap]

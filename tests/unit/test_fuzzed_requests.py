@@ -3,6 +3,7 @@
 import contextlib
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,40 +13,43 @@ from hypothesis import strategies as st
 
 from serving.errors import ServingError
 from serving.http import body
-from serving.protocols import tcp_frames as frames
+from serving.protocols import tcp as frames
 from serving.protocols import tfserving, torchserve
-from serving.protocols.catalog import REQUEST as REQUEST_FORM
-from serving.protocols.catalog import TENSOR, CatalogEntry, WireTensor
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.v2 import grpc_messages
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving.tasks.base import Field, Task
+from serving_client.tcp import request_frame
 
 PHOTO = CatalogEntry(
     "photo",
     "1",
-    REQUEST_FORM,
+    False,
     0,
-    (WireTensor("INPUT_IMAGE", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
-    (WireTensor("o", "FP32", (1,)),),
+    (ColumnSpec("INPUT_IMAGE", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
+    (ColumnSpec("o", "FP32", (1,)),),
+    Mock(),
 )
 NUMBERS = CatalogEntry(
     "tensor",
     "1",
-    TENSOR,
+    True,
     1,
-    (WireTensor("input", "FP32", (3, 2, 2)),),
-    (WireTensor("o", "FP32", (4,)),),
+    (ColumnSpec("input", "FP32", (3, 2, 2)),),
+    (ColumnSpec("o", "FP32", (4,)),),
+    Mock(),
 )
 TEXTS = CatalogEntry(
     "text",
     "1",
-    REQUEST_FORM,
+    False,
     0,
     (
-        WireTensor("TEXT", "BYTES", (1,), field=Field("text", "BYTES")),
-        WireTensor("PAIR", "BYTES", (1,), field=Field("pair", "BYTES", required=False)),
+        ColumnSpec("TEXT", "BYTES", (1,), field=Field("text", "BYTES")),
+        ColumnSpec("PAIR", "BYTES", (1,), field=Field("pair", "BYTES", required=False)),
     ),
-    (WireTensor("o", "FP32", (1,)),),
+    (ColumnSpec("o", "FP32", (1,)),),
+    Mock(),
 )
 
 
@@ -116,13 +120,12 @@ def check_elements(data: Any, model: CatalogEntry) -> None:  # Any: pictures, or
 def check_infer(request: Any, model: CatalogEntry) -> None:  # Any: protobuf's
     """Read, or refused."""
     try:
-        question = grpc_messages.parse(request, model, MOST)
+        question = grpc_messages.decode(request, model, MOST)
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
     assert int(np.prod(question.shape)) >= 1
-    (data,) = question.data.values()
-    check_elements(data, model)
+    check_elements(question.tensors[0] if question.tensors else question.inputs, model)
 
 
 @settings(max_examples=300, deadline=None)
@@ -164,11 +167,12 @@ VALUES = st.lists(NAMED, max_size=6) | st.builds(lambda v: {"input": v}, st.list
 def test_tensorflow_serving(request: dict[str, Any], model: CatalogEntry, cut: int) -> None:
     data = json.dumps(request).encode()
     try:
-        asked = tfserving.parse(data[: len(data) - cut], model, MOST)
+        asked = tfserving.decode(data[: len(data) - cut], model, MOST)
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
-    for column in asked.data.values():
+    columns: list[Any] = [*asked.tensors] if asked.tensors else [asked.inputs]
+    for column in columns:
         assert len(column) == asked.count
         check_elements(column, model)
 
@@ -218,7 +222,7 @@ def test_a_file_of_a_form_comes_out_as_it_went_in(content: bytes) -> None:
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=200), changes=st.dictionaries(st.integers(0, 60), st.integers(0, 255)))
 def test_frames_with_some_bytes_changed(data: bytes, changes: dict[int, int]) -> None:
-    whole = bytearray(frames.request(7, data, frames.Options(top_k=3, request_id="r")))
+    whole = bytearray(request_frame(7, data, {"top_k": 3, "request_id": "r"}))
     for place, value in changes.items():
         whole[place % len(whole)] = value
     with contextlib.suppress(frames.BrokenFrameError):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from serving.backends.base import BackendInfo, DeclaredBackend
 from serving.engine.memory import KEPT_BYTES, Memory, SlotLayout
 from serving.errors import ConfigurationError
 from serving.model import Model, ModelDescription
-from serving.protocols.catalog import REQUEST, CatalogEntry
+from serving.protocols.catalog import CatalogEntry
 from serving.protocols.documentation import describe_model
 from serving.settings import ROOT, Settings
 from serving.tasks import python_check
@@ -253,7 +254,7 @@ def test_an_example_is_shown_as_it_is(tmp_path: Path, schema: Any, example: Any)
     task = PythonRequests(described(tmp_path), Settings(), schemas)
     assert task.json_example == example
     document: Any = {"paths": {"/predict": {"post": {"responses": {"200": {}}}}}}
-    entry = CatalogEntry("own", "1", REQUEST, 0, (), ())
+    entry = CatalogEntry("own", "1", False, 0, (), (), Mock())
     describe_model(document, task, {"own": entry})
     content = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
     assert content["example"] == example

@@ -43,10 +43,11 @@ def test_gpus_are_counted_from_0_as_only_the_assigned_ones_are_seen() -> None:
 
 
 class Service:
-    """Statistics and metadata of an inference service."""
+    """Statistics and metadata of an inference service and its model."""
 
     def __init__(self) -> None:
         self.totals, self.batches = Totals(), BatchTotals()
+        self.active = self
 
     def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
         """Has all figures under the first signature."""

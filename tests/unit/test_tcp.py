@@ -6,9 +6,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from serving.protocols import tcp_frames as frames
+from serving.protocols import tcp as frames
+from serving.protocols.pipeline import Pipeline
 from serving.protocols.tcp import Connection, TcpServer
 from serving.settings import Settings
+from serving_client.tcp import request_frame
 from tests import pictures
 
 
@@ -35,8 +37,8 @@ class Gone:
 @pytest.mark.parametrize(
     "data",
     [
-        frames.request(1, pictures.jpeg(8, 8), frames.Options(top_k=99)),
-        frames.request(1, b"", frames.Options()),
+        request_frame(1, pictures.jpeg(8, 8), {"top_k": 99}),
+        request_frame(1, b"", {}),
         b"\0" * frames.REQUEST.size,
     ],
     ids=["refused", "empty", "broken"],
@@ -49,7 +51,7 @@ def test_an_answer_that_is_late_is_no_error(data: bytes) -> None:
     async def serve() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
-        server = TcpServer(classifier, MagicMock())
+        server = TcpServer(Pipeline(classifier, MagicMock()))
         await Connection(server, reader, cast(asyncio.StreamWriter, Gone())).run()
 
     asyncio.run(serve())

@@ -2,14 +2,21 @@
 
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import InvalidJsonError, InvalidRequestError, PayloadTooLargeError
-from serving.protocols import tcp_frames as frames
+from serving.errors import (
+    InvalidJsonError,
+    InvalidRequestError,
+    InvalidTextError,
+    PayloadTooLargeError,
+)
+from serving.protocols import tcp as frames
+from serving_client import tcp
 
-NUMBERS = st.integers(0, frames.MAX_ID)
+NUMBERS = st.integers(0, tcp.MAX_ID)
 OPTIONS = st.builds(
     frames.Options,
     top_k=st.none() | st.integers(1, 2**62),
@@ -22,7 +29,7 @@ OPTIONS = st.builds(
 
 @given(NUMBERS, st.binary(max_size=300), OPTIONS)
 def test_what_is_written_is_read(number: int, photo: bytes, options: frames.Options) -> None:
-    frame = frames.request(number, photo, options)
+    frame = tcp.request_frame(number, photo, msgspec.to_builtins(options))
     head = frames.parse_head(frame[: frames.REQUEST.size])
     rest = frame[frames.REQUEST.size :]
     assert head.id == number
@@ -56,7 +63,7 @@ def test_sizes_are_bounded(number: int, options_bytes: int, photo_bytes: int, la
 
 @given(st.binary(max_size=frames.MAX_OPTIONS_BYTES))
 def test_any_options(data: bytes) -> None:
-    with contextlib.suppress(InvalidJsonError, InvalidRequestError):
+    with contextlib.suppress(InvalidJsonError, InvalidTextError, InvalidRequestError):
         options = frames.parse_options(data)
         options.request_id.encode()
         (options.key or "").encode()
@@ -76,7 +83,7 @@ def test_any_options(data: bytes) -> None:
     ],
 )
 def test_no_json(data: bytes) -> None:
-    with pytest.raises((InvalidJsonError, InvalidRequestError)):
+    with pytest.raises((InvalidJsonError, InvalidTextError, InvalidRequestError)):
         frames.parse_options(data)
 
 
@@ -104,7 +111,7 @@ def test_other_options_than_documented(data: bytes) -> None:
 def test_lone_surrogates_never_get_far() -> None:
     for field in ("key", "request_id"):
         data = b'{"%s": "\\ud800"}' % field.encode()
-        with pytest.raises((InvalidJsonError, InvalidRequestError)):
+        with pytest.raises((InvalidJsonError, InvalidTextError, InvalidRequestError)):
             frames.parse_options(data)
 
 

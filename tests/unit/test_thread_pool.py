@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.inference.service import all_or_error
+from serving.inference.served_model import all_or_error
 from serving.inference.thread_pool import ThreadPool
 from tests.servers import ROOT
 

@@ -1,9 +1,9 @@
 """The parser of the Open Inference Protocol: whatever comes, it is a question or a ServingError."""
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,25 +14,29 @@ from serving.base64 import to_bytes
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, ServingError
 from serving.http.body import pack, unpack
-from serving.inference.active_model import Tensors
-from serving.protocols.admission import RequestOptions
-from serving.protocols.catalog import REQUEST as REQUEST_FORM
-from serving.protocols.catalog import TENSOR, CatalogEntry, WireTensor
-from serving.protocols.v2.codec import header_length, parse
-from serving.protocols.v2.inference import InferRequest, WantedOutput, infer
+from serving.inference.served_model import Answer, Input
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.columns import WantedOutput, call_of, columns_of
+from serving.protocols.v2.codec import decode
 from serving.tasks.base import Field
-from serving.tensors import Signature, TensorSpec
 
 PHOTO = CatalogEntry(
     "photo",
     "1",
-    REQUEST_FORM,
+    False,
     0,
-    (WireTensor("i", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
-    (WireTensor("o", "FP32", (1,)),),
+    (ColumnSpec("i", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
+    (ColumnSpec("o", "FP32", (1,)),),
+    Mock(),
 )
 ARRAY = CatalogEntry(
-    "tensor", "1", TENSOR, 1, (WireTensor("i", "FP32", (3, 2, 2)),), (WireTensor("o", "FP32", (2,)),)
+    "tensor",
+    "1",
+    True,
+    1,
+    (ColumnSpec("i", "FP32", (3, 2, 2)),),
+    (ColumnSpec("o", "FP32", (2,)),),
+    Mock(),
 )
 MOST = 4
 
@@ -74,11 +78,11 @@ REQUEST = st.fixed_dictionaries(
 def check_question(body: bytes, length: str | None, model: CatalogEntry) -> None:
     """Parses, or refuses with an error that has a status below 500."""
     try:
-        question = parse(body, header_length(length, len(body)), model, MOST)
+        question = decode(body, length, model, MOST)
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
-    (data,) = question.data.values()
+    data = question.tensors[0] if question.tensors else question.inputs
     assert 1 <= len(data) == question.count <= MOST
     if model.takes_tensors:
         assert isinstance(data, np.ndarray)
@@ -104,6 +108,22 @@ def test_bodies_of_any_bytes(model: CatalogEntry, body: bytes, length: str | Non
     check_question(body, length, model)
 
 
+def image_of(element: bytes) -> bytes | type[Exception]:
+    """The image that an element is, or the error's type."""
+    try:
+        return to_bytes(element)
+    except ServingError as error:
+        return type(error)
+
+
+def image_in(given: Input) -> bytes | type[Exception]:
+    """The image of an input, or the error's type."""
+    try:
+        return bytes(given.read()["image"])
+    except ServingError as error:
+        return type(error)
+
+
 @settings(max_examples=100, deadline=None)
 @given(elements=st.lists(st.binary(max_size=20), min_size=1, max_size=MOST), cut=st.integers(0, 30))
 def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int) -> None:
@@ -112,20 +132,21 @@ def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int)
     tensor = {"name": "i", "datatype": "BYTES", "shape": [len(elements), 1]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(tail)}}]}).encode()
     try:
-        question = parse(head + tail, len(head), PHOTO, MOST)
+        question = decode(head + tail, str(len(head)), PHOTO, MOST)
     except ServingError:
         assert cut
     else:
-        assert question.data == {"i": elements}
+        assert [each.size for each in question.inputs] == [len(element) for element in elements]
+        assert [image_in(each) for each in question.inputs] == [*map(image_of, elements)]
 
 
 def test_numbers_are_a_view_of_the_body() -> None:
     values = np.arange(24, dtype="<f4")
     tensor = {"name": "i", "datatype": "FP32", "shape": [2, 3, 2, 2]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 96}}]}).encode()
-    question: InferRequest = parse(head + values.tobytes(), len(head), ARRAY, MOST)
-    data = question.data["i"]
-    assert isinstance(data, np.ndarray)
+    question = decode(head + values.tobytes(), str(len(head)), ARRAY, MOST)
+    assert question.tensors is not None
+    (data,) = question.tensors
     assert data.ravel().tolist() == values.tolist()
     assert not data.flags.owndata
 
@@ -166,25 +187,16 @@ def test_a_flood_of_small_things_is_refused_before_they_are_built(
 ) -> None:
     body = (text % ("{}," * 20_000 + "{}")).encode()
     with pytest.raises(InvalidRequestError, match="1 to 4 inputs, not so many"):
-        parse(body, None, model, MOST)
+        decode(body, None, model, MOST)
     with pytest.raises(InvalidRequestError, match="1 to 4 inputs, not so many"):
-        parse(body + b"binary", len(body), model, MOST)
-
-
-class Switched:
-    """A service whose version changed while it computed: the one in service has other labels."""
-
-    active = SimpleNamespace(labels=["new"])
-
-    async def infer(self, *_: object) -> Tensors:
-        """By the one before."""
-        signature = Signature("tensor", (), (TensorSpec("o", "float32", (2,)),))
-        logits = np.array([[0, 1]], np.float32)
-        return Tensors(signature, [logits], ["old a", "old b"], Timings(0, 0, 0))
+        decode(body + b"binary", str(len(body)), model, MOST)
 
 
 def test_classes_are_named_by_the_version_that_computed_them() -> None:
-    data = {"i": np.zeros((1, 3, 2, 2), np.float32)}
-    question = InferRequest(ARRAY, 1, [1, 3, 2, 2], data, [WantedOutput("o", classes=2)])
-    answer = asyncio.run(infer(Switched(), question, RequestOptions(1000, False)))  # type: ignore[arg-type]
-    assert answer.outputs[0].data == [b"1.000000:1:old b", b"0.000000:0:old a"]
+    """The answer's task is that version's; the one in service may have other labels by then."""
+    task: Any = SimpleNamespace(labels=["old a", "old b"])
+    answer = Answer(task, [], [np.array([[0, 1]], np.float32)], Timings(0, 0, 0))
+    values = {"i": np.zeros((1, 3, 2, 2), np.float32)}
+    call = call_of(ARRAY, 1, values, outputs=[WantedOutput("o", classes=2)], shape=[1, 3, 2, 2])
+    (column,) = columns_of(call, answer)
+    assert column.data == [b"1.000000:1:old b", b"0.000000:0:old a"]

@@ -5,8 +5,6 @@ Tensors are views of the body or come out of one decoder's call, never of a loop
 
 import math
 import struct
-from collections.abc import Sequence
-from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -15,19 +13,30 @@ import orjson
 
 from serving.errors import InvalidRequestError
 from serving.http.body import decode_json
-from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
-from serving.protocols.fields import commas, without_texts
-from serving.protocols.v2.inference import (
-    MAX_CLASSES,
-    MAX_TIMEOUT_US,
-    Content,
-    InferRequest,
-    InferResponse,
-    OutputTensor,
-    Parameters,
+from serving.inference.served_model import Answer
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.columns import (
+    MAX_DIMS,
+    Column,
+    ColumnCall,
+    Values,
     WantedOutput,
+    call_of,
     check_inputs,
     check_outputs,
+    check_size,
+    columns_of,
+    depth_of,
+    item_shape,
+    json_array,
+    raw_array,
+)
+from serving.protocols.datatypes import BYTES, DTYPES
+from serving.protocols.fields import commas, without_texts
+from serving.protocols.v2.parameters import (
+    MAX_CLASSES,
+    MAX_TIMEOUT_US,
+    Parameters,
     check_parameters,
     flag,
     whole_number,
@@ -35,7 +44,7 @@ from serving.protocols.v2.inference import (
 from serving.tensors import Array
 
 HEADER = "Inference-Header-Content-Length"
-MAX_DIMS, MAX_TENSORS = 8, 64
+MAX_TENSORS = 64
 LENGTH = struct.Struct("<I")
 
 OTHER_COMMAS = 16 * 1024  # of a request, which are not between its elements
@@ -70,8 +79,14 @@ class InferJson(msgspec.Struct):
 
 
 REQUEST = msgspec.json.Decoder(InferJson)
+SCHEMA = msgspec.json.schema(InferJson)
 SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
+
+
+def is_small(header: str | None) -> bool:
+    """Returns whether the JSON is so short, by its header, that decoding it takes no time."""
+    return header is not None and len(header) < 5
 
 
 def header_length(text: str | None, body_bytes: int) -> int | None:
@@ -83,69 +98,60 @@ def header_length(text: str | None, body_bytes: int) -> int | None:
     return int(text)
 
 
-@cache
-def numbers(kind: str, depth: int) -> "msgspec.json.Decoder[Any]":
-    """Returns a decoder of lists of a NumPy kind of numbers, nested so deeply."""
-    nested: Any = {"b": bool, "f": float}.get(kind, int)
-    for _ in range(depth):
-        nested = list[nested]
-    return msgspec.json.Decoder(nested)
+def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> ColumnCall:
+    """Decodes a body for up to `most` inputs; `header` says how many bytes of it are JSON.
 
-
-def parse(body: bytes, length: int | None, model: CatalogEntry, most: int) -> InferRequest:
-    """Parses a body whose first `length` bytes are JSON, or all of it, for up to `most` inputs.
-
-    Length 0 means that the body is the one element of the one input. Raises InvalidJsonError or
+    0 means that the body is the one element of the one input. Raises InvalidJsonError or
     InvalidRequestError.
     """
+    length = header_length(header, len(body))
     if length == 0:
-        return raw_request(body, model)
+        return raw_request(body, entry)
     text = body if length is None else memoryview(body)[:length]
-    check_size(text, model, most, OTHER_COMMAS)
+    check_size(text, entry, most, OTHER_COMMAS)
     request = decode_json(REQUEST, text)
     parameters = scalars(request.parameters)
     given = [(each.name, each.datatype, each.shape) for each in request.inputs]
-    count = check_inputs(model, given, most)
+    count = check_inputs(entry, given, most)
     tail = memoryview(b"" if length is None else body)[length or 0 :]
     binary = flag(parameters, "binary_data_output") or False
     wanted = [requested(output, binary) for output in request.outputs or []]
-    return InferRequest(
-        model=model,
-        count=count,
+    return call_of(
+        entry,
+        count,
+        values_of(entry, request.inputs, count, tail),
         shape=request.inputs[0].shape,
-        data=contents(model, request.inputs, count, tail),
-        outputs=check_outputs(model, wanted, binary),
+        outputs=check_outputs(entry, wanted, binary),
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
-        top_k=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
+        candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
 
 
-def raw_request(body: bytes, model: CatalogEntry) -> InferRequest:
+def raw_request(body: bytes, entry: CatalogEntry) -> ColumnCall:
     """Takes the body for one input: a file or text, or the bytes of numbers of a fixed shape."""
-    spec = model.nameless
+    spec = entry.default_input
     if spec is None or -1 in spec.dims:
-        raise InvalidRequestError(f"{model.name} needs JSON before its tensors")
+        raise InvalidRequestError(f"{entry.name} needs JSON before its tensors")
     if not body:
         raise InvalidRequestError("the body is empty")
-    is_bytes = spec.datatype == "BYTES"
-    data: Content = [body] if is_bytes else raw_array(memoryview(body), spec, spec.dims, 1)
-    return InferRequest(
-        model, 1, list(spec.dims), {spec.name: data}, check_outputs(model, [], binary=True)
-    )
+    is_bytes = spec.datatype == BYTES
+    values: Values = [body] if is_bytes else raw_array(memoryview(body), spec, spec.dims, 1)
+    outputs = check_outputs(entry, [], binary=True)
+    return call_of(entry, 1, {spec.name: values}, shape=[*spec.dims], outputs=outputs)
 
 
-def contents(
-    model: CatalogEntry, inputs: list[InputTensor], count: int, tail: memoryview
-) -> dict[str, Content]:
-    """Returns every input's elements, from its JSON or from its part of the bytes behind the JSON."""
-    specs = {spec.name: spec for spec in model.inputs}
-    found: dict[str, Content] = {}
+def values_of(
+    entry: CatalogEntry, inputs: list[InputTensor], count: int, tail: memoryview
+) -> dict[str, Values]:
+    """Returns every input's values, from its JSON or from its part of the bytes behind the JSON."""
+    specs = {spec.name: spec for spec in entry.inputs}
+    found: dict[str, Values] = {}
     left = tail
     for given in inputs:
         spec, parameters = specs[given.name], scalars(given.parameters)
         if "binary_data_size" not in parameters:
-            found[given.name] = json_content(given, spec, count)
+            found[given.name] = json_values(given, spec, count)
             continue
         if given.data is not msgspec.UNSET:
             raise InvalidRequestError(f"{given.name} has both data and binary_data_size")
@@ -154,34 +160,27 @@ def contents(
             raise InvalidRequestError(
                 f"{given.name} has binary_data_size {size}, but {len(left)} bytes follow the JSON"
             )
-        found[given.name] = binary_content(left[:size], spec, given.shape, count)
+        found[given.name] = binary_values(left[:size], spec, given.shape, count)
         left = left[size:]
     if left:
         raise InvalidRequestError(f"{len(left)} bytes follow the JSON, but no input claims them")
     return found
 
 
-def json_content(given: InputTensor, spec: WireTensor, count: int) -> Content:
-    """Returns an input's elements from its JSON."""
+def json_values(given: InputTensor, spec: ColumnSpec, count: int) -> Values:
+    """Returns an input's values from its JSON."""
     if isinstance(given.data, msgspec.UnsetType):
         raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
-    if spec.datatype == "BYTES":
+    if spec.datatype == BYTES:
         return json_texts(given.data, math.prod(given.shape), spec)
     return json_numbers(given.data, given.shape, spec, count)
 
 
-def binary_content(data: memoryview, spec: WireTensor, shape: list[int], count: int) -> Content:
-    """Returns an input's elements from their bytes."""
-    if spec.datatype == "BYTES":
+def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: int) -> Values:
+    """Returns an input's values from their bytes."""
+    if spec.datatype == BYTES:
         return binary_elements(data, math.prod(shape), spec.name)
     return raw_array(data, spec, item_shape(spec, shape), count)
-
-
-def item_shape(spec: WireTensor, shape: Sequence[int]) -> Sequence[int]:
-    """Returns the shape of a batch element, given a shape with or without the batch dimension."""
-    if spec.dims == (1,):  # of which a shape [N] has N
-        return spec.dims
-    return shape[1:] if len(shape) > len(spec.dims) else shape
 
 
 def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
@@ -203,16 +202,6 @@ def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
     return WantedOutput(output.name, classes, binary if own is None else own)
 
 
-def raw_array(data: memoryview, spec: WireTensor, dims: Sequence[int], count: int) -> Array:
-    """Views little-endian numbers as [count, *dims]. Raises InvalidRequestError for another length."""
-    shape, dtype = (count, *dims), DTYPES[spec.datatype]
-    needed = math.prod(shape) * dtype.itemsize
-    if len(data) != needed:
-        raise InvalidRequestError(f"{spec.name} needs {needed} bytes, not {len(data)}")
-    array: Array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
-    return array.astype(bool) if dtype.kind == "b" else array
-
-
 def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
     """Splits `count` elements, each a little-endian uint32 length and that many bytes."""
     elements = []
@@ -229,7 +218,7 @@ def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
     return elements
 
 
-def json_texts(raw: msgspec.Raw, count: int, spec: WireTensor) -> list[str]:
+def json_texts(raw: msgspec.Raw, count: int, spec: ColumnSpec) -> list[str]:
     """Parses texts, or the base64 of bytes, flat or nested by the batch."""
     depth = depth_of(raw)
     if depth > 2:
@@ -243,7 +232,7 @@ def json_texts(raw: msgspec.Raw, count: int, spec: WireTensor) -> list[str]:
     return texts
 
 
-def json_numbers(raw: msgspec.Raw, shape: list[int], spec: WireTensor, count: int) -> Array:
+def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: int) -> Array:
     """Parses numbers, flat or nested as the shape says, to [count, *dims]."""
     depth, name = depth_of(raw), spec.name
     if depth not in (1, len(shape)):
@@ -251,87 +240,48 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: WireTensor, count: in
     needed = math.prod(shape)
     if needed and commas(raw) != needed - 1:
         raise InvalidRequestError(f"{name} has {commas(raw) + 1} numbers, but its shape has {needed}")
-    array = nested_array(raw, depth, spec)
+    array = json_array(raw, depth, spec)
     wanted = tuple(shape) if depth > 1 else (needed,)
     if array.shape != wanted:
         raise InvalidRequestError(f"{name} has the shape {list(array.shape)}, not {list(wanted)}")
     return array.reshape(count, *item_shape(spec, shape))
 
 
-def nested_array(raw: msgspec.Raw, depth: int, spec: WireTensor) -> Array:
-    """Parses lists of a tensor's numbers, nested so deeply. Raises InvalidRequestError."""
-    dtype = DTYPES[spec.datatype]
-    found = decode_json(numbers(dtype.kind, depth), raw, spec.name)
-    try:
-        with np.errstate(over="raise"):  # JSON has no infinity, so a number must not become one
-            return np.array(found, dtype)
-    except (OverflowError, FloatingPointError) as error:
-        raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
-    except ValueError as error:
-        raise InvalidRequestError(f"{spec.name} is nested unevenly") from error
-
-
-def check_size(
-    text: bytes | memoryview | msgspec.Raw, model: CatalogEntry, most: int, others: int = 0
-) -> None:
-    """Refuses JSON with more commas than `most` inputs can have, before anything is built of it.
-
-    Bytes as text have a comma behind them, and one in a data URL; `others` are commas outside of inputs.
-    Raises InvalidRequestError.
-    """
-    if model.takes_text:
-        text = without_texts(text)
-    of_one = sum(2 if spec.datatype == "BYTES" else spec.largest for spec in model.inputs)
-    if commas(text) > of_one * most + others:
-        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
-
-
-def depth_of(raw: msgspec.Raw) -> int:
-    """Counts the brackets that JSON opens first: its nesting, at least 1 and at most 9."""
-    depth = 0
-    for byte in bytes(memoryview(raw)[:64]):
-        if byte == ord("["):
-            depth += 1
-        elif byte not in b" \t\r\n":
-            break
-    return max(1, min(depth, MAX_DIMS + 1))
-
-
-def encode(request: InferRequest, response: InferResponse) -> tuple[bytes, int | None]:
+def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
     """Returns the body of an answer, and the length of its JSON where binary tensors follow."""
     outputs, tails = [], []
-    for tensor in response.outputs:
+    for wanted, column in zip(call.outputs, columns_of(call, answer), strict=True):
         entry: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": tensor.shape,
+            "name": column.name,
+            "datatype": column.datatype,
+            "shape": column.shape,
         }
-        if tensor.binary:
-            data = binary_data(tensor)
+        if wanted.binary:
+            data = binary_data(column)
             entry["parameters"] = {"binary_data_size": len(data)}
             tails.append(data)
         else:
-            entry["data"] = json_data(tensor)
+            entry["data"] = json_data(column)
         outputs.append(entry)
-    content: dict[str, Any] = {"id": request.id} if request.id else {}
+    content: dict[str, Any] = {"id": call.id} if call.id else {}
     content |= {
-        "model_name": request.model.name,
-        "model_version": request.model.version,
+        "model_name": call.entry.name,
+        "model_version": call.entry.version,
         "outputs": outputs,
     }
     head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join([head, *tails]), len(head) if tails else None
 
 
-def binary_data(tensor: OutputTensor) -> bytes:
-    """Encodes a tensor as it follows the JSON."""
-    if isinstance(tensor.data, list):
-        return b"".join(LENGTH.pack(len(text)) + text for text in tensor.data)
-    return tensor.data.astype(DTYPES[tensor.datatype], copy=False).tobytes()
+def binary_data(column: Column) -> bytes:
+    """Encodes an output as it follows the JSON."""
+    if isinstance(column.data, list):
+        return b"".join(LENGTH.pack(len(text)) + text for text in column.data)
+    return column.data.astype(DTYPES[column.datatype], copy=False).tobytes()
 
 
-def json_data(tensor: OutputTensor) -> Array | list[str]:
+def json_data(column: Column) -> Array | list[str]:
     """Returns the flat `data` that orjson encodes."""
-    if isinstance(tensor.data, list):
-        return [text.decode() for text in tensor.data]
-    return np.ascontiguousarray(tensor.data).ravel()
+    if isinstance(column.data, list):
+        return [text.decode() for text in column.data]
+    return np.ascontiguousarray(column.data).ravel()

@@ -13,23 +13,18 @@ import grpc
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from serving.errors import (
-    ConfigurationError,
-    NotFoundError,
-    NotSupportedError,
-)
+from serving.errors import ConfigurationError, NotFoundError
 from serving.http.access_log import RequestContext
-from serving.inference.service import InferenceService
+from serving.inference.served_model import RequestOptions
 from serving.logging import logger
-from serving.protocols.admission import Admission, RequestOptions
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
+from serving.protocols.pipeline import Pipeline
 from serving.protocols.v2 import grpc_messages as messages
 from serving.protocols.v2 import metadata
 from serving.protocols.v2.grpc_calls import CHECK, HEALTH, SERVICE, Calls, abort, authorization, parsed
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving.protocols.v2.grpc_limits import CALLS, MessageReadLimiter, options
 from serving.protocols.v2.grpc_streams import Streams
-from serving.protocols.v2.inference import infer
 from serving.protocols.v2.repository import Repository
 
 if TYPE_CHECKING:
@@ -47,13 +42,14 @@ class Service:
 
     def __init__(
         self,
-        service: InferenceService,
-        admission: Admission,
+        pipeline: Pipeline,
         catalog: ModelCatalog,
         tracer: "Tracer | None",
     ) -> None:
+        service = pipeline.service
+        self.pipeline = pipeline
         self.service = service
-        self.admission = admission
+        self.admission = pipeline.admission
         self.catalog = catalog
         self.repository = Repository(service, catalog)
         self.reader = MessageReadLimiter(service.settings)
@@ -77,10 +73,6 @@ class Service:
         }
         handlers = {
             name: self._method(name, answer, request) for name, (answer, request) in methods.items()
-        }
-        handlers |= {
-            name: grpc.stream_unary_rpc_method_handler(self._refused(name, words))
-            for name, words in metadata.UNSUPPORTED_CALLS.items()
         }
         handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
             self._stream, response_serializer=lambda response: response.SerializeToString()
@@ -115,14 +107,6 @@ class Service:
             if outcome.error is not None:
                 await abort(context, outcome.error)
             return response
-
-        return call
-
-    def _refused(self, name: str, words: str) -> Callable[[object, Context], Awaitable[None]]:
-        """Returns a handler for a call of Triton's that is answered UNIMPLEMENTED with the reason."""
-
-        async def call(_: object, context: Context) -> None:
-            await self.calls.fail(name, context, NotSupportedError(words))
 
         return call
 
@@ -180,7 +164,7 @@ class Service:
 
     async def model_metadata(self, request: Message, _: Context, __: RequestContext) -> Message:
         """Describes a model. Raises NotFoundError."""
-        content = metadata.metadata(self.service, self._model(request))
+        content = metadata.metadata(self._model(request))
         return ParseDict(content, pb.ModelMetadataResponse())
 
     async def model_config(self, request: Message, _: Context, __: RequestContext) -> Message:
@@ -189,24 +173,21 @@ class Service:
         return ParseDict({"config": content}, pb.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Returns statistics of one model, or of every form of it. Raises NotFoundError."""
-        found = [self._model(request)] if request.name else self.catalog.of_each_form()
-        content = [metadata.statistics(self.service, model) for model in found]
+        """Returns statistics of one model, or of its requests and its tensors. Raises NotFoundError."""
+        found = [self._model(request)] if request.name else self.catalog.by_signature()
+        content = [metadata.statistics(model) for model in found]
         return ParseDict({"model_stats": content}, pb.ModelStatisticsResponse())
 
     async def model_infer(self, request: Message, context: Context, own: RequestContext) -> Message:
         """Infers. Raises ServingError."""
-        model = self.catalog.find(request.model_name, request.model_version or None)
-        options = self._admit(context, model.signature)
-        with self.admission.held(request.ByteSize()):
-            parse = partial(messages.parse, request, model, self.service.largest_request)
-            if messages.is_large(request):
-                parsed_request = await self.service.run_on_thread(parse, options.bulk)
-            else:
-                parsed_request = parse()
-            response = await infer(self.service, parsed_request, options)
-        own.set_timings(response.timings)
-        return messages.encode(parsed_request, response)
+        entry = self.catalog.find(request.model_name, request.model_version or None)
+        options = self._admit(context, entry)
+        with entry.model.in_use(), self.admission.held(request.ByteSize()):
+            decode = partial(messages.decode, request, entry, entry.model.largest_request)
+            call = await self.pipeline.decoded(decode, not messages.is_large(request), options)
+            answer = await self.pipeline.answer(call, options)
+        own.set_timings(answer.timings)
+        return messages.encode(call, answer)
 
     async def repository_index(self, request: Message, _: Context, __: RequestContext) -> Message:
         """Answers as `POST /v2/repository/index`."""
@@ -225,14 +206,15 @@ class Service:
         self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    def _admit(self, context: Context, signature: int) -> RequestOptions:
+    def _admit(self, context: Context, entry: CatalogEntry) -> RequestOptions:
         """Admits a call as `Admission.admit` does, with the client's own deadline."""
         headers = dict(context.invocation_metadata() or ())
         options = self.admission.admit_headers(
             authorization(context),
             headers.get("x-request-timeout-ms"),
             headers.get("x-priority"),
-            signature,
+            entry.model,
+            entry.signature,
         )
         remaining = context.time_remaining()
         return options if remaining is None else options.within(max(1000, int(remaining * 1e6)))
@@ -240,13 +222,13 @@ class Service:
 
 @asynccontextmanager
 async def running(
-    service: InferenceService, admission: Admission, catalog: ModelCatalog, tracer: "Tracer | None"
+    pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AsyncIterator[None]:
     """Serves gRPC until the block ends. Raises ConfigurationError when the port is taken."""
-    settings = service.settings
-    limits = options(settings, service.provider.shares_ports)
+    settings = pipeline.service.settings
+    limits = options(settings, pipeline.service.provider.shares_ports)
     server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=CALLS)
-    server.add_generic_rpc_handlers(Service(service, admission, catalog, tracer).handlers())
+    server.add_generic_rpc_handlers(Service(pipeline, catalog, tracer).handlers())
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
         port = server.add_insecure_port(f"{host}:{settings.grpc_port}")

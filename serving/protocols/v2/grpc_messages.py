@@ -6,48 +6,37 @@ from typing import Any
 import numpy as np
 
 from serving.errors import InvalidRequestError
-from serving.protocols.catalog import DTYPES, CatalogEntry, WireTensor
-from serving.protocols.v2.codec import (
+from serving.inference.served_model import Answer
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.columns import (
     MAX_DIMS,
-    MAX_TENSORS,
-    binary_content,
-    binary_data,
-    item_shape,
-)
-from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
-from serving.protocols.v2.inference import (
-    MAX_CLASSES,
-    MAX_TIMEOUT_US,
-    Content,
-    InferRequest,
-    InferResponse,
-    Parameters,
+    ColumnCall,
+    Values,
     WantedOutput,
+    call_of,
     check_inputs,
     check_outputs,
+    columns_of,
+    item_shape,
+)
+from serving.protocols.datatypes import BYTES, DATATYPES, DTYPES
+from serving.protocols.v2.codec import MAX_TENSORS, binary_data, binary_values
+from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
+from serving.protocols.v2.parameters import (
+    MAX_CLASSES,
+    MAX_TIMEOUT_US,
+    Parameters,
     check_parameters,
     whole_number,
 )
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 16 * 1024  # numbers
-TYPED = {
-    "BOOL": "bool_contents",
-    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
-    "INT64": "int64_contents",
-    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
-"""Typed contents by data type; FP16 has none."""
-
 Message = Any  # protobuf's classes are made at run time
 
 
-def parse(request: Message, model: CatalogEntry, most: int) -> InferRequest:
-    """Parses a ModelInferRequest for up to `most` inputs. Raises InvalidRequestError."""
+def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
+    """Decodes a ModelInferRequest for up to `most` inputs. Raises InvalidRequestError."""
     parameters = scalars(request.parameters)
     parameters.pop(STREAMING_ONLY, None)
     check_parameters(parameters)
@@ -59,16 +48,16 @@ def parse(request: Message, model: CatalogEntry, most: int) -> InferRequest:
     given = [
         (each.name, each.datatype, shape) for each, shape in zip(request.inputs, shapes, strict=True)
     ]
-    count = check_inputs(model, given, most)
-    return InferRequest(
-        model=model,
-        count=count,
+    count = check_inputs(entry, given, most)
+    return call_of(
+        entry,
+        count,
+        values_of(request, shapes, entry, count),
         shape=shapes[0],
-        data=contents(request, shapes, model, count),
-        outputs=check_outputs(model, [requested(each) for each in request.outputs], binary=True),
+        outputs=check_outputs(entry, [requested(each) for each in request.outputs], binary=True),
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
-        top_k=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
+        candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
 
 
@@ -95,35 +84,35 @@ def requested(output: Message) -> WantedOutput:
     return WantedOutput(output.name, classes, binary=True)
 
 
-def contents(
-    request: Message, shapes: list[list[int]], model: CatalogEntry, count: int
-) -> dict[str, Content]:
-    """Returns every input's elements, all raw or all typed. Raises InvalidRequestError."""
-    specs = {spec.name: spec for spec in model.inputs}
+def values_of(
+    request: Message, shapes: list[list[int]], entry: CatalogEntry, count: int
+) -> dict[str, Values]:
+    """Returns every input's values, all raw or all typed. Raises InvalidRequestError."""
+    specs = {spec.name: spec for spec in entry.inputs}
     raw = request.raw_input_contents
     if not raw:
         return {
-            given.name: typed_content(given, specs[given.name], shape, count)
+            given.name: typed_values(given, specs[given.name], shape, count)
             for given, shape in zip(request.inputs, shapes, strict=True)
         }
     if len(raw) != len(request.inputs) or any(given.HasField("contents") for given in request.inputs):
         name = request.inputs[0].name
         raise InvalidRequestError(f"{name} needs one raw content, or its typed contents")
     return {
-        given.name: binary_content(memoryview(data), specs[given.name], shape, count)
+        given.name: binary_values(memoryview(data), specs[given.name], shape, count)
         for given, shape, data in zip(request.inputs, shapes, raw, strict=True)
     }
 
 
-def typed_content(given: Message, spec: WireTensor, shape: list[int], count: int) -> Content:
-    """Returns an input's elements from its typed contents. Raises InvalidRequestError."""
-    name = TYPED.get(spec.datatype)
+def typed_values(given: Message, spec: ColumnSpec, shape: list[int], count: int) -> Values:
+    """Returns an input's values from its typed contents. Raises InvalidRequestError."""
+    name = DATATYPES[spec.datatype].contents
     if name is None:
         raise InvalidRequestError(f"{spec.name} is {spec.datatype}, which has raw contents only")
     values, needed = getattr(given.contents, name), math.prod(shape)
     if len(values) != needed:
         raise InvalidRequestError(f"{spec.name} has {len(values)} elements, but its shape has {needed}")
-    if spec.datatype == "BYTES":
+    if spec.datatype == BYTES:
         return list(values)
     try:
         array = np.array(values, DTYPES[spec.datatype])
@@ -132,12 +121,11 @@ def typed_content(given: Message, spec: WireTensor, shape: list[int], count: int
     return array.reshape(count, *item_shape(spec, shape))
 
 
-def encode(request: InferRequest, response: InferResponse) -> Message:
+def encode(call: ColumnCall, answer: Answer) -> Message:
     """Returns a ModelInferResponse whose tensors are all raw."""
-    message = pb.ModelInferResponse(
-        model_name=request.model.name, model_version=request.model.version, id=request.id
-    )
-    for tensor in response.outputs:
-        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_output_contents.append(binary_data(tensor))
+    entry = call.entry
+    message = pb.ModelInferResponse(model_name=entry.name, model_version=entry.version, id=call.id)
+    for column in columns_of(call, answer):
+        message.outputs.add(name=column.name, datatype=column.datatype, shape=column.shape)
+        message.raw_output_contents.append(binary_data(column))
     return message

@@ -6,30 +6,25 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import BaseModel
 
-from serving.errors import NotSupportedError, ServingError
+from serving.errors import ServingError
 from serving.http.access_log import RequestContext
 from serving.http.body import WORTH_IT, accepted_encoding, packed
 from serving.http.responses import json_response
 from serving.inference.service import InferenceService
-from serving.protocols.admission import Admission, DirectRoute, unless_disconnected
-from serving.protocols.catalog import DTYPES, CatalogEntry, ModelCatalog
-from serving.protocols.native import CODES
+from serving.protocols.admission import DirectRoute
+from serving.protocols.catalog import CatalogEntry, ModelCatalog
+from serving.protocols.columns import ColumnCall
+from serving.protocols.documentation import BINARY, ErrorText, documented_call, documented_errors
+from serving.protocols.pipeline import LARGE, Pipeline
 from serving.protocols.v2 import codec, metadata
-from serving.protocols.v2.inference import InferRequest, infer
 from serving.protocols.v2.repository import Repository, only_ready
 
 PREFIX = "/v2"
 TAGS: list[str | Enum] = ["Open Inference Protocol"]
-LARGE = 64 * 1024  # bytes of JSON; more is a thread's work
 Version = Annotated[str, Path(openapi_examples={"first": {"value": "1"}})]  # Swagger fills it in
 STATUS = {422: 400}  # the protocol has no other number for a request that is wrong
 INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
-OTHER_CODES = {
-    400: "the request cannot be read, or is of another shape",
-    404: "no such model or version",
-}
 
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
@@ -37,38 +32,36 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
     return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
-def create_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
+def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths under `/v2`."""
-    router = APIRouter(tags=TAGS)
+    router, service = APIRouter(tags=TAGS), pipeline.service
     add_server_routes(router, service)
     add_model_routes(router, service, catalog)
-    router.routes.extend(infer_router(service, admission, catalog).routes)
-    router.routes.extend(repository_router(service, admission, catalog).routes)
-    for path, reason in metadata.UNSUPPORTED_PATHS.items():
-        add_unsupported_route(router, path, reason)
+    router.routes.extend(infer_router(pipeline, catalog).routes)
+    router.routes.extend(repository_router(pipeline, catalog).routes)
     return router
-
-
-def add_unsupported_route(router: APIRouter, path: str, reason: str) -> None:
-    """Adds a path of Triton's that is answered 501 with the reason."""
-
-    @router.api_route(path, methods=["GET", "POST"], include_in_schema=False)
-    async def refuse() -> Response:
-        raise NotSupportedError(reason)
 
 
 def add_server_routes(router: APIRouter, service: InferenceService) -> None:
     """Adds metadata and health of the server."""
 
-    @router.get(PREFIX, summary="The server and its extensions", responses=documented_errors())
+    @router.get(
+        PREFIX, summary="The server and its extensions", responses=documented_errors(model=ErrorText)
+    )
     async def server() -> Response:
         return json_response(metadata.server_metadata())
 
-    @router.get("/v2/health/live", summary="The process answers", responses=documented_errors())
+    @router.get(
+        "/v2/health/live", summary="The process answers", responses=documented_errors(model=ErrorText)
+    )
     async def live() -> Response:
         return json_response({"live": True})
 
-    @router.get("/v2/health/ready", summary="Requests can be answered", responses=documented_errors(503))
+    @router.get(
+        "/v2/health/ready",
+        summary="Requests can be answered",
+        responses=documented_errors(503, model=ErrorText),
+    )
     async def ready() -> Response:
         service.check_ready()
         return json_response({"ready": True})
@@ -79,7 +72,9 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
 
     def about(suffix: str, summary: str, describe: Callable[[CatalogEntry], dict[str, Any]]) -> None:
         @router.get(
-            "/v2/models/{model}" + suffix, summary=summary, responses=documented_errors(404, 503)
+            "/v2/models/{model}" + suffix,
+            summary=summary,
+            responses=documented_errors(404, 503, model=ErrorText),
         )
         async def any_version(model: str) -> Response:
             return json_response(describe(catalog.find(model)))
@@ -87,7 +82,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
         @router.get(
             "/v2/models/{model}/versions/{version}" + suffix,
             summary=f"{summary}, of one version",
-            responses=documented_errors(404, 503),
+            responses=documented_errors(404, 503, model=ErrorText),
         )
         async def one_version(model: str, version: Version) -> Response:
             return json_response(describe(catalog.find(model, version)))
@@ -97,52 +92,40 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
         return {"name": model.name, "ready": True}
 
     def statistics(*found: CatalogEntry) -> dict[str, Any]:
-        return {"model_stats": [metadata.statistics(service, model) for model in found]}
+        return {"model_stats": [metadata.statistics(model) for model in found]}
 
-    @router.get("/v2/models/stats", summary="Figures of all forms", responses=documented_errors(503))
+    @router.get(
+        "/v2/models/stats",
+        summary="Figures of requests and of tensors",
+        responses=documented_errors(503, model=ErrorText),
+    )
     async def all_statistics() -> Response:
-        return json_response(statistics(*catalog.of_each_form()))
+        return json_response(statistics(*catalog.by_signature()))
 
-    about("", "Names, types and shapes", partial(metadata.metadata, service))
+    about("", "Names, types and shapes", metadata.metadata)
     about("/ready", "Whether it can be asked", ready)
     about("/config", "How it is served", partial(metadata.config, service))
     about("/stats", "Counts and durations", statistics)
 
 
-def infer_router(service: InferenceService, admission: Admission, catalog: ModelCatalog) -> APIRouter:
+def infer_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the two infer paths, with and without a version."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    documentation: dict[str, Any] = {  # FastAPI's own types
-        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504),
-        "openapi_extra": infer_request(),
-        "dependencies": admission.check_key.documented(),
-    }
-
-    async def infer_model(name: str, version: str | None, request: Request) -> Response:
-        model = catalog.find(name, version)
-        options = admission.admit(request, model.signature)
-        async with admission.body(request) as content:
-            parsed = await parse(request, model, content, options.bulk)
-            found = await unless_disconnected(request, infer(service, parsed, options))
-        RequestContext.of(request).set_timings(found.timings)
-        body, json_bytes = codec.encode(parsed, found)
-        return await respond(request, body, json_bytes)
-
-    async def parse(request: Request, model: CatalogEntry, content: bytes, bulk: bool) -> InferRequest:
-        length = codec.header_length(request.headers.get(codec.HEADER), len(content))
-        parse_content = partial(codec.parse, content, length, model, service.largest_request)
-        json_bytes = len(content) if length is None else length
-        if json_bytes > LARGE and not model.is_quick_to_parse:
-            return await service.run_on_thread(parse_content, bulk)
-        return parse_content()
+    content = {"application/json": {"schema": codec.SCHEMA}, "application/octet-stream": BINARY}
+    documentation = documented_call(pipeline.admission.check_key, content, ErrorText)
 
     @router.post("/v2/models/{model}/infer", summary="Ask a model", **documentation)
-    async def any_version(model: str, request: Request) -> Response:
-        return await infer_model(model, None, request)
-
     @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **documentation)
-    async def one_version(model: str, version: Version, request: Request) -> Response:
-        return await infer_model(model, version, request)
+    async def infer(model: str, request: Request, version: str | None = None) -> Response:
+        entry = catalog.find(model, version)
+        header = request.headers.get(codec.HEADER)
+
+        def decode(body: bytes) -> ColumnCall:
+            return codec.decode(body, header, entry, entry.model.largest_request)
+
+        inline = None if entry.is_quick_to_parse or codec.is_small(header) else LARGE
+        call, answer = await pipeline.http(request, entry.model, decode, entry.signature, inline)
+        return await respond(request, *codec.encode(call, answer))
 
     return router
 
@@ -164,22 +147,21 @@ async def respond(request: Request, body: bytes, json_bytes: int | None) -> Resp
     return Response(body, media_type=media_type, headers=headers)
 
 
-def repository_router(
-    service: InferenceService, admission: Admission, catalog: ModelCatalog
-) -> APIRouter:
+def repository_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the repository's paths. Reading is free; loading exists where an admin key is set."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
+    admission, service = pipeline.admission, pipeline.service
     repository = Repository(service, catalog)
     is_allowed = service.settings.admin_key is not None
     documentation: dict[str, Any] = {  # FastAPI's own types
-        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503),
+        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, model=ErrorText),
         "include_in_schema": is_allowed,
     }
 
     @router.post(
         "/v2/repository/index",
         summary="The versions that there are",
-        responses=documented_errors(400, 408, 413, 415, 503),
+        responses=documented_errors(400, 408, 413, 415, 503, model=ErrorText),
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX}}}},
     )
     async def index(request: Request) -> Response:
@@ -200,65 +182,3 @@ def repository_router(
         return json_response({})
 
     return router
-
-
-class V2Error(BaseModel):
-    """What went wrong, in words."""
-
-    error: str
-
-
-def documented_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for these statuses."""
-    return {
-        status: {
-            "model": V2Error,
-            "description": (text := OTHER_CODES.get(status) or CODES[status][0])[0].upper() + text[1:],
-        }
-        for status in statuses
-    }
-
-
-def infer_request() -> dict[str, Any]:
-    """Documents the JSON body, and the body with binary tensors."""
-    tensor = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "datatype": {"enum": ["BYTES", *DTYPES]},
-            "shape": {"type": "array", "items": {"type": "integer"}},
-            "data": {"type": "array"},
-            "parameters": {"type": ["object", "null"]},
-        },
-        "required": ["name", "datatype", "shape"],
-    }
-    output = {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "parameters": {"type": ["object", "null"]}},
-        "required": ["name"],
-    }
-    request = {
-        "type": "object",
-        "properties": {
-            "id": {"type": "string"},
-            "inputs": {"type": "array", "items": tensor, "minItems": 1},
-            "outputs": {"type": ["array", "null"], "items": output},
-            "parameters": {
-                "type": ["object", "null"],
-                "description": "`timeout`, in microseconds, is another one.",
-                "properties": {  # but for the timeout: who tries its range gets the 504 it asks for
-                    "top_k": {
-                        "type": "integer",
-                        "minimum": 0,
-                        "description": "Best candidates",
-                    },
-                },
-            },
-        },
-        "required": ["inputs"],
-    }
-    content = {
-        "application/json": {"schema": request},
-        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-    }
-    return {"requestBody": {"required": True, "content": content}}

@@ -8,9 +8,10 @@ from typing import Any
 
 from serving import __version__
 from serving.engine.statistics import BatchTotals, Totals
-from serving.inference.active_model import ModelMetadata
+from serving.inference.served_model import ModelMetadata
 from serving.inference.service import InferenceService
-from serving.protocols.catalog import CatalogEntry, WireTensor
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.datatypes import BYTES
 
 SERVER = "food-classifier-serving"
 EXTENSIONS = [
@@ -23,33 +24,6 @@ EXTENSIONS = [
 ]
 DESCRIPTION = "model.json"
 CHANNELS = 3
-CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are TYPE_ and their names
-
-# why this service refuses some of what Triton's clients may ask
-SHARED_MEMORY = "shared memory is not supported: send the data"
-TRACING = "requests are not traced: see /metrics"
-LOGGING = "clients cannot see or change how the service logs"
-GENERATION = "the models here do not generate: use infer"
-
-UNSUPPORTED_PATHS = {
-    "/v2/systemsharedmemory/{rest:path}": SHARED_MEMORY,
-    "/v2/cudasharedmemory/{rest:path}": SHARED_MEMORY,
-    "/v2/trace/setting": TRACING,
-    "/v2/models/{model}/trace/setting": TRACING,
-    "/v2/logging": LOGGING,
-    "/v2/models/{model}/generate": GENERATION,
-    "/v2/models/{model}/generate_stream": GENERATION,
-}
-
-UNSUPPORTED_CALLS = {
-    **{
-        f"{kind}SharedMemory{verb}": SHARED_MEMORY
-        for kind in ("System", "Cuda")
-        for verb in ("Status", "Register", "Unregister")
-    },
-    "TraceSetting": TRACING,
-    "LogSettings": LOGGING,
-}
 
 
 def server_metadata() -> dict[str, Any]:
@@ -57,16 +31,16 @@ def server_metadata() -> dict[str, Any]:
     return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
 
 
-def metadata(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+def metadata(entry: CatalogEntry) -> dict[str, Any]:
     """Describes a model's inputs and outputs; shapes begin with the batch dimension."""
 
-    def tensor(spec: WireTensor) -> dict[str, Any]:
+    def tensor(spec: ColumnSpec) -> dict[str, Any]:
         return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.dims]}
 
     return {
         "name": entry.name,
         "versions": [entry.version],
-        "platform": platform(service.metadata()),
+        "platform": platform(entry.model.metadata()),
         "inputs": [tensor(spec) for spec in entry.inputs],
         "outputs": [tensor(spec) for spec in entry.outputs],
     }
@@ -80,20 +54,20 @@ def platform(model: ModelMetadata) -> str:
 def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
     """Returns Triton's `ModelConfig` as JSON, with model.json among its parameters."""
 
-    def tensor(spec: WireTensor) -> dict[str, Any]:
+    def tensor(spec: ColumnSpec) -> dict[str, Any]:
         return {
             "name": spec.name,
-            "data_type": CONFIG_TYPES.get(spec.datatype, f"TYPE_{spec.datatype}"),
+            "data_type": "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}",
             "dims": list(spec.dims),
         }
 
-    settings, model = service.settings, service.metadata()
+    settings, model = service.settings, entry.model.metadata()
     return {
         "name": entry.name,
         "platform": platform(model),
         "backend": platform(model),
         "version_policy": {"specific": {"versions": [int(entry.version)]}},
-        "max_batch_size": service.largest_request,
+        "max_batch_size": entry.model.largest_request,
         "input": [{**tensor(spec), "format": layout(spec)} for spec in entry.inputs],
         "output": [tensor(spec) for spec in entry.outputs],
         "instance_group": [
@@ -111,15 +85,15 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
     }
 
 
-def layout(spec: WireTensor) -> str:
+def layout(spec: ColumnSpec) -> str:
     """Returns how Triton's clients may look at an input: as an image of three channels, or not."""
     is_image = len(spec.dims) == CHANNELS == spec.dims[0]
     return "FORMAT_NCHW" if is_image else "FORMAT_NONE"
 
 
-def statistics(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+def statistics(entry: CatalogEntry) -> dict[str, Any]:
     """Returns a model's counts and durations since its version is in service, of all web processes."""
-    totals, batches = service.statistics(entry.signature)
+    totals, batches = entry.model.statistics(entry.signature)
     return {
         "name": entry.name,
         "version": entry.version,

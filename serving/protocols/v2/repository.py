@@ -10,7 +10,6 @@ import msgspec
 from serving.errors import NotSupportedError
 from serving.http.body import decode_json
 from serving.inference.service import InferenceService
-from serving.logging import logger
 from serving.protocols.admission import KeyCheck
 from serving.protocols.catalog import ModelCatalog
 
@@ -76,7 +75,7 @@ class Repository:
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """Lists every name with its versions; the one in service is READY."""
-        served = self._service.metadata().version
+        served = self._service.active.description.version
         others = [version for version in self._service.versions() if version != served]
         states = [(served, "READY", "")]
         if not only_ready:
@@ -93,8 +92,7 @@ class Repository:
         Raises NotFoundError, InvalidJsonError or InvalidRequestError.
         """
         self._catalog.find(name)
-        version = await self._service.load_version(requested_version(body))
-        logger().warning("version switched", version=version)
+        await self._service.load_version(requested_version(body))
 
     def unload(self, name: str) -> None:
         """Raises NotFoundError for an unknown name, and NotSupportedError for the only model."""

@@ -6,7 +6,7 @@ import pytest
 
 from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.provider import EngineHandle
-from serving.inference.active_model import ActiveModel
+from serving.inference.served_model import ServedModel
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
@@ -65,4 +65,4 @@ def decodes_on_event_loop(
         "web_processes": web_processes,
     }
     handle = EngineHandle(model, EngineFds(0, layout, 0, (0, 0), 0, 0), profile, Mock())
-    return ActiveModel(handle, Settings(), Metrics()).prepares_on_event_loop
+    return ServedModel(handle, Settings(), Metrics(), Mock()).prepares_on_event_loop

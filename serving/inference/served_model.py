@@ -1,0 +1,427 @@
+"""One model version in service: from a task's inputs or a client's tensors to the answer.
+
+A request holds its slots from here to its answer, so that overload is decided before any work: acquire
+the slots, preprocess (on the event loop or a thread), hand the items to the workers, await their
+outputs, postprocess. Made by `service.py`, called by the protocols.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serving.engine import gpu_monitor
+from serving.engine.client import EngineClient, Outcome
+from serving.engine.memory import Health
+from serving.engine.provider import EngineHandle
+from serving.engine.statistics import BatchTotals, Timings, Totals
+from serving.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidRequestError,
+    InvalidTensorError,
+    NotSupportedError,
+    ServingError,
+    UnavailableError,
+)
+from serving.inference.thread_pool import ThreadPool
+from serving.metrics import Metrics
+from serving.model import ModelDescription
+from serving.settings import Settings
+from serving.system import cpus
+from serving.tasks.base import Candidate, Fields, Prepared, Task
+from serving.tasks.registry import task_of
+from serving.tensors import Array, Signature
+
+SLOW = 750.0  # inputs a second; an event loop decodes more images than that of 400x300 pixels
+Prepare = Callable[[], Awaitable[list[Prepared]]]
+
+
+class Input(NamedTuple):
+    """One input of a request; finding its fields in the body may be work for a thread."""
+
+    size: int
+    """Bytes that the client sent."""
+
+    read: Callable[[], Fields]
+    """Returns the task's fields. Raises RequestError."""
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """A request's time limit and priority, as admitted."""
+
+    timeout_ms: int
+    bulk: bool = False
+    """Whether it gives way to all other requests."""
+
+    def deadline(self) -> float:
+        """Returns the deadline, a time of time.monotonic(), counted from now: the body is here."""
+        return time.monotonic() + self.timeout_ms / 1000
+
+    def within(self, microseconds: int) -> "RequestOptions":
+        """Returns options for a request whose body asks for less time; 0 asks for no limit."""
+        if not microseconds:
+            return self
+        return RequestOptions(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a model answers to one request."""
+
+    task: Task
+    """Of the version that computed it."""
+
+    candidates: list[list[Candidate]]
+    """Of each input the candidates, the best first; empty for tensors."""
+
+    arrays: list[Array]
+    """[items, *shape] for each output of the tensor signature; empty for a task's inputs."""
+
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """The model in service, as protocols describe it to their clients."""
+
+    description: ModelDescription
+    version: str
+    task: Task
+    signatures: tuple[Signature, ...]
+    backend: str
+    """Library and version, such as `onnxruntime 1.31.1`."""
+
+    on_gpu: bool
+    instances: int
+    ready_instances: int
+    batch_cap: int
+    """Largest batch that warm-up chose."""
+
+
+@dataclass(slots=True)
+class Computed:
+    """What the engine and the task made of one request."""
+
+    signature: int
+    candidates: list[list[Candidate]]
+    outcomes: list[Outcome]
+    admitted_at: float
+    """time.monotonic() when the slots were acquired."""
+
+    submitted_at: float
+    """time.monotonic() when the inputs were ready."""
+
+    truncated: bool
+
+
+class ServedModel:
+    """A model version in service: its description, its task, its engine."""
+
+    def __init__(
+        self, handle: EngineHandle, settings: Settings, metrics: Metrics, threads: ThreadPool
+    ) -> None:
+        self.handle = handle
+        self.description = handle.model.description
+        self.signatures = handle.fds.layout.signatures
+        self.draining = False
+        """Whether new requests are refused, because the service ends."""
+
+        self._metrics = metrics
+        self._threads = threads
+        self._largest_body = settings.max_body_bytes
+        self._requests = 0
+        self._left: asyncio.Event | None = None
+        self.task = task_of(handle.model, settings, handle.profile, self.signatures)
+        self.client = EngineClient(handle.fds, metrics.observe_item)
+        cores, wanted = cpus.usable(), throughput(handle)
+        on_gpu = handle.profile["info"]["device"] != "cpu"
+        if not on_gpu:  # the web processes and the workers have the same cores
+            wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
+        self.web_processes: int = handle.profile["web_processes"]
+        self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
+            on_gpu and self.web_processes >= cores - handle.fds.layout.workers
+        )
+        """Whether the event loop prepares cheap inputs: where one thread a web process keeps all workers
+        busy, and beside a GPU where every core has a web process already."""
+
+        self.largest_request = max(1, handle.fds.layout.slots_per_frontend // 2)
+        """Inputs that one request may have: half of a web process's slots."""
+
+    # from start to end
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps the model open for a request that has found it, whatever replaces it meanwhile."""
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if self._left is not None and not self._requests:
+                self._left.set()
+
+    async def close(self) -> None:
+        """Gives the engine back, when every request that has found this model is answered."""
+        if self._requests:
+            self._left = asyncio.Event()
+            await self._left.wait()
+        await self.client.drained()
+        self.client.close()
+        await self.handle.release()
+
+    def check_open(self) -> None:
+        """Raises DrainingError or UnavailableError where no request is taken."""
+        if self.draining:
+            raise DrainingError("the service is shutting down")
+        if self.client.health is Health.DOWN:
+            raise UnavailableError("no worker is ready")
+
+    def check_ready(self) -> None:
+        """Raises DrainingError or UnavailableError unless a worker could answer now."""
+        self.check_open()
+        if self.client.health is not Health.READY:
+            raise UnavailableError("no worker is ready")
+
+    def refuse_if_full(self, bulk: bool, signature: int = 0) -> None:
+        """Refuses a request before its body is read. Raises RetryableError where it would fail later."""
+        self.check_open()
+        try:
+            self.client.check_free(bulk)
+        except ServingError:
+            self.client.statistics.failed(signature, 0)
+            raise
+
+    # what it is
+
+    def metadata(self) -> ModelMetadata:
+        """Returns the description that protocols give their clients."""
+        profile = self.handle.profile
+        return ModelMetadata(
+            description=self.description,
+            version=self.description.version,
+            task=self.task,
+            signatures=self.signatures,
+            backend=profile["info"]["backend"],
+            on_gpu=profile["info"]["device"] != "cpu",
+            instances=self.handle.fds.layout.workers,
+            ready_instances=self.client.memory.ready_workers[0],
+            batch_cap=profile["batch_cap"],
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the content of `GET /model`."""
+        fields = {"name", "version", "description", "task", "labels", "image"}
+        fields |= {"thresholds", "accuracy"}
+        if self.description.text:
+            fields.add("text")
+        profile, memory, task = self.handle.profile, self.client.memory, self.task
+        return {
+            **self.description.model_dump(include=fields),
+            "title": self.description.title,
+            "request_schema": None if task.form is None else task.request_schema,
+            "answer_schema": None if task.form is None else task.answer_schema,
+            "example": task.json_example,
+            "limits": {"request_bytes": self._largest_body, **task.limits},
+            **profile["info"],
+            "instances": memory.ready_workers[0],
+            "web_processes": self.web_processes,
+            "web_processes_reason": profile["web_processes_reason"],
+            "max_batch_size": memory.smallest_cap or profile["batch_cap"],
+            "batch_ms": profile["batch_ms"],
+            "idle_threads": profile["idle_threads"],
+            "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],
+        }
+
+    def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
+        """Returns totals over all requests, and by batch size, since the version is in service."""
+        counted = self.client.statistics
+        return counted.totals(signature), counted.by_batch_size(signature)
+
+    # what it answers
+
+    async def predict(self, inputs: Sequence[Input], top_k: int, options: RequestOptions) -> Answer:
+        """Answers inputs of the task, admitted together or not at all: the best candidates of each.
+
+        If one input fails, so does the request. Cancelling the task frees the slots, and work that has
+        not begun is never computed. Raises what `Input.read` and the task raise, InvalidRequestError for
+        more than `largest_request` inputs, OverloadedError, DrainingError, UnavailableError,
+        DeadlineExceededError, InternalError or WorkerCrashedError.
+        """
+
+        async def preprocess() -> list[Prepared]:
+            if len(inputs) == 1:
+                return [await self._preprocess(inputs[0], options.bulk)]
+            work = (self._preprocess_on_thread(each, options.bulk) for each in inputs)
+            return list(all_or_error(await asyncio.gather(*work, return_exceptions=True)))
+
+        computed = await self._compute(self.task.form or 0, len(inputs), preprocess, top_k, options)
+        return Answer(self.task, computed.candidates, [], self._finish(computed))
+
+    async def infer(self, inputs: Sequence[Array], options: RequestOptions) -> Answer:
+        """Computes the network's outputs of tensors, an array [N, *shape] for each of its inputs.
+
+        The numbers are the client's own, so the outputs need not be finite. Raises InvalidTensorError
+        for other types or shapes, InvalidRequestError for items whose outputs differ in size,
+        NotSupportedError, and otherwise what `predict` raises.
+        """
+        index = self.task.tensor_form
+        if index is None:
+            raise NotSupportedError(f"{self.description.name} does not take tensors")
+        signature = self.signatures[index]
+
+        async def check() -> list[Prepared]:
+            return [Prepared(signature.items(inputs))]
+
+        computed = await self._compute(index, len(inputs[0]), check, None, options)
+        columns = list(zip(*(outcome.outputs for outcome in computed.outcomes), strict=True))
+        for spec, column in zip(signature.outputs, columns, strict=True):
+            if len({array.shape for array in column}) > 1:
+                raise InvalidRequestError(f"{spec.name} differs in size between items: ask one by one")
+        arrays = [np.stack(column) for column in columns]
+        return Answer(self.task, [], arrays, self._finish(computed))
+
+    def check_finite(self, answer: Answer) -> None:
+        """Raises InvalidTensorError for tensors with infinities or NaN, which JSON cannot carry."""
+        if answer.arrays:
+            specs = self.signatures[self.task.tensor_form or 0].outputs
+            for spec, array in zip(specs, answer.arrays, strict=True):
+                finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+                if not finite.all():
+                    raise InvalidTensorError(
+                        f"the {spec.name} of element {finite.argmin()} is not finite"
+                    )
+
+    async def _compute(
+        self, signature: int, count: int, prepare: Prepare, top_k: int | None, options: RequestOptions
+    ) -> Computed:
+        """Acquires slots, prepares the items, passes them through the engine, and postprocesses.
+
+        Without `top_k` there is no task to postprocess.
+        """
+        self.check_open()
+        check_count(count, self.largest_request)
+        loop, bulk = asyncio.get_running_loop(), options.bulk
+        admitted_at, deadline = time.monotonic(), options.deadline()
+        candidates: list[list[Candidate]] = []
+        try:
+            with self.client.acquire(bulk, count) as slots:
+                async with asyncio.timeout_at(loop.time() + deadline - admitted_at):
+                    prepared = await prepare()
+                    items = [item for each in prepared for item in each.items]
+                    if len(items) > count:
+                        check_count(len(items), self.largest_request)
+                        slots.extend(len(items) - count, bulk)
+                    submitted_at = time.monotonic()
+                    outcomes = await slots.submit(signature, items, deadline, bulk)
+                    if top_k is not None:
+                        candidates = await self._postprocess(prepared, outcomes, top_k, bulk)
+        except BaseException as error:
+            self.client.statistics.failed(signature, time.monotonic() - admitted_at)
+            if isinstance(error, TimeoutError | DeadlineExceededError):
+                self._metrics.expired.inc()
+                raise DeadlineExceededError(
+                    "the request was not answered before its deadline"
+                ) from error
+            if isinstance(error, asyncio.CancelledError):
+                self._metrics.cancelled.inc()
+            raise
+        truncated = any(each.truncated for each in prepared)
+        return Computed(signature, candidates, outcomes, admitted_at, submitted_at, truncated)
+
+    async def _preprocess(self, given: Input, bulk: bool) -> Prepared:
+        """Makes an input's items: on the event loop where that is cheap, else on a thread.
+
+        The event loop saves two changes of threads. It prepares small inputs that the task knows to be
+        cheap, where the workers are slow or idle enough.
+        """
+        on_event_loop = self.prepares_on_event_loop or self.client.alone
+        if given.size <= self.task.most_cheap_bytes and not bulk and on_event_loop:
+            fields = given.read()
+            hint = self.task.hint(fields)
+            if hint is not None:
+                return self._observe_decode(self._timed(fields, hint))
+            given = Input(given.size, lambda: fields)
+        return await self._preprocess_on_thread(given, bulk)
+
+    async def _preprocess_on_thread(self, given: Input, bulk: bool) -> Prepared:
+        work = self._threads.run(lambda: self._timed(given.read()), bulk)
+        return self._observe_decode(await work)
+
+    def _timed(self, fields: Fields, hint: object | None = None) -> tuple[Prepared, float]:
+        """Makes the engine's items of an input; returns the seconds taken, too."""
+        started = time.perf_counter()
+        return self.task.preprocess(fields, hint), time.perf_counter() - started
+
+    def _observe_decode(self, result: tuple[Prepared, float]) -> Prepared:
+        prepared, seconds = result
+        self._metrics.decode.observe(seconds)
+        return prepared
+
+    async def _postprocess(
+        self, prepared: Sequence[Prepared], outcomes: Sequence[Outcome], top_k: int, bulk: bool
+    ) -> list[list[Candidate]]:
+        """Makes the candidates of each input; on a thread for several items, or where that is slow."""
+        found, first = [], 0
+        for each in prepared:
+            end = first + len(each.items)
+            outputs = [outcome.outputs for outcome in outcomes[first:end]]
+            if len(outputs) == 1 and each.is_cheap:
+                found.append(self.task.postprocess(each, outputs, top_k))
+            else:
+                work = partial(self.task.postprocess, each, outputs, top_k)
+                found.append(await self._threads.run(work, bulk))
+            first = end
+        return found
+
+    def _finish(self, computed: Computed) -> Timings:
+        """Counts an answered request in the statistics, and returns its timings."""
+        outcomes = computed.outcomes
+        started = min(outcome.started_at for outcome in outcomes)
+        finished = max(outcome.finished_at for outcome in outcomes)
+        sizes = [outcome.batch_size for outcome in outcomes]
+        timings = Timings(
+            decode_s=computed.submitted_at - computed.admitted_at,
+            queue_s=started - computed.submitted_at,
+            infer_s=finished - started,
+            output_s=time.monotonic() - finished,
+            admitted_at=computed.admitted_at,
+            batch_size=max(sizes),
+            model=self.description.name,
+            version=self.description.version,
+            truncated=computed.truncated,
+        )
+        self.client.statistics.succeeded(computed.signature, timings, sizes)
+        return timings
+
+
+def throughput(handle: EngineHandle) -> float:
+    """Returns the inputs a second that all workers can compute, as measured at warm-up."""
+    batch_ms: dict[str, float] = handle.profile["batch_ms"]
+    fastest = max(int(size) / ms for size, ms in batch_ms.items())
+    return 1000 * fastest * handle.fds.layout.workers
+
+
+def check_count(count: int, most: int) -> None:
+    """Raises InvalidRequestError for a number of inputs out of range."""
+    if not 1 <= count <= most:
+        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {count}")
+
+
+def all_or_error(results: Sequence[Prepared | BaseException]) -> Iterator[Prepared]:
+    """Yields what `gather` found. Raises the first error, naming the element that it is about."""
+    for index, result in enumerate(results):
+        if isinstance(result, BaseException):
+            if isinstance(result, ServingError):
+                result.detail = f"element {index}: {result.detail}"
+            try:
+                raise result
+            finally:  # breaks the reference cycle between traceback and exception
+                del result, results
+        yield result

@@ -1,0 +1,364 @@
+"""Columns: the values of one input or output of a batch, between a protocol's bytes and the model.
+
+The codecs of the Open Inference Protocol (JSON and protobuf) and of TensorFlow Serving decode requests
+to columns and encode answers from them; what they share is here. A column's values are an array of
+numbers [N, *shape], or texts or bytes in row-major order.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from serving.errors import InvalidRequestError, InvalidTensorError
+from serving.http.body import decode_json
+from serving.http.responses import dump_json
+from serving.inference.served_model import Answer, Input, check_count
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.datatypes import BYTES, DTYPES
+from serving.protocols.fields import commas, field_value, without_texts
+from serving.protocols.pipeline import Call
+from serving.tasks.base import Fields
+from serving.tensors import Array
+
+MAX_DIMS = 8
+Values = list[str] | list[bytes] | Array
+
+
+@dataclass
+class Column:
+    """Values of one output, with the shape that a client sees."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Array | list[bytes]
+
+
+@dataclass
+class WantedOutput:
+    """An output that the client asks for."""
+
+    name: str
+    classes: int = 0
+    """How many of the best classes to return as text; 0: the column itself."""
+
+    binary: bool = False
+    """Whether it follows the JSON."""
+
+
+@dataclass
+class ColumnCall(Call):
+    """A call with columns of `count` batch elements, and the outputs that it asks for."""
+
+    entry: CatalogEntry = field(kw_only=True)
+    count: int = field(kw_only=True)
+    outputs: list[WantedOutput] = field(default_factory=list, kw_only=True)
+    shape: list[int] = field(default_factory=list, kw_only=True)
+    """Shape of the first input, as the client gave it."""
+
+    candidates: int = field(default=1, kw_only=True)
+    """How many to answer for each batch element."""
+
+    id: str = field(default="", kw_only=True)
+    by_rows: bool = field(default=False, kw_only=True)
+    """Whether the client sent rows, and gets them."""
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the shapes begin with the batch dimension."""
+        return len(self.shape) > len(self.entry.inputs[0].dims)
+
+
+def call_of(
+    entry: CatalogEntry,
+    count: int,
+    values: Mapping[str, Values],
+    candidates: int = 1,
+    outputs: Sequence[WantedOutput] = (),
+    **further: Any,  # fields of ColumnCall
+) -> ColumnCall:
+    """Returns the call that checked columns make."""
+    call = ColumnCall(
+        entry.model,
+        top_k=max(candidates, *(output.classes for output in outputs)) if outputs else candidates,
+        entry=entry,
+        count=count,
+        candidates=candidates,
+        outputs=[*outputs],
+        **further,
+    )
+    if entry.takes_tensors:
+        call.tensors = [np.asarray(values[spec.name]) for spec in entry.inputs]
+    else:
+        call.inputs = inputs_of(entry, count, values)
+    return call
+
+
+def inputs_of(entry: CatalogEntry, count: int, values: Mapping[str, Values]) -> list[Input]:
+    """Returns the task's inputs, one per batch element."""
+    given = [
+        (spec.field, values[spec.name]) for spec in entry.inputs if spec.field and spec.name in values
+    ]
+
+    def element(is_list: bool, column: Values, index: int) -> Any:
+        if isinstance(column, list) and is_list:
+            length = len(column) // count
+            return column[index * length : (index + 1) * length]
+        return column[index]
+
+    def read(index: int) -> Fields:
+        return {
+            field.name: field_value(field, element(field.is_list, column, index))
+            for field, column in given
+        }
+
+    def size(index: int) -> int:
+        return sum(len(element(field.is_list, column, index)) for field, column in given)
+
+    return [Input(size(index), partial(read, index)) for index in range(count)]
+
+
+# checks of what a client says about its columns
+
+
+def check_inputs(entry: CatalogEntry, given: Sequence[tuple[str, str, list[int]]], most: int) -> int:
+    """Checks names, types and shapes of all inputs; returns the number of batch elements.
+
+    Shapes must be the model's, all of them with or all without a batch dimension of at most `most`
+    before it; so there is no product that could overflow. Raises InvalidRequestError.
+    """
+    names = [name for name, _, _ in given]
+    optional = [spec.name for spec in entry.inputs if spec.is_optional]
+    wanted = {spec.name: spec for spec in entry.inputs}
+    if len(wanted) == 1 and len(names) != 1:
+        raise InvalidRequestError(f"{entry.name} has one input, not {len(names)}")
+    unknown = [name for name in names if name not in wanted]
+    if unknown:
+        raise InvalidRequestError(
+            f"{entry.name} has no input {unknown[0][:80]!r}, but {', '.join(wanted)}"
+        )
+    missing = [name for name in wanted if name not in names and name not in optional]
+    if missing or len(set(names)) < len(names):
+        needed = ", ".join(name for name in wanted if name not in optional)
+        further = f"; {', '.join(optional)} is optional" if optional else ""
+        raise InvalidRequestError(f"{entry.name} takes {needed}, each once{further}")
+    counts = {check_input(wanted[name], datatype, shape, most) for name, datatype, shape in given}
+    if len(counts) > 1:
+        raise InvalidRequestError("the inputs have different numbers of batch elements")
+    return counts.pop()
+
+
+def check_input(spec: ColumnSpec, datatype: str, shape: list[int], most: int) -> int:
+    """Checks an input, and returns its number of batch elements. Raises InvalidRequestError."""
+    name, dims = spec.name, list(spec.dims)
+    if datatype != spec.datatype:
+        raise InvalidRequestError(f"{name} is {spec.datatype}, not {datatype[:20]!r}")
+    if fits(spec.dims, shape):
+        check_sizes(spec, shape)
+        return 1
+    if fits(spec.dims, shape[1:]) or (dims == [1] and len(shape) == 1):
+        check_count(shape[0], most)
+        check_sizes(spec, shape[1:])
+        return shape[0]
+    batched = ", ".join(str(size) for size in ["N", *dims])
+    raise InvalidRequestError(f"{name} has the shape [{batched}] or {dims}, not {shape}")
+
+
+def fits(dims: Sequence[int], shape: Sequence[int]) -> bool:
+    """Returns whether a batch element may have this shape; -1 among `dims` is any size."""
+    return len(shape) == len(dims) and all(
+        wanted in (size, -1) for size, wanted in zip(shape, dims, strict=True)
+    )
+
+
+def check_sizes(spec: ColumnSpec, shape: Sequence[int]) -> None:
+    """Checks the axes of a batch element that vary; only a list of a request may be empty.
+
+    Raises InvalidTensorError.
+    """
+    fewest = 0 if spec.field else 1
+    for size, wanted, most, axis in zip(shape, spec.dims, spec.limits, spec.axes, strict=False):
+        if wanted == -1 and not fewest <= size <= most:
+            raise InvalidTensorError(
+                f"{spec.name} has the size {size} along {axis}; {fewest} to {most} are accepted"
+            )
+
+
+def check_outputs(entry: CatalogEntry, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
+    """Returns the outputs to answer: all unless some are named. Raises InvalidRequestError."""
+    datatypes = {spec.name: spec.datatype for spec in entry.outputs}
+    for output in wanted:
+        if output.name not in datatypes:
+            raise InvalidRequestError(
+                f"{entry.name} has no output {output.name[:80]!r}, but {', '.join(datatypes)}"
+            )
+        if output.classes and datatypes[output.name] == BYTES:
+            numbers = [name for name, datatype in datatypes.items() if datatype != BYTES]
+            raise InvalidRequestError(f"classification is of numbers: ask it of {' or '.join(numbers)}")
+    if len({output.name for output in wanted}) < len(wanted):
+        raise InvalidRequestError("an output is named twice")
+    return wanted or [WantedOutput(name, binary=binary) for name in datatypes]
+
+
+# from JSON and from bytes
+
+
+def check_size(
+    text: bytes | memoryview | msgspec.Raw, entry: CatalogEntry, most: int, others: int = 0
+) -> None:
+    """Refuses JSON with more commas than `most` inputs can have, before anything is built of it.
+
+    Bytes as text have a comma behind them, and one in a data URL; `others` are commas outside of inputs.
+    Raises InvalidRequestError.
+    """
+    if entry.takes_text:
+        text = without_texts(text)
+    of_one = sum(2 if spec.datatype == BYTES else spec.largest for spec in entry.inputs)
+    if commas(text) > of_one * most + others:
+        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
+
+
+@cache
+def numbers(kind: str, depth: int) -> "msgspec.json.Decoder[Any]":
+    """Returns a decoder of lists of a NumPy kind of numbers, nested so deeply."""
+    nested: Any = {"b": bool, "f": float}.get(kind, int)
+    for _ in range(depth):
+        nested = list[nested]
+    return msgspec.json.Decoder(nested)
+
+
+def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
+    """Parses lists of a column's numbers, nested so deeply. Raises InvalidRequestError."""
+    dtype = DTYPES[spec.datatype]
+    found = decode_json(numbers(dtype.kind, depth), raw, spec.name)
+    try:
+        with np.errstate(over="raise"):  # JSON has no infinity, so a number must not become one
+            return np.array(found, dtype)
+    except (OverflowError, FloatingPointError) as error:
+        raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
+    except ValueError as error:
+        raise InvalidRequestError(f"{spec.name} is nested unevenly") from error
+
+
+def depth_of(raw: msgspec.Raw) -> int:
+    """Counts the brackets that JSON opens first: its nesting, at least 1 and at most 9."""
+    depth = 0
+    for byte in bytes(memoryview(raw)[:64]):
+        if byte == ord("["):
+            depth += 1
+        elif byte not in b" \t\r\n":
+            break
+    return max(1, min(depth, MAX_DIMS + 1))
+
+
+def raw_array(data: memoryview, spec: ColumnSpec, dims: Sequence[int], count: int) -> Array:
+    """Views little-endian numbers as [count, *dims]. Raises InvalidRequestError for another length."""
+    shape, dtype = (count, *dims), DTYPES[spec.datatype]
+    needed = math.prod(shape) * dtype.itemsize
+    if len(data) != needed:
+        raise InvalidRequestError(f"{spec.name} needs {needed} bytes, not {len(data)}")
+    array: Array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
+    return array.astype(bool) if dtype.kind == "b" else array
+
+
+def item_shape(spec: ColumnSpec, shape: Sequence[int]) -> Sequence[int]:
+    """Returns the shape of a batch element, given a shape with or without the batch dimension."""
+    if spec.dims == (1,):  # of which a shape [N] has N
+        return spec.dims
+    return shape[1:] if len(shape) > len(spec.dims) else shape
+
+
+# from the model's answer
+
+
+def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
+    """Returns the outputs that were asked for, in their order. Raises InvalidRequestError."""
+    specs = {spec.name: (spec, index) for index, spec in enumerate(call.entry.outputs)}
+    if call.tensors is None:
+        return [field_column(specs[wanted.name][0], wanted, call, answer) for wanted in call.outputs]
+    if any(wanted.classes or not wanted.binary for wanted in call.outputs):
+        call.model.check_finite(answer)
+    return [tensor_column(*specs[wanted.name], wanted, call, answer) for wanted in call.outputs]
+
+
+def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answer: Answer) -> Column:
+    """Returns a field of every answer, or the best classes as text.
+
+    A single value per batch element has the input's shape, several candidates of each [N, candidates].
+    """
+    field, labels = spec.field, answer.task.labels
+    assert field is not None  # noqa: S101 the entry is one of requests
+    count = len(answer.candidates)
+    if wanted.classes:
+        if not labels:
+            raise InvalidRequestError(f"{spec.name} has no classes")
+        texts = [
+            class_text(each[field.name], each["index"], labels[each["index"]])
+            for candidates in answer.candidates
+            for each in candidates[: wanted.classes]
+        ]
+        return Column(spec.name, BYTES, [count, len(texts) // count], texts)
+    found = [candidates[: call.candidates] for candidates in answer.candidates]
+    values = [each[field.name] for candidates in found for each in candidates]
+    if len({len(candidates) for candidates in found}) > 1:
+        raise InvalidRequestError(f"the inputs have different numbers of {spec.name}: ask one by one")
+    if field.is_list:
+        return list_column(spec, values, call)
+    single = call.shape if call.entry.inputs[0].dims == (1,) else [call.count, 1]
+    shape = single if call.candidates == 1 else [count, len(values) // count]
+    if spec.datatype == BYTES:
+        texts = [dump_json(value) if field.is_json else value.encode() for value in values]
+        return Column(spec.name, BYTES, shape, texts)
+    return Column(spec.name, spec.datatype, shape, number_array(spec, values))
+
+
+def list_column(spec: ColumnSpec, values: list[list[Any]], call: ColumnCall) -> Column:
+    """Returns a field that is a list in every answer. Raises InvalidRequestError for unequal lengths."""
+    if len({len(value) for value in values}) > 1:
+        raise InvalidRequestError(f"{spec.name} differs in length between the answers: ask one by one")
+    data: Array | list[bytes]
+    if spec.datatype == BYTES:
+        data = [text.encode() for value in values for text in value]
+    else:
+        data = number_array(spec, values)
+    shape = [len(values), len(values[0])] if call.is_batched else [len(values[0])]
+    return Column(spec.name, spec.datatype, shape, data)
+
+
+def number_array(spec: ColumnSpec, values: Sequence[Any]) -> Array:
+    """Returns an answer's numbers. Raises InvalidRequestError for a whole number of too many digits."""
+    try:
+        return np.array(values, DTYPES[spec.datatype])
+    except OverflowError as error:
+        raise InvalidRequestError(
+            f"{spec.name} is a number beyond {spec.datatype}, which only POST /predict can return"
+        ) from error
+
+
+def tensor_column(
+    spec: ColumnSpec, index: int, wanted: WantedOutput, call: ColumnCall, answer: Answer
+) -> Column:
+    """Returns an output of the network, [N, *shape], or the best classes by logit."""
+    array, labels = answer.arrays[index], answer.task.labels
+    leading = [len(array)] if call.is_batched else []
+    if not wanted.classes:
+        return Column(spec.name, spec.datatype, [*leading, *array.shape[1:]], array)
+    if array.ndim != 2 or len(labels) != array.shape[1]:
+        raise InvalidRequestError(f"{spec.name} has no classes")
+    order = np.argsort(-array, axis=1, kind="stable")[:, : wanted.classes]
+    texts = [
+        class_text(row[place], place, labels[place])
+        for row, best in zip(array.tolist(), order.tolist(), strict=True)
+        for place in best
+    ]
+    return Column(spec.name, BYTES, [*leading, order.shape[1]], texts)
+
+
+def class_text(value: float, index: int, label: str) -> bytes:
+    """Formats `value:index:label`, as the protocol's classification extension has it."""
+    return f"{value:f}:{index}:{label}".encode()

@@ -1,0 +1,52 @@
+"""The data types of tensors: one table of their names in NumPy and in every protocol."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class DataType(NamedTuple):
+    """One type of a tensor's elements."""
+
+    name: str
+    """In the Open Inference Protocol."""
+
+    dtype: "np.dtype[Any] | None"
+    """In NumPy, little-endian; None for BYTES."""
+
+    contents: str | None
+    """Field of gRPC's typed contents; None if the type has raw contents only."""
+
+    tensorflow: str
+    """In TensorFlow Serving."""
+
+
+def whole_numbers(kind: str, prefix: str) -> list[DataType]:
+    """Returns the four sizes of signed or unsigned whole numbers."""
+    return [
+        DataType(
+            f"{kind}{8 * size}",
+            np.dtype(f"<{prefix}{size}"),
+            f"{kind.lower()}{64 if size == 8 else ''}_contents",
+            f"DT_{kind}{8 * size}",
+        )
+        for size in (1, 2, 4, 8)
+    ]
+
+
+BYTES = "BYTES"
+DATATYPES = {
+    each.name: each
+    for each in (
+        DataType(BYTES, None, "bytes_contents", "DT_STRING"),
+        DataType("BOOL", np.dtype("?"), "bool_contents", "DT_BOOL"),
+        *whole_numbers("UINT", "u"),
+        *whole_numbers("INT", "i"),
+        DataType("FP16", np.dtype("<f2"), None, "DT_HALF"),
+        DataType("FP32", np.dtype("<f4"), "fp32_contents", "DT_FLOAT"),
+        DataType("FP64", np.dtype("<f8"), "fp64_contents", "DT_DOUBLE"),
+    )
+}
+DTYPES = {each.name: each.dtype for each in DATATYPES.values() if each.dtype is not None}
+NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
+"""Names in the Open Inference Protocol, by NumPy's."""
