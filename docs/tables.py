@@ -2,7 +2,7 @@
 
 A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings and errors
 come from the code, figures from `benchmarks/results/`. A part that is out of date fails
-tests/unit/test_docs.py.
+tests/unit/docs/test_documents.py.
 """
 
 import re

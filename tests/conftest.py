@@ -23,13 +23,13 @@ NEED_TORCH = [
     "e2e/test_compare.py",
     "e2e/test_jobs.py",
     "e2e/test_notebooks.py",
-    "unit/test_given_graph.py",
-    "unit/test_images_like_torchvision.py",
-    "unit/test_peers.py",
-    "unit/test_pt_backend.py",
-    "unit/test_pt_on_a_gpu.py",
-    "unit/test_quantisation.py",
-    "unit/test_training.py",
+    "unit/training/test_given_graph.py",
+    "unit/serving/tasks/image/test_like_torchvision.py",
+    "unit/benchmarks/test_peers.py",
+    "unit/fastapi_pt/test_backend.py",
+    "unit/fastapi_pt/test_on_a_gpu.py",
+    "unit/training/test_quantisation.py",
+    "unit/training/test_training.py",
 ]
 SLOW = [
     *NEED_TORCH,
@@ -68,8 +68,8 @@ IN_TURN = [
     "browser/test_questions.py",
     "browser/test_texts.py",
     "browser/test_trouble.py",
-    "unit/test_training.py",
-    "unit/test_quantisation.py",
+    "unit/training/test_training.py",
+    "unit/training/test_quantisation.py",
     "e2e/test_keeper.py",
 ]
 """Slow tests of the page and of tools: CI runs another quarter of the files each day."""
