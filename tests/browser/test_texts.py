@@ -9,6 +9,8 @@ from tests.browser.conftest import PageOf
 from tests.browser.stub_api import StubApi, error, until
 from tests.browser.stub_models import SENTIMENT
 
+pytestmark = pytest.mark.slow
+
 THREE = "a wonderful day\nlate\n\n  so so  "
 
 

@@ -14,6 +14,8 @@ from tests import servers
 from tests.e2e.test_service import metric, raw_request, wait_for
 from tests.fake.backend import command
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "SERVING_INSTANCES": "1",
     "SERVING_LOG_LEVEL": "error",

@@ -14,6 +14,8 @@ from tests.e2e.test_service import metric, predict, wait_for
 from tests.fake.backend import Failure, command
 from tests.http_load import send_all
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def gpu_settings(fake_settings: dict[str, str], tmp_path: Path) -> dict[str, str]:

@@ -15,6 +15,8 @@ from tests.e2e.test_service import metric, wait_for
 from tests.fake.backend import command
 from tests.http2 import Http2
 
+pytestmark = pytest.mark.slow
+
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -23,6 +23,8 @@ from tests.e2e.test_engine import WORKER, fake_service, programs
 from tests.e2e.test_service import metric, wait_for
 from tests.fake.backend import Failure, command, command_tensor
 
+pytestmark = pytest.mark.slow
+
 RAW = {"Inference-Header-Content-Length": "0"}
 Ask = Callable[[str, bytes], requests.Response]
 

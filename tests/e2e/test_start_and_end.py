@@ -22,6 +22,8 @@ from tests.e2e.test_engine import fake_service
 from tests.e2e.test_service import predict, wait_for
 from tests.fake.backend import command
 
+pytestmark = pytest.mark.slow
+
 
 def ended(settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """A service that ends by itself."""

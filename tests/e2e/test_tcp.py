@@ -23,6 +23,8 @@ from tests import pictures, servers
 from tests.e2e.test_service import wait_for
 from tests.fake.backend import Failure, command
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "SERVING_INSTANCES": "1",
     "SERVING_QUEUE_SIZE": "40",
