@@ -20,8 +20,8 @@ import requests
 from serving.protocols import tcp_frames as frames
 from serving.protocols.tcp_client import Answer, TcpClient
 from tests import pictures, servers
-from tests.e2e.test_service import wait_for
 from tests.fake.backend import Failure, command
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.slow
 
