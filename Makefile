@@ -14,6 +14,8 @@ export BACKEND
 # packages go into .venv and are found there, whatever a pip.conf or the environment says
 export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
+# hundreds of processes start during the tests: each would compile the project again
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: run run-ray test test-all test-gpu test-triton test-ray test-docker test-transformers

@@ -1,12 +1,13 @@
-"""Selects the slow tests, and has the fixtures that several folders share.
+"""Leaves out what cannot run here, and has the fixtures that several folders share.
 
-`make test` runs what is not marked `slow` and needs no PyTorch; `make test-all` runs the rest, too.
+Each file says itself what it is: `pytestmark` has `slow`, and `torch` if the file needs PyTorch.
+`make test` runs the tests that are not `slow`; `make test-all` runs all.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,72 +17,19 @@ from serving.backends import cuda_driver
 from serving.errors import ConfigurationError
 from tests import servers
 
-FOLDER = Path(__file__).parent
 HAS_TORCH = find_spec("torch") is not None
-NEED_TORCH = [
-    "contract/test_same_answers.py",
-    "e2e/test_compare.py",
-    "e2e/test_jobs.py",
-    "e2e/test_notebooks.py",
-    "unit/test_given_graph.py",
-    "unit/test_images_like_torchvision.py",
-    "unit/test_peers.py",
-    "unit/test_pt_backend.py",
-    "unit/test_pt_on_a_gpu.py",
-    "unit/test_quantisation.py",
-    "unit/test_training.py",
-]
-SLOW = [
-    *NEED_TORCH,
-    "browser/test_access.py",
-    "browser/test_access_of_forms.py",
-    "browser/test_forms.py",
-    "browser/test_photos.py",
-    "browser/test_questions.py",
-    "browser/test_texts.py",
-    "browser/test_trouble.py",
-    "e2e/test_benchmarks.py",
-    "e2e/test_client.py",
-    "e2e/test_floods.py",
-    "e2e/test_gpu_engine.py",
-    "e2e/test_grpc_floods.py",
-    "e2e/test_image_client.py",
-    "e2e/test_java_client.py",
-    "e2e/test_keeper.py",
-    "e2e/test_launch.py",
-    "e2e/test_openapi.py",
-    "e2e/test_page_triton.py",
-    "e2e/test_perf_analyzer.py",
-    "e2e/test_protocols.py",
-    "e2e/test_start_and_end.py",
-    "e2e/test_tcp.py",
-    "e2e/test_tutorial_client.py",
-    "e2e/test_upgrades.py",
-]
-IN_TURN = [
-    "browser/test_access_of_forms.py",
-    "e2e/test_jobs.py",
-    "e2e/test_compare.py",
-    "e2e/test_benchmarks.py",
-    "browser/test_forms.py",
-    "browser/test_photos.py",
-    "browser/test_questions.py",
-    "browser/test_texts.py",
-    "browser/test_trouble.py",
-    "unit/test_training.py",
-    "unit/test_quantisation.py",
-    "e2e/test_keeper.py",
-]
-"""Slow tests of the page and of tools: CI runs another quarter of the files each day."""
-
-TODAY = datetime.now(UTC).toordinal() % 4
-NOT_TODAY = [name for index, name in enumerate(IN_TURN) if index % 4 != TODAY]
 collect_ignore = [
-    *(NOT_TODAY if os.environ.get("CI") else []),
-    *([] if HAS_TORCH else NEED_TORCH),
     *([] if find_spec("ray") else ["ray"]),
     *([] if find_spec("optimum") else ["transformers"]),
 ]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leaves out the files whose `pytestmark` has `torch` if PyTorch is missing: they import it."""
+    if HAS_TORCH or not collection_path.match("test_*.py"):
+        return None
+    marks = re.search(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)
+    return True if marks and "mark.torch" in marks[0] else None
 
 
 def has_gpu() -> bool:
@@ -96,6 +44,7 @@ def has_gpu() -> bool:
 NO_GPU = pytest.mark.skipif(has_gpu(), reason="needs a machine without a GPU")
 NEEDS_TORCH = (
     pytest.mark.slow,
+    pytest.mark.torch,
     pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed: `make .venv/dev-all.installed`"),
 )
 BACKENDS = ("fastapi_onnx", pytest.param("fastapi_pt", marks=NEEDS_TORCH))
@@ -108,17 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Tells that the tests of PyTorch are left out, where they are."""
+    """Tells that the tests of PyTorch are left out, if they are."""
     return [] if HAS_TORCH else ["PyTorch is not installed: what needs it is left out"]
-
-
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests in the files of SLOW."""
-    slow = {FOLDER / name for name in SLOW}
-    for item in items:
-        if item.path in slow:
-            item.add_marker(pytest.mark.slow)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +120,28 @@ def open_page(browser: Browser, base_url: str, stub: StubApi) -> Iterator[Opener
     assert [text for text in complaints if not text.startswith("Failed to load resource")] == []
 
 
+@contextmanager
+def page_before(stub: StubApi, program: str = "flask_app") -> Iterator[str]:
+    """Runs a page of its own; yields its address."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    env = {"UI_PORT": str(port), "UI_API_URL": stub.url}
+    with running([program], f"{url}/healthz", env):
+        yield url
+
+
+@pytest.fixture(scope="session")
+def forgetful_url(session_stub: StubApi) -> Iterator[str]:
+    """Address of a page that follows the stub from model to model."""
+    with page_before(session_stub, "tests.fake.forgetful_page") as url:
+        yield url
+
+
 @pytest.fixture
-def page_of(open_page: Opener, stub: StubApi) -> Iterator[PageOf]:
-    """Opens a page of its own in front of a stub with this model."""
-    with ExitStack() as pages:
+def page_of(open_page: Opener, stub: StubApi, forgetful_url: str) -> PageOf:
+    """Opens the forgetful page in front of a stub with this model."""
 
-        def opener(model: dict[str, Any], **options: Any) -> Page:  # Any: JSON, Playwright's
-            serve(stub, model)
-            url = f"http://127.0.0.1:{(port := free_port())}"
-            env = {"UI_PORT": str(port), "UI_API_URL": stub.url}
-            pages.enter_context(running(["flask_app"], f"{url}/healthz", env))
-            return open_page(url=url, **options)
+    def opener(model: dict[str, Any], url: str = forgetful_url, **options: Any) -> Page:
+        serve(stub, model)
+        return open_page(url=url, **options)
 
-        yield opener
+    return opener

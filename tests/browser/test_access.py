@@ -11,6 +11,8 @@ from tests.browser.conftest import Opener
 from tests.browser.pictures_of_food import EGG, SOUP, payload
 from tests.browser.stub_api import UNSURE, StubApi, error, ok
 
+pytestmark = pytest.mark.slow
+
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 PHONE: dict[str, Any] = {  # Any: Playwright's options
     "viewport": {"width": 360, "height": 740},

@@ -11,6 +11,8 @@ from tests.browser.stub_api import StubApi, error
 from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT
 from tests.browser.test_access import PHONE, tab_to, violations
 
+pytestmark = pytest.mark.slow
+
 LONG = "Donaudampfschifffahrt" * 8
 
 

@@ -10,6 +10,8 @@ from tests.browser.pictures_of_food import payload
 from tests.browser.stub_api import StubApi, error, until
 from tests.browser.stub_models import FLOWERS, GRAPH
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def page(page_of: PageOf) -> Page:

@@ -4,6 +4,7 @@ import base64
 import re
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
@@ -17,6 +18,8 @@ from tests.browser.pictures_of_food import (
     payload,
 )
 from tests.browser.stub_api import LABELS, UNSURE, StubApi, error, ok, until
+
+pytestmark = pytest.mark.slow
 
 GIVE = """([event, target, name, type, text, file]) => {
   const data = new DataTransfer();

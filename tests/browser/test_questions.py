@@ -7,6 +7,8 @@ from tests.browser.conftest import PageOf
 from tests.browser.stub_api import StubApi, error
 from tests.browser.stub_models import READER
 
+pytestmark = pytest.mark.slow
+
 TEXT = "Im Caf\u00e9 \U0001f468\u200d\U0001f373 kocht <b>Ann Lee</b>,\nund das seit 1999."
 
 

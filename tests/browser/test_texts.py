@@ -5,9 +5,11 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import PageOf
+from tests.browser.conftest import PageOf, page_before
 from tests.browser.stub_api import StubApi, error, until
 from tests.browser.stub_models import SENTIMENT
+
+pytestmark = pytest.mark.slow
 
 THREE = "a wonderful day\nlate\n\n  so so  "
 
@@ -176,10 +178,11 @@ def test_details(page: Page, stub: StubApi) -> None:
 
 def test_a_page_that_was_made_before_the_model_was_known(page_of: PageOf, stub: StubApi) -> None:
     stub.down()
-    page = page_of(SENTIMENT, state="down")
-    expect(page.locator("#page")).to_have_attribute("data-view", "photos")
-    stub.up()
-    expect(page.get_by_label("Your text")).to_be_visible()
+    with page_before(stub) as url:
+        page = page_of(SENTIMENT, url=url, state="down")
+        expect(page.locator("#page")).to_have_attribute("data-view", "photos")
+        stub.up()
+        expect(page.get_by_label("Your text")).to_be_visible()
 
 
 def test_without_script(page_of: PageOf, stub: StubApi) -> None:

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import Opener
 from tests.browser.pictures_of_food import EGG, SOUP, payload
 from tests.browser.stub_api import LABELS, StubApi, error, until
 from tests.servers import free_port, running
+
+pytestmark = pytest.mark.slow
 
 
 def choose(page: Page, *files: Path) -> None:

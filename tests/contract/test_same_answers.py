@@ -12,6 +12,8 @@ from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 from tests import pictures
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 
 @pytest.fixture(scope="module")
 def batch() -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def fake_settings(fake_model: Path, tmp_path: Path) -> dict[str, str]:
         "FAKE_BROKEN": str(tmp_path / "broken"),
         "FAKE_LOADING": str(tmp_path / "loading"),
     }
+
+
+@pytest.fixture
+def senders() -> Iterator[ThreadPoolExecutor]:
+    """Threads for requests that wait."""
+    with ThreadPoolExecutor(32) as executor:
+        yield executor
 
 
 class SharedService:

@@ -18,6 +18,8 @@ from tests import servers
 from tests.fake.backend import command
 from tests.servers import ROOT
 
+pytestmark = pytest.mark.slow
+
 SHORT = Plan(warm_up_s=0.1, window_s=0.4, fewest=2, most=2)
 
 

@@ -15,6 +15,8 @@ from tests.e2e.conftest import SharedService
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "SERVING_INSTANCES": "1",
     "SERVING_QUEUE_SIZE": "2",

@@ -12,6 +12,8 @@ from benchmarks import compare, machine, running, servers, table, text_model
 from benchmarks.__main__ import app
 from serving.settings import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 FOOD = str(ROOT / "models" / "food11")
 
 

@@ -11,8 +11,11 @@ import pytest
 import requests
 
 from tests import servers
-from tests.e2e.test_service import metric, raw_request, wait_for
+from tests.e2e.services import raw_request
 from tests.fake.backend import command
+from tests.servers import metric, wait_for
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "SERVING_INSTANCES": "1",

@@ -9,10 +9,12 @@ import requests
 
 from tests import servers
 from tests.conftest import NEEDS_TORCH, NO_GPU
-from tests.e2e.test_engine import WORKER, check_right, fake_service, numbered, programs, repeatedly
-from tests.e2e.test_service import metric, predict, wait_for
+from tests.e2e.services import WORKER, check_right, fake_service, numbered, predict, programs, repeatedly
 from tests.fake.backend import Failure, command
 from tests.http_load import send_all
+from tests.servers import metric, wait_for
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

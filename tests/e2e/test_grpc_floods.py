@@ -11,9 +11,11 @@ import requests
 
 from tests import servers
 from tests.e2e.test_floods import attempt, established, is_answered
-from tests.e2e.test_service import metric, wait_for
 from tests.fake.backend import command
 from tests.http2 import Http2
+from tests.servers import metric, wait_for
+
+pytestmark = pytest.mark.slow
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"

@@ -10,6 +10,8 @@ from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 from tritonclient.grpc import model_config_pb2
 
+pytestmark = pytest.mark.slow
+
 MODEL = "food_classifier_onnx"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests import pictures
 
+pytestmark = pytest.mark.slow
+
 JAVA = """
 import java.net.URI;
 import java.net.http.*;

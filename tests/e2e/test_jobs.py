@@ -15,6 +15,8 @@ from benchmarks.__main__ import app
 from benchmarks.usage import Usage
 from tests import pictures, servers
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 IMAGES = 3
 
 

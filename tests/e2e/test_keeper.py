@@ -12,6 +12,8 @@ import pytest
 from benchmarks import running
 from tests import servers
 
+pytestmark = pytest.mark.slow
+
 ORPHAN = "setsid sh -c '{trap}echo $$; : > $TMPDIR/up; sleep 600; sleep 600' & "
 """A daemon: its own session, and its parent ends."""
 

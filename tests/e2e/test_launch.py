@@ -14,6 +14,8 @@ import requests
 
 from tests import pictures, servers
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def launched(

@@ -1,10 +1,6 @@
-"""Every notebook, from top to bottom, on small numbers, against services that it starts itself.
-
-They take two minutes: CI runs another one each day.
-"""
+"""Every notebook, from top to bottom, on small numbers, against services that it starts itself."""
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,14 +10,14 @@ from nbclient import NotebookClient
 
 from tests.servers import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TODAY = datetime.now(UTC).toordinal() % len(NOTEBOOKS)
-RUN = NOTEBOOKS[TODAY : TODAY + 1] if os.environ.get("CI") else NOTEBOOKS
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Jupyter's own
-@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1"}

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests import servers
+
+pytestmark = pytest.mark.slow
 
 
 def test_schemathesis_finds_no_failure(onnx_url: str) -> None:

@@ -8,6 +8,8 @@ import requests
 from flask_app.samples import SAMPLES, Sample
 from tests import servers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def page_url(onnx_url: str) -> Iterator[str]:

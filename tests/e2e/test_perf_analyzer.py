@@ -31,7 +31,7 @@ SHORT = [
     "2",
 ]  # stable or not: it is no measurement
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs perf_analyzer")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="needs perf_analyzer")]
 
 
 @pytest.fixture(scope="module")

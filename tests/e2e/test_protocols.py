@@ -19,9 +19,11 @@ from tritonclient.utils import InferenceServerException
 
 from tests import servers
 from tests.e2e.conftest import write_model
-from tests.e2e.test_engine import WORKER, fake_service, programs
-from tests.e2e.test_service import metric, wait_for
+from tests.e2e.services import WORKER, fake_service, programs
 from tests.fake.backend import Failure, command, command_tensor
+from tests.servers import metric, wait_for
+
+pytestmark = pytest.mark.slow
 
 RAW = {"Inference-Header-Content-Length": "0"}
 Ask = Callable[[str, bytes], requests.Response]

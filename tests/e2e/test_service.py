@@ -14,9 +14,9 @@ import requests
 
 from tests import servers
 from tests.e2e.conftest import SharedService
+from tests.e2e.services import predict, raw_request
 from tests.fake.backend import Failure, command
-from tests.servers import metric as metric  # other tests find both here
-from tests.servers import wait_for as wait_for
+from tests.servers import metric, wait_for
 
 SETTINGS = {
     "SERVING_INSTANCES": "1",
@@ -63,12 +63,6 @@ def senders() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def predict(url: str, picture: bytes, **headers: str) -> requests.Response:
-    """POST /predict with the picture as the body."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return requests.post(f"{url}/predict", data=picture, headers=named, timeout=30)
-
-
 def listens(url: str) -> bool:
     """Whether a new connection is accepted."""
     parts = urlsplit(url)
@@ -77,15 +71,6 @@ def listens(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def raw_request(url: str, picture: bytes) -> socket.socket:
-    """Sends a whole request and leaves its answer unread."""
-    parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname or "", parts.port or 0))
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n\r\n"
-    connection.sendall(head.encode() + picture)
-    return connection
 
 
 def test_requests_over_the_limit_are_refused_at_the_door(

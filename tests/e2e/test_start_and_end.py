@@ -18,9 +18,11 @@ import requests
 from serving.cluster.parent import metrics_parent
 from tests import servers
 from tests.e2e.conftest import write_model
-from tests.e2e.test_engine import fake_service
-from tests.e2e.test_service import predict, wait_for
+from tests.e2e.services import fake_service, predict
 from tests.fake.backend import command
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.slow
 
 
 def ended(settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

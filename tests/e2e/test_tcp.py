@@ -21,8 +21,10 @@ from serving.protocols import tcp as frames
 from serving_client.tcp import TcpAnswer as Answer
 from serving_client.tcp import TcpClient
 from tests import pictures, servers
-from tests.e2e.test_service import wait_for
 from tests.fake.backend import Failure, command
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "SERVING_INSTANCES": "1",

@@ -22,6 +22,8 @@ from serving.settings import Settings
 from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 
+pytestmark = pytest.mark.slow
+
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 SIDE = 64  # of models/food11, see `test_the_premise`
 

@@ -10,6 +10,8 @@ import pytest
 from tests import servers
 from tests.fake.backend import command
 
+pytestmark = pytest.mark.slow
+
 HTTP2 = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 WEBSOCKET = b"Upgrade: websocket\r\nConnection: keep-alive, upgrade\r\nSec-WebSocket-Version: 13\r\n"
 PHOTO = command(class_index=3)

@@ -9,11 +9,11 @@ import pytest
 import requests
 
 from tests import exports, pictures, servers
-from tests.e2e.test_engine import WORKER, programs
-from tests.e2e.test_service import metric, wait_for
+from tests.e2e.services import WORKER, programs
 from tests.gpu.conftest import fraction
 from tests.gpu.test_backends import ROOM
 from tests.http_load import send_all
+from tests.servers import metric, wait_for
 
 pytestmark = pytest.mark.gpu
 

@@ -26,6 +26,8 @@ from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
 from training import augment, evaluate, export, folder, food11, state_dict, train
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 ARCHITECTURE = "mobilenet_v3_small"
 
 

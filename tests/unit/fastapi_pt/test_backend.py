@@ -19,6 +19,8 @@ from serving.tasks.image_classification import compute_logits
 from serving.tasks.registry import planner
 from tests import exports, graphs
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 
 def test_a_network_that_onednn_lacks_a_layer_for_is_served_in_the_plain_form(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(6), nn.Flatten()).eval()

@@ -23,7 +23,7 @@ from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
 from serving.tensors import Signature
 from tests import graphs
-from tests.unit.test_gpu_parts import Driver
+from tests.unit.serving.engine.test_gpu_parts import Driver
 
 
 class Processor:

@@ -10,7 +10,9 @@ from torchvision.transforms import v2
 from serving.model import ImagePipeline
 from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
-from tests.unit.test_images import CROPPED, IDENTITY, LIMIT, SQUEEZED
+from tests.unit.serving.tasks.image.test_decode import CROPPED, IDENTITY, LIMIT, SQUEEZED
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 CLASSIC = ImagePipeline(resize=256, center_crop=224, **IDENTITY)
 NARROW = ImagePipeline(resize=32, center_crop=48, **IDENTITY)

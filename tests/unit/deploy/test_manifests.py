@@ -20,7 +20,7 @@ from serving.model import Model
 from serving.settings import ROOT, Settings
 from tests.fake import BACKEND
 from tests.manifests import DEPLOY, Object, build, check, merged, ray_pods, read
-from tests.unit.test_compose_files import ENGINE_METRICS
+from tests.unit.deploy.test_compose_files import ENGINE_METRICS
 
 OVERLAYS = sorted(path.parent for path in DEPLOY.glob("kubernetes/overlays/*/kustomization.yaml"))
 BUILT = {folder.name: build(folder) for folder in OVERLAYS}

@@ -151,7 +151,7 @@ def test_an_empty_file(client: FlaskClient) -> None:
 def test_samples(stub: StubApi, client: FlaskClient, key: str) -> None:
     assert client.post("/", data={"sample": key}).status_code == 200
     content = base64.b64decode(stub.asked[0].body["image"])
-    assert content == (Path(__file__).parents[2] / f"flask_app/static/samples/{key}.jpg").read_bytes()
+    assert content == (Path(__file__).parents[3] / f"flask_app/static/samples/{key}.jpg").read_bytes()
     assert len(content) < 60_000
 
 

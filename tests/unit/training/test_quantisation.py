@@ -25,6 +25,8 @@ from training import export, int8, int8_onnx, photos
 from training.int8 import Options
 from training.int8_verdict import objection_to
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 SIDE = 16
 

@@ -13,7 +13,7 @@ from serving.errors import ConfigurationError
 from serving.model import Kind, Model
 from serving.settings import Settings
 
-pytestmark = pytest.mark.slow  # training.export needs PyTorch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 FILE: Kind = "model_quantized.onnx"
 
 

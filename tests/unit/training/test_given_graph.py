@@ -19,6 +19,8 @@ from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
 from training import export, given_graph
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 PIPELINE = ImagePipeline(resize=(6, 8), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
 MEAN_OF_EACH_CHANNEL = [

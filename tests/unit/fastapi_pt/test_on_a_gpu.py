@@ -22,6 +22,8 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 
 class Queue:
     """A stream and an event where everything is done at once."""

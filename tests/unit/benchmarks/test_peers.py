@@ -12,6 +12,8 @@ from serving.model import Model
 from serving.settings import ROOT
 from tests import pictures
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
 FOOD = str(ROOT / "models" / "food11")
 
 

@@ -1,0 +1,111 @@
+"""Services of the fake backend as real processes: their children, their connections, requests."""
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit
+
+import psutil
+import requests
+
+from tests import servers
+from tests.e2e.conftest import CLASSES
+from tests.fake.backend import command
+from tests.http_load import Answer
+from tests.servers import metric, wait_for
+
+WORKER = "serving.engine.worker"
+WEB = "serving.cluster.frontend"
+WATCHFUL = "tests.fake.watchful"
+MANY_CORES = "tests.fake.many_cores"
+
+
+def programs(server: psutil.Process, module: str) -> list[psutil.Process]:
+    """The living child processes that run `python -m MODULE`."""
+    found = []
+    for child in server.children(recursive=True):
+        try:
+            if module in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@contextmanager
+def fake_service(
+    settings: dict[str, str], program: str = "serving", **more: str
+) -> Iterator[tuple[str, psutil.Process]]:
+    """A fake service's URL and its main process."""
+    named = {f"SERVING_{name.upper()}": value for name, value in more.items()}
+    url = f"http://127.0.0.1:{(port := servers.free_port())}"
+    command_line = [program, "tests.fake", "--port", str(port)]
+    with servers.running(command_line, f"{url}/health/ready", {**settings, **named}) as process:
+        yield url, psutil.Process(process.pid)
+
+
+def predict(url: str, picture: bytes, **headers: str) -> requests.Response:
+    """POST /predict with the picture as the body."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.post(f"{url}/predict", data=picture, headers=named, timeout=30)
+
+
+def raw_request(url: str, picture: bytes) -> socket.socket:
+    """Sends a whole request and leaves its answer unread."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0))
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n\r\n"
+    connection.sendall(head.encode() + picture)
+    return connection
+
+
+def numbered(count: int) -> Iterator[tuple[int, bytes]]:
+    """Pictures whose class is their number."""
+    for index in range(count):
+        yield index, command(class_index=index % CLASSES)
+
+
+def check_right(answers: list[Answer], count: int) -> None:
+    """Every question has one answer, and it is its own."""
+    assert sorted(answer.tag for answer in answers) == list(range(count))
+    wrong = [a for a in answers if a.status == 200 and a.label != str(a.tag % CLASSES)]
+    assert not wrong
+
+
+@contextmanager
+def repeatedly(action: threading.Thread) -> Iterator[None]:
+    """Runs a thread beside the block and waits for it."""
+    action.start()
+    try:
+        yield
+    finally:
+        action.join()
+
+
+def ready_workers(url: str) -> int:
+    """As the service counts them."""
+    return int(metric(url, "serving_ready_workers"))
+
+
+def client_ports(web: psutil.Process) -> set[int]:
+    """The other ends of a web process's connections."""
+    return {address.raddr.port for address in web.net_connections("tcp") if address.raddr}
+
+
+def connect_to_each(
+    url: str, webs: list[psutil.Process], held: ExitStack
+) -> list[http.client.HTTPConnection]:
+    """Connections that have been answered, opened until each web process has one."""
+    made: list[http.client.HTTPConnection] = []
+
+    def one_more() -> bool:
+        made.append(http.client.HTTPConnection(urlsplit(url).netloc, timeout=30))
+        held.callback(made[-1].close)
+        made[-1].request("GET", "/health/live")
+        assert made[-1].getresponse().read()
+        return all(client_ports(web) for web in webs)
+
+    wait_for(one_more)
+    return made

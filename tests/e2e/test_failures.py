@@ -1,0 +1,155 @@
+"""Workers that die, hang or cannot start, and inputs that break them: only these requests fail."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.e2e.conftest import CLASSES
+from tests.e2e.services import (
+    WORKER,
+    check_right,
+    fake_service,
+    predict,
+    programs,
+    ready_workers,
+    repeatedly,
+)
+from tests.fake.backend import Failure, command
+from tests.http_load import send_all
+from tests.servers import metric, wait_for
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """Three programs that take all they get of a core."""
+    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the wait for a core is not known")
+def test_a_worker_that_gets_little_of_a_core_is_kept(fake_settings: dict[str, str]) -> None:
+    settings = {**fake_settings, "FAKE_CPU_MS": "20"}
+    with fake_service(settings, instances="1", worker_timeout_ms="300") as (url, server):
+        (worker,) = programs(server, WORKER)
+        core = min(os.sched_getaffinity(0))
+        worker.cpu_affinity([core])
+        worker.nice(19)
+        with busy(core):
+            assert predict(url, command(class_index=3)).json()["prediction"] == "3"
+        assert worker.is_running()
+        assert metric(url, "serving_worker_restarts_total") == 0
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
+def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
+    fake_settings: dict[str, str], number: signal.Signals
+) -> None:
+    settings = {**fake_settings, "FAKE_MS": "5"}
+    with fake_service(settings, worker_timeout_ms="1000") as (url, server):
+        finished = threading.Event()
+
+        def strike() -> None:
+            try:
+                for _ in range(3):
+                    wait_for(lambda: ready_workers(url) == 2)
+                    victim = random.choice(programs(server, WORKER))
+                    victim.send_signal(number)
+                    wait_for(lambda gone=victim: not gone.is_running())  # type: ignore[misc]
+            finally:
+                finished.set()
+
+        def pictures() -> Iterator[tuple[int, bytes]]:
+            tag = 0
+            while not finished.is_set() or tag < 500:
+                yield tag, command(class_index=tag % CLASSES)
+                tag += 1
+
+        with repeatedly(threading.Thread(target=strike)):
+            answers = send_all(url, pictures(), senders=12)
+        check_right(answers, len(answers))
+        assert Counter(answer.status for answer in answers) == {200: len(answers)}
+        assert metric(url, "serving_worker_restarts_total") == 3
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)
+
+
+def test_without_workers_it_refuses_and_recovers_by_itself(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    with fake_service(fake_settings) as (url, server):
+        waiting = senders.submit(predict, url, command(held=True))
+        wait_for(lambda: metric(url, "serving_free_slots") == 255)
+        (tmp_path / "broken").touch()
+        for worker in programs(server, WORKER):
+            worker.kill()
+        assert waiting.result().status_code == 503
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
+        refused = predict(url, command())
+        assert refused.status_code == 503
+        assert refused.json()["code"] == "unavailable"
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert requests.get(f"{url}/health/live", timeout=10).status_code == 200
+        (tmp_path / "gate").touch()
+        (tmp_path / "broken").unlink()
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
+        assert predict(url, command(class_index=7)).json()["prediction"] == "7"
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)
+
+
+def test_a_service_whose_workers_cannot_start_says_why(
+    fake_settings: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken").touch()
+    with pytest.raises(RuntimeError, match="exit code"), fake_service(fake_settings):
+        pass
+    assert "commanded not to load" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (Failure.RAISE, "internal_error"),
+        pytest.param(Failure.NOT_FINITE, "internal_error", marks=pytest.mark.slow),
+        pytest.param(Failure.TOO_FEW_OUTPUTS, "internal_error", marks=pytest.mark.slow),
+        (Failure.EXIT, "worker_crashed"),
+    ],
+)
+def test_one_poisonous_picture_fails_alone(
+    fake_settings: dict[str, str],
+    tmp_path: Path,
+    senders: ThreadPoolExecutor,
+    failure: Failure,
+    code: str,
+) -> None:
+    with fake_service(fake_settings, instances="1", max_batch_size="8") as (url, _):
+        first = senders.submit(predict, url, command(held=True, class_index=99))
+        wait_for((tmp_path / "gate.held").exists)
+        healthy = [senders.submit(predict, url, command(class_index=i)) for i in range(3)]
+        poison = senders.submit(predict, url, command(failure=failure))
+        healthy += [senders.submit(predict, url, command(class_index=i)) for i in range(3, 6)]
+        wait_for(lambda: metric(url, "serving_queue_depth") == 7)
+        (tmp_path / "gate").touch()
+        assert first.result().json()["prediction"] == "99"
+        assert [f.result().json()["prediction"] for f in healthy] == [str(i) for i in range(6)]
+        assert poison.result().status_code == 500
+        assert poison.result().json()["code"] == code
+        assert "secret" not in poison.result().text

@@ -1,0 +1,72 @@
+"""The queue: cancelled requests, priorities, and what is computed together."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.e2e.services import fake_service, predict, raw_request
+from tests.fake.backend import command
+from tests.servers import metric, wait_for
+
+
+def test_the_first_of_three_batched_requests_leaves_and_the_others_are_answered(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    with fake_service(fake_settings, instances="1", max_batch_size="4") as (url, _):
+        for leave_while in ("waiting", "running"):
+            (tmp_path / "gate").unlink(missing_ok=True)
+            (tmp_path / "gate.held").unlink(missing_ok=True)
+            blocker = senders.submit(predict, url, command(held=True))
+            wait_for((tmp_path / "gate.held").exists)
+            gone = raw_request(url, command(held=True))
+            wait_for(lambda: metric(url, "serving_queue_depth") == 1)
+            others = [senders.submit(predict, url, command(class_index=i)) for i in (3, 4)]
+            wait_for(lambda: metric(url, "serving_queue_depth") == 3)
+            cancelled = metric(url, "serving_cancelled_total")
+            skipped = metric(url, "serving_skipped_total")
+            if leave_while == "waiting":
+                gone.close()
+                wait_for(lambda before=cancelled: metric(url, "serving_cancelled_total") > before)  # type: ignore[misc]
+            (tmp_path / "gate").touch()
+            assert [f.result().json()["prediction"] for f in (blocker, *others)] == ["0", "3", "4"]
+            wait_for(lambda: metric(url, "serving_free_slots") == 256)
+            gone.close()
+            assert metric(url, "serving_skipped_total") - skipped == (leave_while == "waiting")
+
+
+def test_interactive_requests_overtake_bulk(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    with fake_service(fake_settings, instances="1", max_batch_size="2", queue_size="12") as (url, _):
+
+        def ask(kind: str) -> int:
+            return predict(url, command(), X_Priority=kind).status_code
+
+        blocker = senders.submit(predict, url, command(held=True), X_Priority="bulk")
+        wait_for((tmp_path / "gate.held").exists)
+        bulk = [senders.submit(ask, "bulk") for _ in range(5)]
+        wait_for(lambda: metric(url, "serving_queue_depth") == 5)
+        assert predict(url, command(), X_Priority="bulk").status_code == 503
+        interactive = [senders.submit(ask, "interactive") for _ in range(2)]
+        wait_for(lambda: metric(url, "serving_queue_depth") == 7)
+        (tmp_path / "gate").touch()
+        assert blocker.result().status_code == 200
+        assert {f.result() for f in (*bulk, *interactive)} == {200}
+        assert metric(url, "serving_batch_size_sum") == 8
+        assert metric(url, "serving_batch_size_count") == 5  # 1, then 2 interactive, then 2 + 2 + 1
+        assert predict(url, command(), X_Priority="urgent").status_code == 422
+
+
+def test_what_waits_is_computed_together_and_a_queue_delay_waits_for_more(
+    fake_settings: dict[str, str], senders: ThreadPoolExecutor
+) -> None:
+    delayed = {"max_batch_size": "4", "max_queue_delay_us": "10000000", "instances": "1"}
+    with fake_service(fake_settings, **delayed) as (url, _):
+        answers = [senders.submit(predict, url, command(class_index=i)) for i in range(4)]
+        assert [f.result().json()["prediction"] for f in answers] == ["0", "1", "2", "3"]
+        assert metric(url, "serving_batch_size_count") == 1
+        assert metric(url, "serving_batch_size_sum") == 4
+    with fake_service(fake_settings, **delayed, preferred_batch_sizes="2") as (url, _):
+        for _ in range(2):
+            pair = [senders.submit(predict, url, command(class_index=i)) for i in range(2)]
+            assert [f.result().json()["prediction"] for f in pair] == ["0", "1"]
+        assert metric(url, "serving_batch_size_count") == 2

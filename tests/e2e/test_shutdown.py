@@ -1,0 +1,122 @@
+"""A service that is told to end answers what it has accepted, and leaves no process behind."""
+
+import http.client
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from tests import servers
+from tests.e2e.services import (
+    WORKER,
+    fake_service,
+    predict,
+    programs,
+)
+from tests.fake.backend import command
+from tests.servers import wait_for
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_at_once(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    with fake_service(fake_settings) as (url, server):
+        workers = programs(server, WORKER)
+        held = senders.submit(predict, url, command(held=True))
+        wait_for((tmp_path / "gate.held").exists)
+        server.terminate()
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
+        server.terminate()
+        _, alive = psutil.wait_procs([server, *workers], timeout=10)
+        assert not alive
+        assert isinstance(held.exception(), requests.ConnectionError)
+
+
+@pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_sigterm_under_load_answers_all_and_exits_with_0(
+    fake_settings: dict[str, str], web_processes: str
+) -> None:
+    settings = {**fake_settings, "FAKE_MS": "20"}
+    url = f"http://127.0.0.1:{(port := servers.free_port())}"
+    line = ["serving", "tests.fake", "--port", str(port)]
+    settings |= {"SERVING_WEB_PROCESSES": web_processes}
+    with servers.running(line, f"{url}/health/ready", settings) as process:
+        statuses: list[int] = []
+        enough = threading.Event()
+
+        def ask() -> None:
+            try:
+                while True:
+                    statuses.append(predict(url, command()).status_code)
+                    if len(statuses) > 30:
+                        enough.set()
+            except requests.ConnectionError:
+                return  # the end: nobody listens any more
+
+        with ThreadPoolExecutor(8) as executor:
+            asking = [executor.submit(ask) for _ in range(8)]
+            assert enough.wait(60)
+            process.send_signal(signal.SIGTERM)
+            for future in asking:
+                future.result()
+        assert process.wait(30) == 0
+        assert set(statuses) <= {200, 503}
+        assert len(statuses) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
+    fake_settings: dict[str, str], web_processes: str
+) -> None:
+    url = f"http://127.0.0.1:{(port := servers.free_port())}"
+    settings = {"SERVING_SHUTDOWN_DELAY_S": "3600", "SERVING_WEB_PROCESSES": web_processes}
+    command_line = ["serving", "tests.fake", "--port", str(port)]
+
+    def leaves(connection: http.client.HTTPConnection) -> bool:
+        connection.request("GET", "/health/ready")
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status == 503) == (answer.headers["Connection"] == "close")
+        return answer.status == 503
+
+    with (
+        servers.running(command_line, f"{url}/health/ready", {**fake_settings, **settings}) as process,
+        ExitStack() as held,
+    ):
+        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(4)]
+        for connection in connections:
+            held.callback(connection.close)
+            assert not leaves(connection)
+        process.send_signal(signal.SIGTERM)
+        for connection in connections:  # of all web processes
+            wait_for(lambda one=connection: leaves(one))  # type: ignore[misc]
+        answers = [predict(url, command(class_index=7)) for _ in range(4)]
+        assert {answer.json()["prediction"] for answer in answers} == {"7"}
+        assert {answer.headers["Connection"] for answer in answers} == {"close"}
+        process.send_signal(signal.SIGTERM)  # whoever does not want to wait
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_after_the_delay_the_service_ends(fake_settings: dict[str, str], web_processes: str) -> None:
+    with fake_service(fake_settings, shutdown_delay_s="0.2", web_processes=web_processes) as (_, server):
+        server.terminate()
+        assert server.wait(30) == 0
+
+
+@pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_sigkill_leaves_no_process_behind(fake_settings: dict[str, str], web_processes: str) -> None:
+    with fake_service(fake_settings, web_processes=web_processes) as (_, server):
+        children = server.children(recursive=True)
+        assert len(children) >= 2
+        server.kill()
+        _, alive = psutil.wait_procs(children, timeout=2)
+        assert not alive

@@ -1,0 +1,127 @@
+"""Versions of a model are switched while the service runs."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import requests
+
+from serving_client.tcp import TcpClient
+from tests import servers
+from tests.e2e.conftest import CLASSES, write_model
+from tests.e2e.services import WORKER, fake_service, predict, programs
+from tests.fake.backend import command
+from tests.http_load import send_all
+from tests.servers import wait_for
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_versions_are_switched_without_a_failed_request(
+    fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder), "FAKE_MS": "2"}
+    keys = {"api_key": "guest", "admin_key": "chief", "web_processes": web_processes}
+    with fake_service(settings, **keys) as (url, server):
+        guest, chief = {"Authorization": "Bearer guest"}, {"Authorization": "Bearer chief"}
+
+        def switch(version: str, headers: dict[str, str]) -> requests.Response:
+            body = {"version": version}
+            return requests.post(f"{url}/admin/version", json=body, headers=headers, timeout=60)
+
+        assert switch("2", guest).status_code == 401
+        unknown = switch("../2", chief)
+        assert unknown.status_code == 422
+        stop = threading.Event()
+
+        def pictures() -> Iterator[tuple[int, bytes]]:
+            tag = 0
+            while not stop.is_set():
+                yield tag, command(class_index=tag % CLASSES)
+                tag += 1
+
+        def switch_to_and_fro() -> None:
+            try:
+                for version in ("2", "1", "2"):
+                    assert switch(version, chief).json() == {"version": version}
+                    assert len(programs(server, WORKER)) == 2  # the one before is gone
+                    assert requests.get(f"{url}/model", timeout=10).json()["version"] == version
+            finally:
+                stop.set()
+
+        with ThreadPoolExecutor(1) as executor:
+            switching = executor.submit(switch_to_and_fro)
+            answers = send_all(url, pictures(), senders=6, headers=guest)
+            switching.result()
+        assert {answer.status for answer in answers} == {200}
+        names = {f"{word}-{a.tag % CLASSES}" for a in answers for word in ("one", "two")}
+        assert all(answer.label in names for answer in answers)
+        assert {str(answer.label).split("-")[0] for answer in answers} == {"one", "two"}
+        wait_for(lambda: len(programs(server, WORKER)) == 2)
+
+
+@pytest.mark.slow
+def test_a_version_may_have_more_labels(fake_settings: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", classes=3)
+    write_model(folder / "2", "2", classes=5)
+    port = servers.free_port()
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    with (
+        fake_service(settings, admin_key="chief", tcp_port=str(port)) as (url, _),
+        TcpClient("127.0.0.1", port) as client,
+    ):
+        path, photo = f"{url}/predict?top_k=5", command(class_index=4)
+        assert requests.post(path, data=photo, timeout=30).status_code == 422
+        headers = {"Authorization": "Bearer chief"}
+        requests.post(f"{url}/admin/version", json={"version": "2"}, headers=headers, timeout=60)
+        assert len(requests.post(path, data=photo, timeout=30).json()["top"]) == 5
+        assert len(client.predict(photo, top_k=5).content["top"]) == 5
+
+
+@pytest.mark.slow
+def test_a_version_that_cannot_be_loaded_changes_nothing(
+    fake_settings: dict[str, str], tmp_path: Path
+) -> None:
+    with fake_service(fake_settings, admin_key="chief") as (url, server):
+        (tmp_path / "broken").touch()
+        headers = {"Authorization": "Bearer chief"}
+        answer = requests.post(
+            f"{url}/admin/version", json={"version": "2"}, headers=headers, timeout=60
+        )
+        assert answer.status_code == 422
+        assert "commanded not to load" in answer.json()["detail"]
+        assert predict(url, command(class_index=4)).json()["prediction"] == "4"
+        assert len(programs(server, WORKER)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("web_processes", ["1", "2"])
+def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str
+) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder), "FAKE_BROKEN_VERSION": "1"}
+    keys = {"admin_key": "chief", "web_processes": web_processes}
+    with fake_service(settings, **keys) as (url, server):
+        held = [senders.submit(predict, url, command(held=True)) for _ in range(2)]
+        wait_for((tmp_path / "gate.held").exists)
+        (tmp_path / "broken").touch()
+        for worker in programs(server, WORKER):
+            worker.kill()
+        assert {future.result().status_code for future in held} == {503}
+        answer = requests.post(
+            f"{url}/admin/version",
+            json={"version": "2"},
+            headers={"Authorization": "Bearer chief"},
+            timeout=30,
+        )
+        assert answer.json() == {"version": "2"}
+        assert predict(url, command(class_index=4)).json()["prediction"] == "two-4"

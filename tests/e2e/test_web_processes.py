@@ -1,0 +1,110 @@
+"""Several web processes share one engine, and one that dies or hangs is replaced."""
+
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.e2e.services import (
+    MANY_CORES,
+    WATCHFUL,
+    WEB,
+    check_right,
+    client_ports,
+    connect_to_each,
+    fake_service,
+    numbered,
+    predict,
+    programs,
+)
+from tests.fake.backend import command
+from tests.http_load import send_all
+from tests.servers import metric, wait_for
+
+
+@pytest.mark.slow
+def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -> None:
+    with fake_service(fake_settings, web_processes="2", queue_size="10") as (url, server):
+        assert len(programs(server, WEB)) == 2
+        with ExitStack() as held:
+            connect_to_each(url, programs(server, WEB), held)
+        answers = send_all(url, numbered(500), senders=4)
+        check_right(answers, 500)
+        assert {answer.status for answer in answers} == {200}
+        # /metrics adds up over both, whichever answers
+        for _ in range(2):
+            assert metric(url, "serving_batch_size_sum") == 500
+            assert metric(url, "serving_free_slots") == 10
+
+
+def test_with_many_cores_there_are_as_many_web_processes_as_the_workers_need(
+    fake_settings: dict[str, str],
+) -> None:
+    settings = {**fake_settings, "FAKE_MS": "2", "SERVING_INSTANCES": "4"}
+    with fake_service(settings, MANY_CORES, device="cpu", max_batch_size="1") as (url, server):
+        model = requests.get(f"{url}/model", timeout=10).json()
+        assert model["web_processes_reason"].startswith("8 cores, ")
+        assert 1 < model["web_processes"] <= 8
+        assert len(programs(server, WEB)) == model["web_processes"]
+        assert metric(url, "serving_web_processes") == model["web_processes"]
+        check_right(send_all(url, numbered(200), senders=8), 200)
+        assert metric(url, "serving_free_slots") == 256
+
+
+@pytest.mark.slow
+def test_a_web_process_that_dies_is_replaced_and_its_slots_come_back(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    with fake_service(fake_settings, web_processes="2", queue_size="64") as (url, server):
+        webs = programs(server, WEB)
+        held: list[Future[requests.Response]] = []
+
+        def both_hold_some() -> bool:
+            held.append(senders.submit(predict, url, command(held=True)))
+            wait_for(lambda: metric(url, "serving_free_slots") == 64 - len(held))
+            counts = [len(client_ports(web)) for web in webs]
+            return all(counts) and sum(counts) == len(held)  # none is one that asked for metrics
+
+        wait_for(both_hold_some)
+        webs[0].kill()
+        wait_for(lambda: len(programs(server, WEB)) == 2 and webs[0] not in programs(server, WEB))
+        (tmp_path / "gate").touch()
+        results = [future.exception() or future.result() for future in held]
+        lost = [r for r in results if isinstance(r, requests.ConnectionError)]
+        answered = [r for r in results if isinstance(r, requests.Response)]
+        assert lost
+        assert answered
+        assert len(lost) + len(answered) == len(held)
+        assert {response.status_code for response in answered} == {200}
+        wait_for(lambda: metric(url, "serving_free_slots") == 64)
+        check_right(send_all(url, numbered(50), senders=2), 50)
+
+
+@pytest.mark.slow
+def test_a_web_process_that_no_longer_runs_is_replaced(fake_settings: dict[str, str]) -> None:
+    with fake_service(fake_settings, WATCHFUL, web_processes="2") as (url, server), ExitStack() as held:
+        stopped = programs(server, WEB)[0]
+        connections = connect_to_each(url, programs(server, WEB), held)
+        theirs = client_ports(stopped)
+        stopped.send_signal(signal.SIGSTOP)
+        hanging = [one for one in connections if one.sock.getsockname()[1] in theirs]
+        assert hanging
+        for connection in hanging:
+            connection.request("GET", "/health/live")
+            with pytest.raises(ConnectionError):
+                connection.getresponse()
+        wait_for(lambda: len(programs(server, WEB)) == 2 and stopped not in programs(server, WEB))
+        check_right(send_all(url, numbered(50), senders=4), 50)
+
+
+@pytest.mark.slow
+def test_a_web_process_that_no_longer_runs_does_not_hold_up_the_end(
+    fake_settings: dict[str, str],
+) -> None:
+    with fake_service(fake_settings, WATCHFUL, web_processes="2") as (_, server):
+        programs(server, WEB)[0].send_signal(signal.SIGSTOP)
+        server.terminate()
+        assert server.wait(30) == 0

@@ -1,0 +1,112 @@
+"""`serving.engine.worker_process`: when a worker counts as hung, and how its end is described."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving.engine import worker_process
+from serving.engine.memory import (
+    Memory,
+)
+from serving.engine.worker_args import WorkerArgs
+from serving.engine.worker_process import WorkerProcess, describe_exit
+from serving.settings import Settings
+from serving.system import cpus
+from tests.unit.serving.engine.conftest import LAYOUT
+
+
+@pytest.fixture
+def place() -> Iterator[WorkerProcess]:
+    """With a program that does nothing."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
+        yield WorkerProcess(index=0, gpu=0, popen=popen)
+        popen.kill()
+
+
+def test_a_worker_counts_as_hung_at_a_second_look_only(place: WorkerProcess) -> None:
+    assert not place.is_hung(True, 100.0, 0.5)  # all processes may just have been paused
+    assert not place.is_hung(True, 100.2, 0.5)
+    assert not place.is_hung(False, 100.4, 0.5)
+    assert not place.is_hung(True, 100.6, 0.5)
+    assert place.is_hung(True, 101.2 + 60, 0.5)  # it may have waited for a core, but not for a minute
+
+
+def test_a_worker_that_gets_no_core_does_not_count_as_hung(
+    place: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = {1: 5.0, 2: 7.0}
+    monkeypatch.setattr("serving.system.cpus.core_wait_s", lambda _: dict(waited))
+    assert not place.is_hung(True, 100.0, 0.5)
+    waited |= {1: 5.9, 3: 8.0}  # the third one has just begun
+    assert not place.is_hung(True, 101.0, 0.5)
+    assert place.is_hung(True, 101.5, 0.5)
+
+
+def test_the_wait_for_a_core_is_known(place: WorkerProcess) -> None:
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not count it")
+    assert place.popen
+    assert set(cpus.core_wait_s(place.popen.pid)) == {place.popen.pid}
+    place.popen.kill()
+    place.popen.wait()
+    assert cpus.core_wait_s(place.popen.pid) == {}
+
+
+@pytest.mark.parametrize("delay_us", [0, 500_000])
+def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> None:
+    for timeout_ms, least in ((100, 0.1), ("auto", worker_process.MIN_HANG_LIMIT_S)):
+        values = {"worker_timeout_ms": timeout_ms, "max_queue_delay_us": delay_us}
+        settings = Settings.model_validate(values)
+        assert worker_process.hang_limit(settings, {}) == pytest.approx(least + delay_us / 1e6)
+
+
+@pytest.mark.parametrize("pipes_that_open", [1, 2])
+def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, pipes_that_open: int
+) -> None:
+    opened: list[tuple[int, int]] = []
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def pipe(_: int) -> tuple[int, int]:
+        if len(opened) == pipes_that_open:
+            refused()
+        opened.append(os.pipe())
+        return opened[-1]
+
+    monkeypatch.setattr(worker_process, "pipe", pipe)
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    arguments = WorkerArgs(
+        index=0,
+        parent=os.getpid(),
+        backend="no:Backend",
+        model_dir="",
+        version="1",
+        scratch=None,
+        gpu=0,
+        device="cpu",
+        layout=LAYOUT,
+        memory_fd=memory.fd,
+        work_fds=(0, 0),
+        done_fds=(),
+    )
+    with pytest.raises(OSError, match="too many"):
+        worker_process.WorkerProcess(0, 0).start(arguments)
+    for fd in (fd for ends in opened for fd in ends):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("raise SystemExit(3)", "exit code 3"), ("import os; os.kill(os.getpid(), 9)", "want of memory")],
+)
+def test_how_a_worker_ended_is_said_in_words(program: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program])
+    assert said in describe_exit(done.returncode)
