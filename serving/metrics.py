@@ -15,7 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from serving.engine import gpu_monitor
-from serving.engine.client import Outcome
+from serving.engine.client import ItemResult
 from serving.engine.memory import Memory, State
 from serving.system import cpus
 
@@ -66,7 +66,7 @@ class Metrics:
         """Reads the engine's figures from this memory from now on; `frontends` use the engine."""
         self._engine.follow(memory, frontends)
 
-    def observe_item(self, state: State, outcome: Outcome | None) -> None:
+    def observe_item(self, state: State, outcome: ItemResult | None) -> None:
         """Counts an input that left the engine, and the batch if the input is its leader."""
         if outcome is None:
             if state in (State.SKIPPED, State.EXPIRED):

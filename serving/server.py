@@ -160,11 +160,11 @@ class Server(uvicorn.Server):
 
     def connect(self, connection: socket.socket) -> None:
         """Serves an accepted connection, or refuses it where all others are being answered."""
-        if not self.connections.begin():
+        if not self.connections.opened():
             with contextlib.suppress(OSError), connection:
                 connection.setblocking(False)
                 connection.send(BUSY)
-            self.connections.end()
+            self.connections.closed()
             return
         task = asyncio.get_running_loop().create_task(self._connect(connection))
         self._connecting.add(task)  # the loop itself keeps weak references only
@@ -176,7 +176,7 @@ class Server(uvicorn.Server):
             await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
         except OSError:  # it has gone already
             connection.close()
-            self.connections.end()
+            self.connections.closed()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops listening, then lets connections finish."""

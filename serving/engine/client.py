@@ -37,7 +37,7 @@ NOTICE = 0xFFFFFFFFFFFFFFFF  # record in a done pipe: the engine's health has ch
 
 
 @dataclass(slots=True)  # not frozen: that costs time for every input
-class Outcome:
+class ItemResult:
     """Result of one input."""
 
     outputs: list[Array]
@@ -71,7 +71,7 @@ def error_for(state: State, blames_client: bool) -> Exception:
     return errors.get(state) or InternalError("inference failed")
 
 
-OnFinished = Callable[[State, Outcome | None], None]
+OnFinished = Callable[[State, ItemResult | None], None]
 
 
 class Slots:
@@ -98,7 +98,7 @@ class Slots:
 
     async def submit(
         self, signature: int, items: Sequence[Item], deadline: float, bulk: bool
-    ) -> list[Outcome]:
+    ) -> list[ItemResult]:
         """Computes one item per slot; returns their outcomes in order.
 
         `signature` is an index into the layout's signatures; every item is as that signature says.
@@ -127,7 +127,7 @@ class EngineClient:
         self._fds = fds
         self._on_finished = on_finished
         self._frontend = fds.frontend
-        self._futures: dict[int, asyncio.Future[Outcome] | None] = {}
+        self._futures: dict[int, asyncio.Future[ItemResult] | None] = {}
         """Future of each submitted slot; None if the request was cancelled."""
 
         self._free: list[int] = []
@@ -202,7 +202,7 @@ class EngineClient:
         item: Item,
         deadline: float,
         bulk: bool,
-    ) -> asyncio.Future[Outcome]:
+    ) -> asyncio.Future[ItemResult]:
         """Writes an item into an acquired slot and queues the slot; see `Slots.submit`."""
         memory = self.memory
         memory.write_inputs(slot, signature, item)
@@ -212,7 +212,7 @@ class EngineClient:
         memory.bulk[slot] = bulk
         memory.deadline[slot] = deadline
         memory.queued_at[slot] = time.monotonic()
-        future: asyncio.Future[Outcome] = self._loop.create_future()
+        future: asyncio.Future[ItemResult] = self._loop.create_future()
         self._futures[slot] = future
         memory.state[slot] = State.QUEUED
         send(self._fds.work_fds[bulk], record(slot, generation))
@@ -221,7 +221,7 @@ class EngineClient:
             self._loop.call_later(WATCH_S, self._watch)
         return future
 
-    def cancel(self, slot: int, future: asyncio.Future[Outcome]) -> None:
+    def cancel(self, slot: int, future: asyncio.Future[ItemResult]) -> None:
         """Cancels a submitted slot; it is freed when a worker reports it."""
         if self._futures.get(slot) is future:
             self.memory.cancelled[slot] = 1
@@ -288,10 +288,10 @@ class EngineClient:
         memory.discard(slot)
         self._release(slot)
 
-    def _outcome(self, slot: int) -> Outcome:
+    def _outcome(self, slot: int) -> ItemResult:
         memory = self.memory
         started, finished = memory.started_at[slot], memory.finished_at[slot]
-        return Outcome(
+        return ItemResult(
             outputs=memory.read_outputs(slot),
             started_at=started,
             finished_at=finished,

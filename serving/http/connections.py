@@ -15,7 +15,7 @@ FEWEST = 16
 
 
 class Connections:
-    """Counts connections up to `most`; `server.py` begins them, `protocol.py` ends them."""
+    """Counts connections up to `most`; `server.py` opens them, `protocol.py` closes them."""
 
     def __init__(self, most: int = 4096, head_s: float = 20.0, write_s: float = 30.0) -> None:
         self.most = most
@@ -25,20 +25,20 @@ class Connections:
         self.draining = False  # the service is about to end: newest requests are the last ones
         self._waiting: dict[asyncio.Transport, None] = {}
 
-    def begin(self) -> bool:
-        """Counts one more; False where all are being answered, and it must `end` again at once."""
+    def opened(self) -> bool:
+        """Counts one more; False where all are being answered, and it must be `closed` again at once."""
         self.open += 1
         return self.open <= self.most or self.make_room()
 
-    def end(self) -> None:
+    def closed(self) -> None:
         """Counts one fewer."""
         self.open -= 1
 
-    def wait(self, connection: asyncio.Transport) -> None:
+    def mark_idle(self, connection: asyncio.Transport) -> None:
         """Notes that its client is to send something; one that waits already keeps its place."""
         self._waiting.setdefault(connection)
 
-    def work(self, connection: asyncio.Transport) -> None:
+    def mark_busy(self, connection: asyncio.Transport) -> None:
         """Notes that it has a whole request, or is gone."""
         self._waiting.pop(connection, None)
 
@@ -47,7 +47,7 @@ class Connections:
         oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
-        self.work(oldest)
+        self.mark_busy(oldest)
         oldest.abort()
         return True
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.http.access_log import (
+from serving.http.request_context import (
     CLIENT_GONE,
     QUIET_PATHS,
     RequestContext,

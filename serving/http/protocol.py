@@ -78,7 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._connection = transport
         self.transport = self._response = ResponseTransport(transport, self._close)
-        self._registry.wait(transport)
+        self._registry.mark_idle(transport)
         self._close_after(self._registry.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -86,8 +86,8 @@ class HttpProtocol(HttpToolsProtocol):
 
         Drops what refers to requests, so that bodies do not wait for the garbage collector.
         """
-        self._registry.work(self._connection)
-        self._registry.end()
+        self._registry.mark_busy(self._connection)
+        self._registry.closed()
         self.resume_writing()
         self._unset_keepalive_if_required()
         if self._hangup is not None:
@@ -236,7 +236,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif self.cycle.response_complete:
             self._close_after(self.timeout_keep_alive)
         else:
-            self._registry.work(self._connection)
+            self._registry.mark_busy(self._connection)
             if not self.pipeline:
                 self.flow.resume_reading()
 
@@ -245,7 +245,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._response.write(b"")  # a head that no body follows
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
-            self._registry.wait(self._connection)
+            self._registry.mark_idle(self._connection)
             if self._head_bytes or not self._request_complete:
                 self._close_after(self._registry.head_s)
 

@@ -8,7 +8,7 @@ import orjson
 from fastapi import Response
 
 from serving.errors import ServingError
-from serving.http.access_log import RequestContext
+from serving.http.request_context import RequestContext
 
 ErrorResponse = Callable[[ServingError, RequestContext], Response]
 

@@ -22,7 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from serving import __version__
 from serving.engine.statistics import nanoseconds
 from serving.errors import ConfigurationError
-from serving.http.access_log import CLIENT_GONE, RequestContext
+from serving.http.request_context import CLIENT_GONE, RequestContext
 from serving.logging import logger
 
 STOP_S = 2.0

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serving.engine import gpu_monitor
-from serving.engine.client import EngineClient, Outcome
+from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import Health
 from serving.engine.provider import EngineHandle
 from serving.engine.statistics import BatchTotals, Timings, Totals
@@ -111,7 +111,7 @@ class Computed:
 
     signature: int
     candidates: list[list[Candidate]]
-    outcomes: list[Outcome]
+    outcomes: list[ItemResult]
     admitted_at: float
     """time.monotonic() when the slots were acquired."""
 
@@ -365,7 +365,7 @@ class ServedModel:
         return prepared
 
     async def _postprocess(
-        self, prepared: Sequence[Prepared], outcomes: Sequence[Outcome], top_k: int, bulk: bool
+        self, prepared: Sequence[Prepared], outcomes: Sequence[ItemResult], top_k: int, bulk: bool
     ) -> list[list[Candidate]]:
         """Makes the candidates of each input; on a thread for several items, or where that is slow."""
         found, first = [], 0

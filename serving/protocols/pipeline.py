@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from serving.http.access_log import RequestContext
+from serving.http.request_context import RequestContext
 from serving.inference.served_model import Answer, Input, RequestOptions, ServedModel
 from serving.inference.service import InferenceService
 from serving.protocols.admission import Admission, unless_disconnected

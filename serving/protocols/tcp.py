@@ -39,8 +39,8 @@ from serving.errors import (
     SlowBodyError,
     UnauthorizedError,
 )
-from serving.http.access_log import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
 from serving.http.body import decode_json
+from serving.http.request_context import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
 from serving.http.responses import dump_json
 from serving.inference.served_model import Input, RequestOptions
 from serving.logging import logger

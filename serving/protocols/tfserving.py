@@ -15,8 +15,8 @@ from fastapi import APIRouter, Request, Response
 
 from serving.base64 import decode_base64
 from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundError, ServingError
-from serving.http.access_log import RequestContext
 from serving.http.body import decode_json
+from serving.http.request_context import RequestContext
 from serving.http.responses import json_response
 from serving.inference.served_model import Answer, check_count
 from serving.protocols.admission import DirectRoute

@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.access_log import RequestContext
 from serving.http.body import file_from_form, parsed_content_type
+from serving.http.request_context import RequestContext
 from serving.http.responses import json_response
 from serving.inference.served_model import Input
 from serving.inference.service import InferenceService

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from fastapi_onnx import BACKEND
-from serving.engine.client import EngineClient, Outcome
+from serving.engine.client import EngineClient, ItemResult
 from serving.engine.provider import LocalEngine
 from serving.errors import ConfigurationError, InvalidTensorError
 from serving.settings import Settings
@@ -37,7 +37,7 @@ class Engine:
         self.client = client
         (self.signature,) = client.memory.layout.signatures
 
-    async def ask(self, *batch: Array, seconds: float = 30) -> list[Outcome]:
+    async def ask(self, *batch: Array, seconds: float = 30) -> list[ItemResult]:
         """The outcomes of a batch, an array for each input."""
         items = self.signature.items(batch)
         with self.client.acquire(count=len(items)) as slots:
@@ -69,7 +69,7 @@ async def served(
         await handle.release()
 
 
-def column(outcomes: Sequence[Outcome], place: int) -> Array:
+def column(outcomes: Sequence[ItemResult], place: int) -> Array:
     """One output of all items."""
     return np.stack([outcome.outputs[place] for outcome in outcomes])
 

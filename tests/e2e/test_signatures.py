@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from serving.engine.client import EngineClient, Outcome
+from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import State
 from serving.engine.provider import EngineHandle, EnginePlan, LocalEngine
 from serving.errors import (
@@ -48,7 +48,7 @@ class Kind:
 
     signature: Signature
     item: Callable[[bool, Failure, int], Item]
-    answer: Callable[[Item, Outcome], int]
+    answer: Callable[[Item, ItemResult], int]
     """The class that was answered; all other outputs have been checked."""
 
 
@@ -57,7 +57,7 @@ def picture(held: bool, failure: Failure, index: int) -> Item:
     return [np.full((8, 8, 3), colour(held, failure, index), np.uint8)]
 
 
-def picture_answer(_: Item, outcome: Outcome) -> int:
+def picture_answer(_: Item, outcome: ItemResult) -> int:
     """The most probable."""
     (logits,) = outcome.outputs
     assert logits.shape == (CLASSES,)
@@ -69,7 +69,7 @@ def several(held: bool, failure: Failure, index: int) -> Item:
     return command_several(held, failure, index, negative=index % 2 == 1)
 
 
-def several_answer(item: Item, outcome: Outcome) -> int:
+def several_answer(item: Item, outcome: ItemResult) -> int:
     """Checks the echo."""
     found, score, echo = outcome.outputs
     assert [(array.shape, str(array.dtype)) for array in (found, score, echo)] == [
@@ -86,7 +86,7 @@ def numbers(held: bool, failure: Failure, index: int) -> Item:
     return command_numbers(held, failure, index, length=3 + index * 29 % 62)
 
 
-def numbers_answer(item: Item, outcome: Outcome) -> int:
+def numbers_answer(item: Item, outcome: ItemResult) -> int:
     """Checks that the echo is as long as the item was."""
     found, echo = outcome.outputs
     assert np.array_equal(echo, item[0])

@@ -14,7 +14,7 @@ import msgspec
 from google.protobuf.json_format import ParseDict
 
 from serving.errors import ConfigurationError, NotFoundError
-from serving.http.access_log import RequestContext
+from serving.http.request_context import RequestContext
 from serving.inference.served_model import RequestOptions
 from serving.logging import logger
 from serving.protocols.catalog import CatalogEntry, ModelCatalog

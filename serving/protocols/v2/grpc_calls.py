@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.access_log import (
+from serving.http.request_context import (
     CLIENT_GONE,
     HEALTH_PATH,
     RequestContext,
@@ -44,7 +44,7 @@ Context = Any  # grpc.aio.ServicerContext, which has no types
 
 
 @dataclass
-class Outcome:
+class CallRecord:
     """The result of one request: its context, and its error if it failed."""
 
     own: RequestContext
@@ -59,9 +59,9 @@ class Calls:
         self._tracer = tracer
 
     @contextmanager
-    def recording(self, name: str, context: Context) -> Iterator[Outcome]:
+    def recording(self, name: str, context: Context) -> Iterator[CallRecord]:
         """Records the block as one request; an exception in it becomes the outcome's error."""
-        outcome = Outcome(own_context(context))
+        outcome = CallRecord(own_context(context))
         status = CLIENT_GONE
         try:
             yield outcome

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 
 from serving.errors import ServingError
-from serving.http.access_log import RequestContext
 from serving.http.body import WORTH_IT, accepted_encoding, packed
+from serving.http.request_context import RequestContext
 from serving.http.responses import json_response
 from serving.inference.service import InferenceService
 from serving.protocols.admission import DirectRoute

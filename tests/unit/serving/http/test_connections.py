@@ -29,13 +29,13 @@ def test_the_longest_waiting_goes_first() -> None:
     connections = Connections(most=16)
     first, second, third = (connection() for _ in range(3))
     for one in (first, second, third):
-        connections.wait(one)
-    connections.work(first)
-    connections.wait(first)  # its answer is out: it waits again, behind the others
-    connections.wait(second)  # nothing new
+        connections.mark_idle(one)
+    connections.mark_busy(first)
+    connections.mark_idle(first)  # its answer is out: it waits again, behind the others
+    connections.mark_idle(second)  # nothing new
     assert connections.make_room()
     assert [aborted(one) for one in (first, second, third)] == [False, True, False]
-    connections.work(third)
+    connections.mark_busy(third)
     assert connections.make_room()
     assert not connections.make_room()
     assert [aborted(one) for one in (first, second, third)] == [True, True, False]
@@ -44,12 +44,12 @@ def test_the_longest_waiting_goes_first() -> None:
 def test_where_all_are_busy_there_is_no_room() -> None:
     connections = Connections(most=16)
     for _ in range(16):
-        assert connections.begin()
-    assert not connections.begin()
-    connections.end()
+        assert connections.opened()
+    assert not connections.opened()
+    connections.closed()
     one = connection()
-    connections.wait(one)
-    assert connections.begin()
+    connections.mark_idle(one)
+    assert connections.opened()
     assert aborted(one)
     assert connections.open == 17
 
@@ -102,7 +102,7 @@ def test_accepting_pauses_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> No
     listener = Listener(errno.ECONNABORTED, errno.EPROTO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
     one = Server(Mock(), Settings())
     waiting = connection()
-    one.connections.wait(waiting)
+    one.connections.mark_idle(waiting)
 
     async def main() -> None:
         pauses = 0
@@ -131,7 +131,7 @@ def test_accepting_pauses_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_refusal_is_told() -> None:
     one = Server(Mock(), Settings(max_connections=16))
     for _ in range(16):
-        one.connections.begin()
+        one.connections.opened()
     ours, theirs = socket.socketpair()
     with ours:
         one.connect(theirs)

@@ -1,8 +1,8 @@
-"""`serving.http.access_log.RequestContext`: a request's identifier and its times."""
+"""`serving.http.request_context.RequestContext`: a request's identifier and its times."""
 
 import pytest
 
-from serving.http.access_log import RequestContext, choose_id
+from serving.http.request_context import RequestContext, choose_id
 
 
 def test_server_timing_is_in_milliseconds() -> None:

@@ -5,15 +5,15 @@ import json
 
 import pytest
 
-from serving.http import access_log
-from serving.http.access_log import RequestContext
+from serving.http import request_context
+from serving.http.request_context import RequestContext
 from serving.logging import configure_logging
 from serving.metrics import Metrics
 from serving.settings import Settings
 
 
 def record(metrics: Metrics, status: int, path: str = "/predict") -> None:
-    access_log.record(
+    request_context.record(
         metrics,
         RequestContext("an id", code="ok" if status == 200 else "overloaded"),
         status,
@@ -30,7 +30,7 @@ def test_of_many_refusals_the_first_have_lines_and_the_others_one(
 ) -> None:
     configure_logging(Settings())
     metrics = Metrics()
-    monkeypatch.setattr(access_log, "refusals", refusals := access_log.Refusals(1e-3))
+    monkeypatch.setattr(request_context, "refusals", refusals := request_context.Refusals(1e-3))
 
     async def refuse(count: int) -> None:
         for _ in range(count):
@@ -38,14 +38,14 @@ def test_of_many_refusals_the_first_have_lines_and_the_others_one(
         record(metrics, 200)
         await asyncio.sleep(2 * refusals.second_s)  # a timer that is due after theirs
 
-    asyncio.run(refuse(access_log.LINES_A_SECOND + 30))
+    asyncio.run(refuse(request_context.LINES_A_SECOND + 30))
     asyncio.run(refuse(1))
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     told = [line for line in lines if line.get("status") == 503]
-    assert len(told) == access_log.LINES_A_SECOND + 1
+    assert len(told) == request_context.LINES_A_SECOND + 1
     assert [line["status"] for line in lines if line.get("status") == 200] == [200, 200]
     assert [line["requests"] for line in lines if line["event"] == "more requests were refused"] == [30]
-    assert f'status="503"}} {access_log.LINES_A_SECOND + 31}.0' in metrics.text().decode()
+    assert f'status="503"}} {request_context.LINES_A_SECOND + 31}.0' in metrics.text().decode()
 
 
 def test_probes_that_are_refused_are_no_news(capfd: pytest.CaptureFixture[str]) -> None:
