@@ -10,7 +10,7 @@ from fastapi_onnx.cpu import INT8, CpuNetwork
 from fastapi_onnx.optimised import CPU
 from fastapi_onnx.tensor_network import TensorNetwork, signature_of
 from serving.backends.base import BackendInfo
-from serving.backends.int8 import Infer, chosen_precision, wanted_device
+from serving.backends.precision import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
 from serving.model import GRAPHS, Model
 from serving.settings import Settings

@@ -14,7 +14,7 @@ from fastapi_onnx.optimised import CPU
 from fastapi_onnx.tensor_graph import graph_signature
 from serving.backends import precision_check
 from serving.backends.device_errors import translate_errors
-from serving.backends.int8 import Infer, chosen_precision
+from serving.backends.precision import Infer, chosen_precision
 from serving.backends.precision_check import sample_tokens
 from serving.errors import ConfigurationError
 from serving.model import TEXT_CLASSIFICATION, Model

@@ -18,7 +18,7 @@ from fastapi_pt.tokens import TokenNetwork
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo
 from serving.backends.device_errors import translate_errors
-from serving.backends.int8 import Infer, chosen_precision, wanted_device
+from serving.backends.precision import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
 from serving.model import GRAPHS, TENSOR, Model
 from serving.settings import Settings

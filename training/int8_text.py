@@ -15,11 +15,11 @@ from tqdm import tqdm
 
 from fastapi_onnx.tensor_network import TensorNetwork, open_session, signature_of
 from serving.backends import precision_check
-from serving.backends.int8 import Infer
+from serving.backends.precision import Infer
 from serving.errors import ConfigurationError, RequestError
 from serving.model import Int8Verdict, Kind, Model
+from serving.scores import ACTIVATIONS
 from serving.settings import Settings
-from serving.tasks.image.classification import ACTIVATIONS
 from serving.tasks.text import IDS
 from serving.tasks.text_classification import TextClassification, signatures
 from training.int8 import Options

@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from serving.backends import precision_check
 from serving.backends.base import Backend
-from serving.backends.int8 import Infer, timed_answers
+from serving.backends.precision import Infer, timed_answers
 from serving.model import Int8Verdict, Kind, Model
+from serving.scores import softmax
 from serving.settings import Settings
-from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
 from serving.tensors import Array
 from training.photos import Photos

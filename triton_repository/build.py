@@ -29,11 +29,12 @@ CARRIED = (
     "model",
     "tasks/__init__",
     "tasks/image/__init__",
-    "tasks/image/classification",
+    "scores",
     "tasks/image/decode",
     "tasks/image/jpeg",
     "tasks/image/resize",
-    "tasks/python_task",
+    "tasks/python/__init__",
+    "tasks/python/task",
 )
 """Modules of `serving` that `photo_model.py` imports, directly or indirectly."""
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.tasks.image.classification import softmax
+from serving.scores import softmax
 
 IMAGES, TOKENS = 8, 32
 MAX_DIFFERENCE = 0.02

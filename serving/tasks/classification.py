@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serving.scores import ACTIVATIONS, best
 from serving.tasks.base import Candidate, Prepared, Task, fields_of
-from serving.tasks.image.classification import ACTIVATIONS, best
 from serving.tensors import Array
 
 

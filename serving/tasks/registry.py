@@ -14,10 +14,11 @@ from serving.model import (
     Model,
 )
 from serving.settings import Settings
-from serving.tasks import image_classification, python
+from serving.tasks import image_classification
 from serving.tasks.base import Task
 from serving.tasks.image_classification import ImageClassification
-from serving.tasks.python_requests import PythonRequests
+from serving.tasks.python import backend as python
+from serving.tasks.python.web import PythonRequests
 from serving.tasks.tensor import TensorsOnly
 from serving.tensors import Signature
 

@@ -14,8 +14,8 @@ from fastapi_onnx import fixed
 from fastapi_onnx.backend import OnnxBackend
 from serving.errors import ConfigurationError
 from serving.model import ImagePipeline, Model
+from serving.scores import softmax
 from serving.settings import Settings
-from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
 from training import export, given_graph
 

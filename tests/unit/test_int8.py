@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fastapi_onnx import cuda
 from fastapi_onnx.backend import OnnxBackend
-from serving.backends import int8, precision_check
-from serving.backends.int8 import Infer, chosen_precision, trial, wanted_device
+from serving.backends import precision as precision_module
+from serving.backends import precision_check
+from serving.backends.precision import Infer, chosen_precision, trial, wanted_device
 from serving.backends.shared_choice import shared_choice
 from serving.errors import ConfigurationError
 from serving.model import Int8Verdict, Model
@@ -98,7 +99,7 @@ def test_the_setting_and_the_verdict_decide(
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(int8, "trial", lambda *_: ("int8", "as tried"))
+    monkeypatch.setattr(precision_module, "trial", lambda *_: ("int8", "as tried"))
     settings = Settings.model_validate({"device": "cpu", "precision": setting})
     backend = OnnxBackend()
     info = backend.load(model_with(tmp_path, verdict, listed), settings)

@@ -61,7 +61,7 @@ def test_auto_serves_it_where_it_is_fit_and_faster(
         samples.append((tokens.shape, difference))  # type: ignore[attr-defined]
         return "int8", "it is fit, and faster"
 
-    monkeypatch.setattr("serving.backends.int8.trial", trial)
+    monkeypatch.setattr("serving.backends.precision.trial", trial)
     network = TensorNetwork.on_cpu(model, settings, None)
     assert (network.precision, network.reason) == ("int8", "it is fit, and faster")
     verdict = model.verdict(FILE)
@@ -73,7 +73,7 @@ def test_auto_serves_it_where_it_is_fit_and_faster(
 
 
 def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
-    from serving.backends.int8 import trial
+    from serving.backends.precision import trial
     from serving.backends.precision_check import sample_tokens
 
     model = Model.read(folder)

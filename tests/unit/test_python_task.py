@@ -22,9 +22,16 @@ from serving.errors import ConfigurationError
 from serving.model import Model, ModelDescription
 from serving.protocols.documentation import describe_model
 from serving.settings import ROOT, Settings
-from serving.tasks import python_check
-from serving.tasks.python import MAX_PROBLEMS, MAX_TEXT, PythonBackend, Status, TaskError, signatures
-from serving.tasks.python_requests import PythonRequests
+from serving.tasks.python import check
+from serving.tasks.python.backend import (
+    MAX_PROBLEMS,
+    MAX_TEXT,
+    PythonBackend,
+    Status,
+    TaskError,
+    signatures,
+)
+from serving.tasks.python.web import PythonRequests
 
 CODE = """
 import dataclasses
@@ -364,7 +371,7 @@ def test_check_says_what_is_wrong(
     module: Path, capsys: pytest.CaptureFixture[str], code: str, arguments: list[str], said: str
 ) -> None:
     module.write_text(f"{CODE}\nclass Checked(Doubling):\n    {code or 'pass'}\n")
-    status = python_check.main(["own:Checked", *arguments])
+    status = check.main(["own:Checked", *arguments])
     captured = capsys.readouterr()
     assert (status == 0) == ("in a batch" in said or said.startswith("{"))
     if status:
@@ -383,7 +390,7 @@ def test_check_loads_the_folder_that_it_is_given(
         f"{CODE}\nclass Checked(WithExample):\n    def infer(self, items):\n"
         "        return [Point(item.x, self.folder.name) for item in items]\n"
     )
-    assert python_check.main(["own:Checked", "--model-dir", str(folder)]) == 0
+    assert check.main(["own:Checked", "--model-dir", str(folder)]) == 0
     assert '"label":"7"' in capsys.readouterr().out
 
 

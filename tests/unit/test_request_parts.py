@@ -6,7 +6,7 @@ import pytest
 from serving.base64 import from_base64
 from serving.errors import InvalidBase64Error, by_status
 from serving.http.access_log import RequestContext, choose_id
-from serving.tasks.image.classification import best, softmax
+from serving.scores import best, softmax
 
 
 def test_softmax_is_stable() -> None:

@@ -1,6 +1,6 @@
 """Python of one's own, as a web process sees it: JSON in, JSON out, and the declared types of both.
 
-The class itself is imported and called by the worker only, see `python.py`.
+The class itself is imported and called by the worker only, see `backend.py`.
 """
 
 import base64
@@ -32,7 +32,7 @@ from serving.tasks.base import (
     field_of,
     fields_of,
 )
-from serving.tasks.python import Status, signatures
+from serving.tasks.python.backend import Status, signatures
 from serving.tensors import Array
 
 CHEAP_BYTES = 64 * 1024

@@ -27,10 +27,10 @@ from serving.errors import ConfigurationError, in_words
 from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.python_task import PythonTask
+from serving.tasks.python.task import PythonTask
 from serving.tensors import Array, Signature, TensorSpec
 
-BACKEND = "serving.tasks.python:PythonBackend"
+BACKEND = "serving.tasks.python.backend:PythonBackend"
 SPACE = 0x20
 MAX_ANSWER = 1024 * 1024
 """Bytes of an answer, unless model.json says otherwise."""

@@ -12,7 +12,7 @@ import numpy as np
 from serving.errors import ConfigurationError
 from serving.model import Model, ModelDescription
 from serving.settings import Settings
-from serving.tasks.python import PythonBackend, Status, TaskError, described, signatures
+from serving.tasks.python.backend import PythonBackend, Status, TaskError, described, signatures
 
 
 def main(arguments: list[str]) -> int:
