@@ -12,8 +12,9 @@ from fastapi_onnx.tensor_network import TensorNetwork, signature_of
 from serving.backends.base import BackendInfo
 from serving.backends.precision import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
-from serving.model import GRAPHS, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import kind_of
 from serving.tensors import Array, Signature
 
 LIBRARY = f"onnxruntime {ort.__version__}"
@@ -46,7 +47,7 @@ class OnnxBackend:
         def load(precision: str) -> Infer:
             return CpuNetwork(model, settings, None, precision).infer
 
-        if model.description.task in GRAPHS:
+        if kind_of(model.description.task).plain_graph:
             self._network = network = TensorNetwork.on_cpu(model, settings, scratch)
             precision, reason = network.precision, network.reason
         else:
@@ -73,7 +74,7 @@ class OnnxBackend:
         try:
             device = Device(settings)
             network: CudaNetwork | TensorNetwork
-            if model.description.task in GRAPHS:
+            if kind_of(model.description.task).plain_graph:
                 network = TensorNetwork.on_gpu(model, settings, device)
             else:
                 network = CudaNetwork(model, device, settings.precision)

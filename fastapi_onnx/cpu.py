@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.optimised import CPU, optimised, optimiser_options
+from serving.description import Kind
 from serving.errors import ConfigurationError
 from serving.logging import logger
-from serving.model import Kind, Model
+from serving.model import Model
 from serving.settings import Settings
 
 INT8: Kind = "model_quantized.onnx"

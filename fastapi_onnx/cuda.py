@@ -25,8 +25,9 @@ from fastapi_onnx.graph import NORMALISED, PIXELS, model_input
 from fastapi_onnx.optimised import CPU
 from serving.backends import batch_sizes, cuda_driver, precision_check
 from serving.backends.device_errors import OutOfDeviceMemoryError, classify, translate_errors
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline, Model
+from serving.model import Model
 from serving.settings import Settings
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"

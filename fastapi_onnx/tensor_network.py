@@ -17,8 +17,9 @@ from serving.backends.device_errors import translate_errors
 from serving.backends.precision import Infer, chosen_precision
 from serving.backends.precision_check import sample_tokens
 from serving.errors import ConfigurationError
-from serving.model import TEXT_CLASSIFICATION, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import TEXT_CLASSIFICATION
 from serving.tensors import EXAMPLE_LENGTHS, Array, Signature, examples
 
 if TYPE_CHECKING:

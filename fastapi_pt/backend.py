@@ -20,8 +20,9 @@ from serving.backends.base import BackendInfo
 from serving.backends.device_errors import translate_errors
 from serving.backends.precision import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
-from serving.model import GRAPHS, TENSOR, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import TENSOR, kind_of
 from serving.tensors import Array, Signature
 
 
@@ -40,7 +41,7 @@ class TorchBackend:
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         device, fallback = choose_device(wanted_device(settings), *settings.devices[:1])
-        if model.description.task in GRAPHS:
+        if kind_of(model.description.task).plain_graph:
             on_device = TokenNetwork.on_cpu if device.type == "cpu" else TokenNetwork.on_gpu
             self._network = network = on_device(model, settings, scratch, device)
             precision, reason = network.precision, network.reason

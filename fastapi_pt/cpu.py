@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
 from serving.backends.shared_choice import shared_choice
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.model import Kind, Model
+from serving.model import Model
 from serving.settings import Settings
 
 INT8: Kind = "model_quantized.pt"

@@ -15,8 +15,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from fastapi_onnx.cpu import cpu_session
 from fastapi_onnx.graph import PIXELS, TENSOR, model_inputs, with_two_inputs
 from serving.backends import precision_check
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline
 from serving.settings import Settings
 
 Size = tuple[int, int]

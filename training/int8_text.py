@@ -16,15 +16,16 @@ from tqdm import tqdm
 from fastapi_onnx.tensor_network import TensorNetwork, open_session, signature_of
 from serving.backends import precision_check
 from serving.backends.precision import Infer
+from serving.description import Kind
 from serving.errors import ConfigurationError, RequestError
-from serving.model import Int8Verdict, Kind, Model
+from serving.model import Model
 from serving.scores import ACTIVATIONS
 from serving.settings import Settings
 from serving.tasks.text import IDS
 from serving.tasks.text_classification import TextClassification, signatures
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
-from training.int8_verdict import comparison
+from training.int8_verdict import Verdict, comparison
 
 FP32: Kind = "model.onnx"
 INT8: Kind = "model_quantized.onnx"
@@ -43,7 +44,7 @@ class Sentences:
     """Class indices [N]; None unless all sentences have one."""
 
 
-def add(model: Model, options: Options) -> dict[Kind, Int8Verdict]:
+def add(model: Model, options: Options) -> dict[Kind, Verdict]:
     """Writes the int8 file beside the fp32 one, and its verdict beside it; returns the verdict.
 
     Raises ConfigurationError and OSError; then every file is as it was.
@@ -114,7 +115,7 @@ def class_index(label: str, labels: list[str]) -> int | None:
     return int(label) if label.isdecimal() and int(label) < len(labels) else None
 
 
-def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8Verdict:
+def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Verdict:
     """Compares the int8 file with fp32 on the sentences, one at a time."""
     source = model.file(FP32)
     fp32, int8 = (network(model, path) for path in (source, made))
@@ -123,7 +124,7 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
         activation(np.concatenate([infer(each[np.newaxis]) for each in tqdm(sentences.tokens, delay=2)]))
         for infer in (fp32, int8)
     )
-    return Int8Verdict(
+    return Verdict(
         **comparison(
             expected,
             found,
@@ -134,6 +135,7 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
         ),
         megabytes={"fp32": megabytes(source), "int8": megabytes(made)},
         method=method,
+        fp32_nodes=[],
     )
 
 

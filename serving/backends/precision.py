@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from serving.backends import precision_check
 from serving.backends.shared_choice import shared_choice
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.model import Kind, Model
+from serving.model import Model
 from serving.settings import Settings
 from serving.tensors import Array
 

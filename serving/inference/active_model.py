@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from serving.description import ModelDescription
 from serving.engine import gpu_monitor
 from serving.engine.client import EngineClient, Outcome
 from serving.engine.provider import EngineHandle
 from serving.engine.statistics import BatchTotals, Timings, Totals
 from serving.errors import InvalidTensorError
 from serving.metrics import Metrics
-from serving.model import ModelDescription
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.base import Candidate, Fields, Prepared, Task

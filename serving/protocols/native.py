@@ -8,11 +8,11 @@ from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
+from serving.description import ImagePipeline, TextPipeline, Thresholds
 from serving.http.access_log import RequestContext
 from serving.http.responses import json_response
 from serving.inference.active_model import Input
 from serving.inference.service import InferenceService
-from serving.model import ImagePipeline, TextPipeline, Thresholds
 from serving.protocols.admission import Admission, DirectRoute, parse_number, unless_disconnected
 from serving.protocols.fields import fields_from_body, rows_of
 from serving.tasks.base import Task

@@ -6,14 +6,9 @@ from typing import Any
 from serving.engine import describe
 from serving.engine.provider import EnginePlan, Planner
 from serving.errors import ConfigurationError
-from serving.model import (
-    IMAGE_CLASSIFICATION,
-    QUESTION_ANSWERING,
-    TENSOR,
-    TEXT_CLASSIFICATION,
-    Model,
-)
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import IMAGE_CLASSIFICATION, QUESTION_ANSWERING, TENSOR, TEXT_CLASSIFICATION
 from serving.tasks import image_classification
 from serving.tasks.base import Task
 from serving.tasks.image_classification import ImageClassification

@@ -8,8 +8,9 @@ from types import MappingProxyType
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from serving.description import TextPipeline
 from serving.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
-from serving.model import Model, TextPipeline
+from serving.model import Model
 from serving.tasks.base import Fields, Task
 from serving.tensors import Array, Signature, TensorSpec
 

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from fastapi_onnx import fixed
 from fastapi_onnx.backend import OnnxBackend
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline, Model
+from serving.model import Model
 from serving.scores import softmax
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits

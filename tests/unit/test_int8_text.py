@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from benchmarks import text_model
 from fastapi_onnx.cpu import FILES
 from fastapi_onnx.tensor_network import TensorNetwork, open_session
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.model import Kind, Model
+from serving.model import Model
 from serving.settings import Settings
 
 pytestmark = pytest.mark.slow  # training.export needs PyTorch
@@ -40,8 +41,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_verdict_is_kept_beside_the_file(folder: Path) -> None:
-    verdict = Model.read(folder).verdict(FILE)
-    assert verdict is not None
+    from training.int8_verdict import Verdict
+
+    kept = Model.read(folder).verdict(FILE)
+    assert kept is not None
+    verdict = Verdict.of(kept)
     assert (verdict.fit, verdict.photos, verdict.method) == (True, 60, "dynamic")
     assert verdict.agreement >= 0.98
     assert set(verdict.accuracy) == {"fp32", "int8"}

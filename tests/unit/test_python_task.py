@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from serving.backends import cuda_driver
 from serving.backends.base import BackendInfo, DeclaredBackend
+from serving.description import ModelDescription
 from serving.engine.memory import KEPT_BYTES, Memory, SlotLayout
 from serving.errors import ConfigurationError
-from serving.model import Model, ModelDescription
+from serving.model import Model
 from serving.protocols.documentation import describe_model
 from serving.settings import ROOT, Settings
 from serving.tasks.python import check

@@ -12,8 +12,9 @@ from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.tensor_graph import DEFAULT_LIMIT, graph_signature
 from serving.engine import describe
 from serving.errors import ConfigurationError
-from serving.model import TENSOR, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import TENSOR
 from serving.tasks.registry import planner
 from serving.tensors import Signature, TensorSpec
 from tests import graphs

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from fastapi_onnx.backend import OnnxBackend
+from serving.description import TextPipeline
 from serving.errors import (
     ConfigurationError,
     InternalError,
@@ -19,7 +20,7 @@ from serving.errors import (
     RequestError,
     TextTooLongError,
 )
-from serving.model import Model, TextPipeline
+from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields
 from serving.tasks.registry import planner, task_of

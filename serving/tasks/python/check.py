@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from serving.description import ModelDescription
 from serving.errors import ConfigurationError
-from serving.model import Model, ModelDescription
+from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.python.backend import PythonBackend, Status, TaskError, described, signatures
 
