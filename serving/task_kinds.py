@@ -22,6 +22,9 @@ class TaskKind:
     task: str
     """Subclass of `tasks.base.Task`, as `module:Class`."""
 
+    backend: str | None = None
+    """What runs in the workers, as `module:Class`; None: the service's own backend."""
+
     needs: tuple[Literal["labels", "image", "text"], ...] = ()
     """Fields that model.json must have."""
 
@@ -69,7 +72,11 @@ KINDS = (
     ),
     TaskKind(TENSOR, "serving.tasks.tensor:TensorsOnly", plain_graph=True),
 )
-PYTHON = TaskKind("module:Class", "serving.tasks.python.web:PythonRequests")
+PYTHON = TaskKind(
+    "module:Class",
+    "serving.tasks.python.web:PythonRequests",
+    backend="serving.tasks.python.backend:PythonBackend",
+)
 HEADS = tuple(kind.head for kind in KINDS if kind.head)
 
 

@@ -21,8 +21,9 @@ from serving.errors import ConfigurationError, RequestError
 from serving.model import Model
 from serving.scores import ACTIVATIONS
 from serving.settings import Settings
-from serving.tasks.text import IDS
-from serving.tasks.text_classification import TextClassification, signatures
+from serving.tasks.base import TaskParts
+from serving.tasks.text import IDS, TOKENS
+from serving.tasks.text_classification import TextClassification
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
 from training.int8_verdict import Verdict, comparison
@@ -86,9 +87,9 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     and OSError.
     """
     settings = Settings.model_validate({"device": "cpu", "long_text": "truncate"})
-    tokens_signature, _ = signatures(model, signature_of(model))
-    task = TextClassification(model, settings, tokens_signature)
-    place = [spec.name for spec in tokens_signature.inputs].index(IDS)
+    signatures = TextClassification.signatures(model, settings, (signature_of(model),))
+    task = TextClassification(TaskParts(model, settings, signatures))
+    place = [spec.name for spec in signatures[TOKENS].inputs].index(IDS)
     tokens: list[NDArray[np.int64]] = []
     labels: list[int | None] = []
     for line in path.read_text(encoding="utf-8-sig").splitlines():

@@ -7,9 +7,11 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from serving.tensors import Array, Item
+from serving.model import Model
+from serving.settings import Settings
+from serving.tensors import Array, Item, Signature
 
 DATATYPES = {"string": "BYTES", "number": "FP64", "integer": "INT64", "boolean": "BOOL"}
 """The Open Inference Protocol's types by JSON schema's; `format: float` makes a number FP32."""
@@ -87,6 +89,18 @@ class Prepared:
     """Whether `Task.postprocess` may run on the event loop, where there is one item."""
 
 
+class TaskParts(NamedTuple):
+    """What a task is made of."""
+
+    model: Model
+    settings: Settings
+    signatures: Sequence[Signature]
+    """How the network is called, as `Task.signatures` has returned it."""
+
+    schemas: Mapping[str, Any] = MappingProxyType({})
+    """JSON schemas that a Python task declares, see `backends.base.DeclaredBackend`."""
+
+
 class Task:
     """One model's task; `preprocess` is called on several threads at once."""
 
@@ -135,6 +149,22 @@ class Task:
 
     answer_schema: Schema = {"type": "object"}  # noqa: RUF012
     """JSON schema of an answer in JSON."""
+
+    def __init__(self, parts: TaskParts) -> None:
+        self._model = parts.model
+
+    @classmethod
+    def signatures(
+        cls,
+        model: Model,  # noqa: ARG003 for tasks that fix their network's sizes
+        settings: Settings,  # noqa: ARG003
+        graph: tuple[Signature, ...] = (),
+    ) -> tuple[Signature, ...]:
+        """Returns how the network is called; `graph` is how the backend reads the model's file.
+
+        Raises ConfigurationError for a graph that the task cannot use.
+        """
+        return graph
 
     @property
     def body_field(self) -> Field | None:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.scores import ACTIVATIONS, best
-from serving.tasks.base import Candidate, Prepared, Task, fields_of
+from serving.tasks.base import Candidate, Prepared, Task, TaskParts, fields_of
 from serving.tensors import Array
 
 
@@ -35,10 +35,12 @@ class Classification(Task):
     answer_schema = PredictResponse.model_json_schema()
     answer = fields_of(LabelProbability.model_json_schema())
 
-    def __init__(self, labels: Sequence[str], activation: str = "softmax") -> None:
-        self.labels = labels
-        self.most_candidates = len(labels)
-        self._activation = ACTIVATIONS[activation]
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        text = parts.model.description.text
+        self.labels = parts.model.labels
+        self.most_candidates = len(self.labels)
+        self._activation = ACTIVATIONS[text.activation if text else "softmax"]
 
     def postprocess(
         self,

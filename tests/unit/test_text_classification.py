@@ -25,7 +25,7 @@ from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields
 from serving.tasks.registry import planner, task_of
 from serving.tasks.text import MAX_BYTES, TENSOR, TOKENS
-from serving.tasks.text_classification import TextClassification, signatures
+from serving.tasks.text_classification import TextClassification
 from serving.tensors import Array, Signature
 from tests import exports, graphs
 
@@ -41,7 +41,7 @@ def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> P
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return signatures(model, *OnnxBackend().signatures(model))
+    return TextClassification.signatures(model, Settings(), OnnxBackend().signatures(model))
 
 
 def made(folder: Path, settings: Settings | None = None) -> TextClassification:

@@ -28,14 +28,8 @@ from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.python.task import PythonTask
-from serving.tensors import Array, Signature, TensorSpec
+from serving.tensors import Array, Signature
 
-BACKEND = "serving.tasks.python.backend:PythonBackend"
-SPACE = 0x20
-MAX_ANSWER = 1024 * 1024
-"""Bytes of an answer, unless model.json says otherwise."""
-
-BATCH_ELEMENTS = 4 * 1024 * 1024
 NOT_NUMBERS = re.compile(rb"null|[:\[,]-?(?:NaN|Infinity)")
 """What pydantic may write for a number that is not finite."""
 
@@ -63,17 +57,6 @@ Result = tuple[Status, bytes]
 
 class TaskError(Exception):
     """Class that breaks its contract, in words."""
-
-
-def signatures(model: Model, settings: Settings) -> tuple[Signature, ...]:
-    """Returns how every Python task is called. Raises ConfigurationError for an unknown limit."""
-    limits = {"request_bytes": settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
-    if unknown := model.description.limits.keys() - limits.keys():
-        raise ConfigurationError(f"limits in model.json are {', '.join(limits)}, not {unknown.pop()}")
-    limits |= model.description.limits
-    request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)
-    outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
-    return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
 
 
 class PythonBackend:
@@ -138,7 +121,7 @@ class PythonBackend:
             self.batch_cap = min(most or allowed, allowed)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Computes a batch of requests: a status and an answer each, see `signatures`.
+        """Computes a batch of requests: a status and an answer each, see `PythonRequests.signatures`.
 
         A request that is refused costs the others nothing. Every other exception is raised: the engine
         then tries each request alone.

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from serving.errors import (
+    ConfigurationError,
     InvalidJsonError,
     InvalidRequestError,
     PayloadTooLargeError,
@@ -29,13 +30,19 @@ from serving.tasks.base import (
     Prepared,
     Schema,
     Task,
+    TaskParts,
     field_of,
     fields_of,
 )
-from serving.tasks.python.backend import Status, signatures
-from serving.tensors import Array
+from serving.tasks.python.backend import Status
+from serving.tensors import Array, Signature, TensorSpec
 
 CHEAP_BYTES = 64 * 1024
+SPACE = 0x20
+MAX_ANSWER = 1024 * 1024
+"""Bytes of an answer, unless model.json says otherwise."""
+
+BATCH_ELEMENTS = 4 * 1024 * 1024
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
 LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")  # it may be one; text can look alike
 ERRORS: dict[int, type[RequestError]] = {
@@ -52,16 +59,33 @@ class PythonRequests(Task):
     takes_json = True
     most_cheap_bytes = CHEAP_BYTES
 
-    def __init__(self, model: Model, settings: Settings, schemas: dict[str, Any]) -> None:
-        """`schemas` are the JSON schemas `request` and `answer`, and an `example` if there is one."""
-        (signature,) = signatures(model, settings)
-        self._most = signature.limits["request_bytes"]
-        self.limits = {"request_bytes": min(self._most, settings.max_body_bytes)}
-        self.request_schema = schemas.get("request", {})
-        self.answer_schema = schemas.get("answer", {})
-        self.example = schemas.get("example")
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        self._most = parts.signatures[0].limits["request_bytes"]
+        self.limits = {"request_bytes": min(self._most, parts.settings.max_body_bytes)}
+        self.request_schema = parts.schemas.get("request", {})
+        self.answer_schema = parts.schemas.get("answer", {})
+        self.example = parts.schemas.get("example")
         self.request = declared_fields(self.request_schema, "request")
         self.answer = declared_fields(self.answer_schema, "answer")
+
+    @classmethod
+    def signatures(
+        cls,
+        model: Model,
+        settings: Settings,
+        graph: tuple[Signature, ...] = (),  # noqa: ARG003 the base class's
+    ) -> tuple[Signature, ...]:
+        """Returns how every Python task is called. Raises ConfigurationError for an unknown limit."""
+        limits = {"request_bytes": settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
+        if unknown := model.description.limits.keys() - limits.keys():
+            raise ConfigurationError(
+                f"limits in model.json are {', '.join(limits)}, not {unknown.pop()}"
+            )
+        limits |= model.description.limits
+        request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)
+        outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
+        return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
 
     def hint(self, fields: Fields) -> bool:  # noqa: ARG002 the Protocol's
         """Returns True: what is small is only copied."""
