@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from fastapi_onnx.cpu import INT8, CpuNetwork
+from fastapi_onnx.network import Network, signature_of
 from fastapi_onnx.optimised import CPU
-from fastapi_onnx.tensor_network import TensorNetwork, signature_of
 from serving.backends.base import BackendInfo
-from serving.backends.precision import Infer, chosen_precision, wanted_device
+from serving.backends.precision import wanted_device
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class OnnxBackend:
-    """Backend with `CpuNetwork` on a CPU, `CudaNetwork` on a GPU, `TensorNetwork` for other graphs."""
+    """Backend with `CudaNetwork` for images on a GPU, and `Network` otherwise."""
 
     def __init__(self) -> None:
-        self._network: CpuNetwork | CudaNetwork | TensorNetwork | None = None
+        self._network: Network | CudaNetwork | None = None
 
     def signatures(self, model: Model) -> tuple[Signature, ...]:
         """Returns how a graph is called with its own tensors. Raises ConfigurationError."""
@@ -43,22 +42,13 @@ class OnnxBackend:
                 if settings.device == "cuda":
                     raise
                 fallback = str(error)
-
-        def load(precision: str) -> Infer:
-            return CpuNetwork(model, settings, None, precision).infer
-
-        if kind_of(model.description.task).plain_graph:
-            self._network = network = TensorNetwork.on_cpu(model, settings, scratch)
-            precision, reason = network.precision, network.reason
-        else:
-            precision, reason = chosen_precision(model, INT8, settings, scratch, load)
-            self._network = CpuNetwork(model, settings, scratch, precision)
+        self._network = network = Network.on_cpu(model, settings, scratch)
         return BackendInfo(
             backend=LIBRARY,
             device="cpu",
             execution_provider=CPU,
-            precision=precision,
-            precision_reason=reason,
+            precision=network.precision,
+            precision_reason=network.reason,
             fallback=fallback,
         )
 
@@ -73,9 +63,9 @@ class OnnxBackend:
         path = model.file("model.onnx")
         try:
             device = Device(settings)
-            network: CudaNetwork | TensorNetwork
+            network: Network | CudaNetwork
             if kind_of(model.description.task).plain_graph:
-                network = TensorNetwork.on_gpu(model, settings, device)
+                network = Network.on_gpu(model, settings, device)
             else:
                 network = CudaNetwork(model, device, settings.precision)
             self._network = network
@@ -86,7 +76,7 @@ class OnnxBackend:
         return BackendInfo(
             backend=LIBRARY,
             device=f"cuda:{device.index}",
-            execution_provider=CUDA if isinstance(network, TensorNetwork) else device.provider,
+            execution_provider=CUDA if isinstance(network, Network) else device.provider,
             precision=network.precision,
             precision_reason=network.reason,
         )
@@ -94,14 +84,13 @@ class OnnxBackend:
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Computes a batch, see `Backend.infer`."""
         assert self._network is not None  # noqa: S101 load comes first
-        if isinstance(self._network, TensorNetwork):
+        if isinstance(self._network, Network):
             return self._network.infer(signature, inputs)
-        infer = self._network.infer if signature.normalises else self._network.infer_tensor
-        return [infer(*inputs)]
+        return [self._network.infer(*inputs)]
 
     def trim(self) -> None:
         """Gives back memory that only warm-up needed; a GPU's batch sizes need all of theirs."""
-        if isinstance(self._network, CpuNetwork | TensorNetwork):
+        if isinstance(self._network, Network):
             self._network.trim()
 
     def close(self) -> None:

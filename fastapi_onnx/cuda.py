@@ -29,6 +29,7 @@ from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
@@ -188,18 +189,13 @@ class Lane:
         output = session.get_outputs()[0].name
         self._network = Bound(session, {model_input(graph).name: self.tensors}, {output: self._logits})
 
-    def infer(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [size, classes] of images [size, H, W, 3]."""
-        self.pixels.update_inplace(pixels)
-        self._normalise.run()
-        return self._answer()
-
-    def infer_tensor(self, tensors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [size, classes] of normalised images [size, 3, H, W]."""
-        self.tensors.update_inplace(tensors)
-        return self._answer()
-
-    def _answer(self) -> NDArray[np.float32]:
+    def infer(self, batch: Array) -> NDArray[np.float32]:
+        """Computes logits [size, classes] of images, uint8 [size, H, W, 3], or normalised ones."""
+        if batch.dtype == np.uint8:
+            self.pixels.update_inplace(batch)
+            self._normalise.run()
+        else:
+            self.tensors.update_inplace(batch)
         self._network.run()
         logits: NDArray[np.float32] = self._logits.numpy().copy()  # the next batch overwrites it
         return logits
@@ -229,15 +225,13 @@ class CudaNetwork:
         if self.precision == "fp32":
             self._network = Network(graph, False, pipeline, classes)
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, H, W, 3]; raises `device_errors`."""
+    def infer(self, batch: Array) -> NDArray[np.float32]:
+        """Computes logits [N, classes] of RGB images, uint8 [N, H, W, 3], or normalised [N, 3, H, W].
+
+        Raises `device_errors`.
+        """
         with translate_errors(), self._lane(len(batch)) as lane:
             return lane.infer(batch)
-
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, H, W]; raises `device_errors`."""
-        with translate_errors(), self._lane(len(batch)) as lane:
-            return lane.infer_tensor(batch)
 
     @contextlib.contextmanager
     def _lane(self, size: int) -> Iterator[Lane]:

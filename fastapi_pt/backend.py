@@ -97,8 +97,7 @@ class TorchBackend:
         assert self._network is not None  # noqa: S101 load comes first
         if isinstance(self._network, TokenNetwork):
             return self._network.infer(signature, inputs)
-        infer = self._network.infer if signature.normalises else self._network.infer_tensor
-        return [infer(*inputs)]
+        return [self._network.infer(*inputs)]
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Makes the slots readable by the GPU; see `SlotReader`. Returns False on a CPU."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from serving.backends.device_errors import translate_errors
 from serving.logging import logger
+from serving.tensors import Array
 
 WARM_UP_RUNS = 3  # before a recording: the libraries allocate and choose algorithms
 NO_FLAGS = 0
@@ -69,17 +70,17 @@ class CudaNetwork:
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._slots: Tensor | None = None
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, H, W, 3]; raises `device_errors`."""
-        with self._working(len(batch)) as lane:
-            lane.pixels[0].copy_(torch.from_numpy(batch), non_blocking=True)
-            lane.normalise[0]()
-            return self._answer(lane)
+    def infer(self, batch: Array) -> NDArray[np.float32]:
+        """Computes logits [N, classes] of RGB images, uint8 [N, H, W, 3], or normalised [N, 3, H, W].
 
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, H, W]; raises `device_errors`."""
+        Raises `device_errors`.
+        """
         with self._working(len(batch)) as lane:
-            lane.tensors.copy_(torch.from_numpy(batch).to(self._like.device))  # converted on the GPU
+            if batch.dtype == np.uint8:
+                lane.pixels[0].copy_(torch.from_numpy(batch), non_blocking=True)
+                lane.normalise[0]()
+            else:
+                lane.tensors.copy_(torch.from_numpy(batch).to(self._like.device))  # converted on the GPU
             return self._answer(lane)
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from tqdm import tqdm
 
-from fastapi_onnx.tensor_network import TensorNetwork, open_session, signature_of
+from fastapi_onnx.network import Network, open_session, signature_of
 from serving.backends import precision_check
 from serving.backends.precision import Infer
 from serving.description import Kind
@@ -143,7 +143,7 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Verdi
 def network(model: Model, path: Path) -> Infer:
     """Returns a function from numbers of tokens [N, tokens] to logits. Raises ConfigurationError."""
     settings = Settings.model_validate({"device": "cpu"})
-    return TensorNetwork(model, open_session(path, settings, None)).logits
+    return Network(model, open_session(model, path, settings, None)).logits
 
 
 def megabytes(path: Path) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastapi_onnx import cuda, fixed
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.tensor_network import TensorNetwork
+from fastapi_onnx.network import Network
 from serving.backends import precision_check
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
@@ -80,7 +80,7 @@ def test_every_size_answers_as_on_the_cpu(
         for first in (0, 4):
             part = slice(first, first + size)
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
-            found = network.infer_tensor(photos[part])
+            found = network.infer(photos[part])
             np.testing.assert_allclose(found, expected[part], atol=tolerance)
     sessions = 4 if precision == "fp32" else 6  # two for each of two sizes, and for the comparison
     assert len(device.opened) == sessions
@@ -234,7 +234,7 @@ def test_a_plain_session_has_all_memory_and_no_recorded_graph(
 
     monkeypatch.setattr(ort, "InferenceSession", Session)
     path = graphs.saved(graphs.two_by_two(), tmp_path / "sums") / "model.onnx"
-    network = TensorNetwork.on_gpu(Model.read(path.parent), Settings(), device)
+    network = Network.on_gpu(Model.read(path.parent), Settings(), device)
     (name, options), (other, _) = opened["providers"]
     assert (opened["graph"], name, other) == (path, cuda.CUDA, "CPUExecutionProvider")
     assert options["enable_cuda_graph"] == "0"

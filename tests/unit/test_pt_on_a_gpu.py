@@ -120,7 +120,7 @@ def test_every_size_answers_as_on_the_cpu(
         for first in (0, 4):
             part = slice(first, first + size)
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
-            found = network.infer_tensor(photos[part])
+            found = network.infer(photos[part])
             np.testing.assert_allclose(found, expected[part], atol=tolerance)
 
 
