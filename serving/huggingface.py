@@ -5,6 +5,8 @@ description that a model.json would hold, of version 1. What is not understood i
 sentence that names file and field. Called by `model.py`.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -56,7 +58,6 @@ CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
 
 Sizes = PositiveInt | dict[str, PositiveInt]
 Channels = float | tuple[float, float, float]
-Content = TypeVar("Content", bound=BaseModel)
 
 
 class File(BaseModel):
@@ -66,6 +67,9 @@ class File(BaseModel):
 
     auto_map: Any = None
     """Code of the model's own."""
+
+
+Content = TypeVar("Content", bound=File)
 
 
 class Config(File):
@@ -144,17 +148,8 @@ class Preprocessor(File):
             raise ValueError(f"resample is {self.resample}; filters 1 to 5 are served")
         resize, crop = self._sizes(kind)
         mean, std = self._statistics()
-        return ImagePipeline.model_validate(
-            {
-                "resize": resize,
-                "center_crop": crop,
-                "crop_rounding": "down",
-                "filter": resample,
-                "exact": True,
-                "mean": mean,
-                "std": std,
-            }
-        )
+        steps = {"resize": resize, "center_crop": crop, "crop_rounding": "down", "filter": resample}
+        return ImagePipeline.model_validate({**steps, "exact": True, "mean": mean, "std": std})
 
     def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
         """Returns what to resize to, the short side or (height, width), and the side of the crop."""
@@ -219,12 +214,8 @@ def export(folder: Path, version: str | None) -> ModelDescription | None:
     config = read(path, Config)
     if config.model_type is None and config.architectures is None:
         return None  # another program's file
-    try:
+    with refusing(path, folder):
         return description(folder, config)
-    except ValidationError as error:
-        raise ConfigurationError(f"{folder} cannot be served: {in_words(error)}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} cannot be served: {error}") from error
 
 
 def description(folder: Path, config: Config) -> ModelDescription:
@@ -250,15 +241,24 @@ def description(folder: Path, config: Config) -> ModelDescription:
     return ModelDescription(**made)
 
 
+@contextlib.contextmanager
+def refusing(path: Path, made_from: Path | None = None) -> Iterator[None]:
+    """Turns errors about a file into ConfigurationErrors; pydantic's may be about `made_from`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"{made_from or path} cannot be served: {in_words(error)}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} cannot be served: {error}") from error
+
+
 def image_pipeline(path: Path) -> ImagePipeline:
     """Reads the steps of the image processor. Raises ConfigurationError."""
     file = read(path, Preprocessor)
-    try:
+    with refusing(path):
         return file.pipeline()
-    except ValidationError as error:
-        raise ConfigurationError(f"{path} cannot be served: {in_words(error)}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} cannot be served: {error}") from error
 
 
 def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
@@ -288,14 +288,10 @@ def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
 
 def read(path: Path, kind: type[Content]) -> Content:
     """Reads a JSON file. Raises ConfigurationError, also for custom code."""
-    try:
+    with refusing(path):
         content = kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ConfigurationError(f"{path} cannot be served: {in_words(error)}") from error
-    if getattr(content, "auto_map", None):
-        raise ConfigurationError(f"{path} cannot be served: auto_map names code of the model's own")
+        if content.auto_map:
+            raise ValueError("auto_map names code of the model's own")
     return content
 
 

@@ -87,7 +87,7 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     and OSError.
     """
     settings = Settings.model_validate({"device": "cpu", "long_text": "truncate"})
-    signatures = TextClassification.signatures(model, settings, (signature_of(model),))
+    signatures = TextClassification.plan(TaskParts(model, settings, (signature_of(model),)))
     task = TextClassification(TaskParts(model, settings, signatures))
     place = [spec.name for spec in signatures[TOKENS].inputs].index(IDS)
     tokens: list[NDArray[np.int64]] = []

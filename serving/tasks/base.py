@@ -94,8 +94,8 @@ class TaskParts(NamedTuple):
 
     model: Model
     settings: Settings
-    signatures: Sequence[Signature]
-    """How the network is called, as `Task.signatures` has returned it."""
+    signatures: tuple[Signature, ...] = ()
+    """How the network is called, as `Task.plan` returned it."""
 
     schemas: Mapping[str, Any] = MappingProxyType({})
     """JSON schemas that a Python task declares, see `backends.base.DeclaredBackend`."""
@@ -154,17 +154,12 @@ class Task:
         self._model = parts.model
 
     @classmethod
-    def signatures(
-        cls,
-        model: Model,  # noqa: ARG003 for tasks that fix their network's sizes
-        settings: Settings,  # noqa: ARG003
-        graph: tuple[Signature, ...] = (),
-    ) -> tuple[Signature, ...]:
-        """Returns how the network is called; `graph` is how the backend reads the model's file.
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns how the network is called; `parts` has how the backend reads the model's file.
 
         Raises ConfigurationError for a graph that the task cannot use.
         """
-        return graph
+        return parts.signatures
 
     @property
     def body_field(self) -> Field | None:
@@ -182,9 +177,10 @@ class Task:
     def hint(self, fields: Fields) -> object | None:  # noqa: ARG002
         """Returns what `preprocess` need not find out again if the input is cheap, else None.
 
-        Cheap inputs are preprocessed on the event loop. Raises RequestError.
+        Cheap inputs are preprocessed on the event loop; small ones are cheap unless a task knows better.
+        Raises RequestError.
         """
-        return None
+        return True
 
     def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Makes the engine's items. Raises RequestError, or NotSupportedError where `form` is None."""

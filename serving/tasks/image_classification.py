@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from serving.backends.base import Backend
-from serving.model import Model
-from serving.settings import Settings
 from serving.tasks.base import Fields, Prepared, TaskParts, fields_of
 from serving.tasks.classification import Classification
 from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
@@ -52,14 +50,9 @@ class ImageClassification(Classification):
         self._decoder = ImageDecoder(parts.model.description.pipeline, pixels)
 
     @classmethod
-    def signatures(
-        cls,
-        model: Model,
-        settings: Settings,  # noqa: ARG003 the base class's
-        graph: tuple[Signature, ...] = (),  # noqa: ARG003
-    ) -> tuple[Signature, ...]:
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
         """Returns how an image classifier is called, see `image_signatures`."""
-        return image_signatures(model.description.pipeline.output_size, len(model.labels))
+        return image_signatures(parts.model.description.pipeline.output_size, len(parts.model.labels))
 
     def hint(self, fields: Fields) -> Header | None:
         """Returns the header of a small JPEG, the one format whose cost is known beforehand."""

@@ -28,7 +28,7 @@ def task_of(
 
     Raises ConfigurationError.
     """
-    parts = TaskParts(model, settings, signatures, profile.get("schemas", {}))
+    parts = TaskParts(model, settings, tuple(signatures), profile.get("schemas", {}))
     return task_class(kind_of(model.description.task))(parts)
 
 
@@ -44,7 +44,7 @@ def planner(backend: str, settings: Settings) -> Planner:
         if kind is PYTHON and ":" not in name:
             raise ConfigurationError(f"there is no task {name}")
         graph = describe.signatures(backend, model) if kind.plain_graph else ()
-        signatures = task_class(kind).signatures(model, settings, graph)
+        signatures = task_class(kind).plan(TaskParts(model, settings, graph))
         return EnginePlan(kind.backend or backend, signatures)
 
     return plan

@@ -11,12 +11,11 @@ from tokenizers import Encoding, Tokenizer
 from serving.description import TextPipeline
 from serving.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
 from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.base import Fields, Task, TaskParts
+from serving.tasks.base import Task, TaskParts
 from serving.tensors import Array, Item, Signature, TensorSpec
 
 TOKENS, TENSOR = 0, 1
-"""Places among `signatures`."""
+"""Places among the signatures."""
 
 MAX_BYTES = 256 * 1024
 """Of the texts of a request in UTF-8: tokenising them takes a quarter of a second at most."""
@@ -71,36 +70,26 @@ class TextTask(Task):
         raise NotImplementedError
 
     @classmethod
-    def signatures(
-        cls,
-        model: Model,
-        settings: Settings,  # noqa: ARG003 the base class's
-        graph: tuple[Signature, ...] = (),
-    ) -> tuple[Signature, ...]:
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
         """Returns how the graph is called: with texts' tokens, padded, or with a client's own tensors.
 
         Raises ConfigurationError.
         """
-        (own,) = graph
-        pipeline = model.description.text_pipeline
-        outputs = tuple(cls.outputs_of(model, own))
-        check_inputs(own.inputs, model.description.name)
-        inputs = tuple(filled(spec, pipeline) for spec in own.inputs)
+        (graph,), pipeline = parts.signatures, parts.model.description.text_pipeline
+        outputs = tuple(cls.outputs_of(parts.model, graph))
+        check_inputs(graph.inputs, parts.model.description.name)
+        inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
         tokens = Signature(
             "tokens",
             tuple(replace(spec, shape=(LENGTH,)) for spec in inputs),
             outputs,
             limits={LENGTH: min(pipeline.max_tokens, cls.window or pipeline.max_tokens)},
             pads=pipeline.pad_token_id is not None and MASK in (spec.name for spec in inputs),
-            batch_size=own.batch_size,
+            batch_size=graph.batch_size,
             checks_finite=True,
         )
-        limits = dict.fromkeys(own.limits, pipeline.max_tokens)
-        return tokens, replace(own, inputs=inputs, limits=limits)
-
-    def hint(self, fields: Fields) -> bool:  # noqa: ARG002 the size has decided
-        """Returns True: what is small is cheap."""
-        return True
+        limits = dict.fromkeys(graph.limits, pipeline.max_tokens)
+        return tokens, replace(graph, inputs=inputs, limits=limits)
 
     def encode(self, texts: Mapping[str, str]) -> Encoding:
         """Tokenises a text or a pair; the keys are for messages.

@@ -12,7 +12,7 @@ from fastapi_onnx.backend import OnnxBackend
 from serving.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.base import Candidate, Prepared
+from serving.tasks.base import Candidate, Prepared, TaskParts
 from serving.tasks.question_answering import (
     CHEAP_CHARACTERS,
     MAX_ANSWER,
@@ -39,7 +39,7 @@ def saved(folder: Path, tokenizer: Tokenizer = WORD_PIECE, **changes: Any) -> Pa
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return QuestionAnswering.signatures(model, Settings(), OnnxBackend().signatures(model))
+    return QuestionAnswering.plan(TaskParts(model, Settings(), OnnxBackend().signatures(model)))
 
 
 def made(folder: Path, settings: Settings | None = None) -> QuestionAnswering:

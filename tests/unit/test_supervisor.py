@@ -15,6 +15,7 @@ from serving.engine.worker_process import WorkerProcess
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.base import TaskParts
 from serving.tasks.image_classification import ImageClassification, image_signatures
 from serving.tensors import Signature
 
@@ -24,7 +25,10 @@ def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Superv
     """With three places for workers; its thread starts none of them."""
     monkeypatch.setattr(Supervisor, "_start_due", lambda _: None)
     made = Supervisor(
-        "no:Backend", model, ImageClassification.signatures(model, Settings()), Settings(instances=3)
+        "no:Backend",
+        model,
+        ImageClassification.plan(TaskParts(model, Settings())),
+        Settings(instances=3),
     )
     made._allocate()
     made._startup_over.set()

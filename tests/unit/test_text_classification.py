@@ -22,7 +22,7 @@ from serving.errors import (
 )
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.base import Candidate, Fields
+from serving.tasks.base import Candidate, Fields, TaskParts
 from serving.tasks.registry import planner, task_of
 from serving.tasks.text import MAX_BYTES, TENSOR, TOKENS
 from serving.tasks.text_classification import TextClassification
@@ -41,7 +41,7 @@ def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> P
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return TextClassification.signatures(model, Settings(), OnnxBackend().signatures(model))
+    return TextClassification.plan(TaskParts(model, Settings(), OnnxBackend().signatures(model)))
 
 
 def made(folder: Path, settings: Settings | None = None) -> TextClassification:

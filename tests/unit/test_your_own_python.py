@@ -12,6 +12,7 @@ import pytest
 from serving.engine import warmup
 from serving.model import Model
 from serving.settings import ROOT, Settings
+from serving.tasks.base import TaskParts
 from serving.tasks.python import check
 from serving.tasks.python.backend import PythonBackend, Status
 from serving.tasks.python.web import PythonRequests
@@ -45,7 +46,7 @@ def answers(name: str, *requests: object) -> list[object]:
     model = Model.read(Path("models") / name)
     backend, settings = PythonBackend(), Settings(device="cpu", intra_op_threads=1)
     backend.load(model, settings)
-    (signature,) = PythonRequests.signatures(model, settings)
+    (signature,) = PythonRequests.plan(TaskParts(model, settings))
     assert warmup.warm_up(backend, [signature], [1, 2, 4], settings).batch_cap in (1, 2, 4)
     backend.trim()
     data = [json.dumps(request).encode() for request in requests]

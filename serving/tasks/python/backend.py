@@ -121,7 +121,7 @@ class PythonBackend:
             self.batch_cap = min(most or allowed, allowed)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Computes a batch of requests: a status and an answer each, see `PythonRequests.signatures`.
+        """Computes a batch of requests: a status and an answer each, see `PythonRequests.plan`.
 
         A request that is refused costs the others nothing. Every other exception is raised: the engine
         then tries each request alone.

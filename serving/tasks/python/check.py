@@ -13,6 +13,7 @@ from serving.description import ModelDescription
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.tasks.base import TaskParts
 from serving.tasks.python.backend import PythonBackend, Status, TaskError, described
 from serving.tasks.python.web import PythonRequests
 
@@ -51,7 +52,7 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
     data = request.encode() if request else backend.example
     if not data:
         raise ConfigurationError("there is nothing to ask: give the class an example, or use --request")
-    (signature,) = PythonRequests.signatures(model, settings)
+    (signature,) = PythonRequests.plan(TaskParts(model, settings))
     for count in (1, 2):
         started = time.perf_counter()
         batch = np.frombuffer(data * count, np.uint8).reshape(count, -1)

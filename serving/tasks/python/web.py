@@ -20,8 +20,6 @@ from serving.errors import (
     RejectedError,
     RequestError,
 )
-from serving.model import Model
-from serving.settings import Settings
 from serving.tasks.base import (
     JSON_BODY,
     Candidate,
@@ -57,7 +55,7 @@ class PythonRequests(Task):
 
     form = 0
     takes_json = True
-    most_cheap_bytes = CHEAP_BYTES
+    most_cheap_bytes = CHEAP_BYTES  # what is small is only copied
 
     def __init__(self, parts: TaskParts) -> None:
         super().__init__(parts)
@@ -70,26 +68,17 @@ class PythonRequests(Task):
         self.answer = declared_fields(self.answer_schema, "answer")
 
     @classmethod
-    def signatures(
-        cls,
-        model: Model,
-        settings: Settings,
-        graph: tuple[Signature, ...] = (),  # noqa: ARG003 the base class's
-    ) -> tuple[Signature, ...]:
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
         """Returns how every Python task is called. Raises ConfigurationError for an unknown limit."""
-        limits = {"request_bytes": settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
-        if unknown := model.description.limits.keys() - limits.keys():
+        limits = {"request_bytes": parts.settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
+        if unknown := parts.model.description.limits.keys() - limits.keys():
             raise ConfigurationError(
                 f"limits in model.json are {', '.join(limits)}, not {unknown.pop()}"
             )
-        limits |= model.description.limits
+        limits |= parts.model.description.limits
         request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)
         outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
         return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
-
-    def hint(self, fields: Fields) -> bool:  # noqa: ARG002 the Protocol's
-        """Returns True: what is small is only copied."""
-        return True
 
     def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
         """Returns the JSON as it is, or that of fields that another protocol has brought.
