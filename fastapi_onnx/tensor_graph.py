@@ -82,7 +82,7 @@ class TensorGraph:
             self._outputs,
             limits={axis: self._limits.get(axis, DEFAULT_LIMIT) for axis in varying},
             batch_size=1 if self._alone else batch_size,
-            blames_client=True,
+            failure_is_client_error=True,
         )
 
     def _output(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> TensorSpec:

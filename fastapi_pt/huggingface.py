@@ -95,7 +95,7 @@ def signature_of(model: Model) -> Signature:
         tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in taken),
         tuple(TensorSpec(name, "float32", (size,)) for name in kind.outputs),
         limits={LENGTH: model.description.limits.get(LENGTH, DEFAULT_LIMIT)},
-        blames_client=True,
+        failure_is_client_error=True,
     )
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.scores import softmax
+from serving.task_kinds import kind_of
 from serving.tensors import Array
 
 IMAGES, TOKENS = 8, 32
@@ -38,7 +39,7 @@ def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
 
 def samples(model: Model) -> Array:
     """Returns what the network computes in both precisions: `sample_tokens`, or `sample_images`."""
-    if model.description.text:
+    if "text" in kind_of(model.description.task).needs:
         return sample_tokens(model)
     return sample_images(model.description.pipeline.output_size)
 

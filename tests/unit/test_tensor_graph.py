@@ -40,7 +40,7 @@ def test_inputs_and_outputs_are_those_of_the_graph(tmp_path: Path) -> None:
         "tensor",
         (TensorSpec("a", "float32", (2,)), TensorSpec("b", "int64", (2,))),
         (TensorSpec("sum", "float32", (2,)), TensorSpec("more", "bool", (2,))),
-        blames_client=True,
+        failure_is_client_error=True,
     )
 
 
