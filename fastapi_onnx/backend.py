@@ -34,52 +34,16 @@ class OnnxBackend:
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""
-        fallback = None
+        network, device, provider, fallback = None, "cpu", CPU, None
         if wanted_device(settings) != "cpu":
             try:
-                return self._load_on_gpu(model, settings)
+                network, device, provider = load_on_gpu(model, settings)
             except ConfigurationError as error:
                 if settings.device == "cuda":
                     raise
                 fallback = str(error)
-        self._network = network = Network.on_cpu(model, settings, scratch)
-        return BackendInfo(
-            backend=LIBRARY,
-            device="cpu",
-            execution_provider=CPU,
-            precision=network.precision,
-            precision_reason=network.reason,
-            fallback=fallback,
-        )
-
-    def _load_on_gpu(self, model: Model, settings: Settings) -> BackendInfo:
-        if "CUDAExecutionProvider" not in ort.get_available_providers():
-            raise ConfigurationError(
-                "CUDA cannot be used: this onnxruntime is built without CUDA; "
-                "install onnxruntime-gpu[cuda,cudnn] instead"
-            )
-        from fastapi_onnx.cuda import CUDA, CudaNetwork, Device  # a CPU needs none of it
-
-        path = model.file("model.onnx")
-        try:
-            device = Device(settings)
-            network: Network | CudaNetwork
-            if kind_of(model.description.task).plain_graph:
-                network = Network.on_gpu(model, settings, device)
-            else:
-                network = CudaNetwork(model, device, settings.precision)
-            self._network = network
-        except ConfigurationError:
-            raise
-        except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
-            raise ConfigurationError(f"{path} cannot be loaded on the GPU: {error}") from error
-        return BackendInfo(
-            backend=LIBRARY,
-            device=f"cuda:{device.index}",
-            execution_provider=CUDA if isinstance(network, Network) else device.provider,
-            precision=network.precision,
-            precision_reason=network.reason,
-        )
+        self._network = network = network or Network.on_cpu(model, settings, scratch)
+        return BackendInfo(LIBRARY, device, provider, network.precision, network.reason, fallback)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Computes a batch, see `Backend.infer`."""
@@ -96,3 +60,25 @@ class OnnxBackend:
     def close(self) -> None:
         """Drops the sessions, which frees the device's memory."""
         self._network = None
+
+
+def load_on_gpu(model: Model, settings: Settings) -> tuple["Network | CudaNetwork", str, str]:
+    """Returns the network, the device and the provider in use. Raises ConfigurationError."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise ConfigurationError(
+            "CUDA cannot be used: this onnxruntime is built without CUDA; "
+            "install onnxruntime-gpu[cuda,cudnn] instead"
+        )
+    from fastapi_onnx.cuda import CUDA, CudaNetwork, Device  # a CPU needs none of it
+
+    path = model.file("model.onnx")
+    try:
+        device = Device(settings)
+        if kind_of(model.description.task).plain_graph:
+            return Network.on_gpu(model, settings, device), f"cuda:{device.index}", CUDA
+        network = CudaNetwork(model, device, settings.precision)
+        return network, f"cuda:{device.index}", device.provider
+    except ConfigurationError:
+        raise
+    except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
+        raise ConfigurationError(f"{path} cannot be loaded on the GPU: {error}") from error
