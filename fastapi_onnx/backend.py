@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from fastapi_onnx.network import Network, signature_of
-from fastapi_onnx.optimised import CPU
+from fastapi_onnx.shared_weights import CPU
 from serving.backends.base import BackendInfo
 from serving.backends.precision import wanted_device
 from serving.errors import ConfigurationError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from fastapi_onnx.optimised import CPU, optimised, optimiser_options
+from fastapi_onnx.shared_weights import CPU, optimised, optimiser_options
 from serving.description import Kind
 from serving.logging import logger
 from serving.settings import Settings

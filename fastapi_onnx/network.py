@@ -14,9 +14,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from fastapi_onnx.cpu import FILES, INT8, cpu_session
-from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
-from fastapi_onnx.optimised import CPU
-from fastapi_onnx.tensor_graph import graph_signature
+from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
+from fastapi_onnx.shared_weights import CPU
+from fastapi_onnx.signature import graph_signature
 from serving.backends import precision_check
 from serving.backends.device_errors import translate_errors
 from serving.backends.precision import Infer, chosen_precision

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
 from tqdm import tqdm
 
-from fastapi_onnx import fixed
-from fastapi_onnx.graph import model_input
+from fastapi_onnx import gpu_graph
+from fastapi_onnx.normalisation import model_input
 from serving.errors import ConfigurationError
 from serving.model import Model
 from training.int8_verdict import Verdict
@@ -68,14 +68,14 @@ class Quantiser:
         """`pixels` [N, height, width, 3] are the photos for calibration; graphs are written to `out`."""
         self._model = model
         self._out = out
-        self._tensors = fixed.normalised(pixels, model.description.pipeline)
+        self._tensors = gpu_graph.normalised(pixels, model.description.pipeline)
         self._folder = TemporaryDirectory()
         self._graph = Path(self._folder.name, "fp32.onnx")
 
     def __enter__(self) -> "Quantiser":
         """Simplifies the graph. Raises ConfigurationError."""
         try:
-            graph, _ = fixed.simplified(onnx.load(self._model.file("model.onnx")), self._tensors[:1])
+            graph, _ = gpu_graph.simplified(onnx.load(self._model.file("model.onnx")), self._tensors[:1])
         except Exception as error:  # onnx and onnxruntime raise types of their own
             raise ConfigurationError(f"the graph cannot be simplified: {in_one_line(error)}") from error
         for index, node in enumerate(graph.graph.node):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from fastapi_onnx.graph import with_two_inputs
+from fastapi_onnx.normalisation import with_two_inputs
 from serving.model import Model
 from serving.settings import ROOT, Settings
 from triton_repository.config import IMAGE_MODEL, LABELS_FILE, TENSOR_MODEL, Configs

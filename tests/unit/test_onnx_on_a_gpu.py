@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from fastapi_onnx import cuda, fixed
+from fastapi_onnx import cuda, gpu_graph
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.network import Network
 from serving.backends import precision_check
@@ -75,7 +75,7 @@ def test_every_size_answers_as_on_the_cpu(
     device = Processor()
     network = cuda.CudaNetwork(model, device, precision)  # type: ignore[arg-type]
     assert network.precision == precision
-    photos = fixed.normalised(pixels, model.description.pipeline)
+    photos = gpu_graph.normalised(pixels, model.description.pipeline)
     for size in (4, 1, 4):
         for first in (0, 4):
             part = slice(first, first + size)
@@ -127,9 +127,9 @@ def test_errors_are_translated(
 def test_a_size_that_does_not_fit_is_let_go(
     model: Model, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[weakref.ref[cuda.Lane]] = []
+    made: list[weakref.ref[cuda.Bucket]] = []
 
-    class Watched(cuda.Lane):
+    class Watched(cuda.Bucket):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(weakref.ref(self))
@@ -139,13 +139,13 @@ def test_a_size_that_does_not_fit_is_let_go(
                 raise RuntimeError("CUDA failure 2: out of memory")
             return super().infer(pixels)
 
-    monkeypatch.setattr(cuda, "Lane", Watched)
+    monkeypatch.setattr(cuda, "Bucket", Watched)
     network = cuda.CudaNetwork(model, Processor(), "fp32")  # type: ignore[arg-type]
     with contextlib.suppress(OutOfDeviceMemoryError):
         network.infer(pixels[:4])
     network.infer(pixels[:1])
     network.infer(pixels[:1])
-    assert [lane() is None for lane in made] == [True, False]
+    assert [bucket() is None for bucket in made] == [True, False]
 
 
 def claim_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_provider_that_does_not_load_is_named(
     assert device.provider == (cuda.TENSORRT if tensorrt else cuda.CUDA)
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match=r"CUDA cannot be used: .*; .*\.so"):
-        device.open(fixed.normalisation(model.description.pipeline, 1), 0.5, tensorrt)
+        device.open(gpu_graph.normalisation(model.description.pipeline, 1), 0.5, tensorrt)
 
 
 def test_the_memory_is_shared_out_among_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`fastapi_onnx.tensor_graph` and what leads to it: from a file to a signature, or to a sentence."""
+"""`fastapi_onnx.signature` and what leads to it: from a file to a signature, or to a sentence."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.tensor_graph import DEFAULT_LIMIT, graph_signature
+from fastapi_onnx.signature import DEFAULT_LIMIT, graph_signature
 from serving.engine import describe
 from serving.errors import ConfigurationError
 from serving.model import Model

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from fastapi_onnx.graph import model_inputs
+from fastapi_onnx.normalisation import model_inputs
 from serving.errors import ConfigurationError
 from serving.tensors import Signature, TensorSpec, axes_of
 
