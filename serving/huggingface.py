@@ -183,7 +183,9 @@ class Preprocessor(File):
         if mean is None or std is None:
             raise ValueError("image_mean or image_std is missing")
         scale = 255 * self.rescale_factor if self.do_rescale else 255.0
-        return [each / scale for each in of_channels(mean)], [each / scale for each in of_channels(std)]
+        return [value / scale for value in of_channels(mean)], [
+            value / scale for value in of_channels(std)
+        ]
 
 
 class TokenizerConfig(File):
@@ -277,9 +279,9 @@ def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
             f"{path} cannot be served: padding_side is left, so that the context would come first"
         )
     length = file.model_max_length
-    own = int(length) if length and length < NO_LIMIT else None
+    limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
     return TextPipeline(
-        max_tokens=min((each for each in (own, config.positions) if each), default=DEFAULT_TOKENS),
+        max_tokens=min(filter(None, limits), default=DEFAULT_TOKENS),
         pad_token_id=file.pad_token_id if config.pad_token_id is None else config.pad_token_id,
         truncation_side=file.truncation_side,
         activation="sigmoid" if task == TEXT_CLASSIFICATION and config.independent else "softmax",

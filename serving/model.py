@@ -145,8 +145,8 @@ class Model:
         if self._has_model_json or (self.folder / relative).exists():
             return relative
         beside = (kind, f"onnx/{kind}")
-        found = next((each for each in beside if (self.folder / each).is_file()), None)
-        return found or (kind == GRAPH and only_graph(self.folder)) or relative
+        place = next((name for name in beside if (self.folder / name).is_file()), None)
+        return place or (kind == GRAPH and only_graph(self.folder)) or relative
 
     def _is_unlisted(self, kind: Kind) -> bool:
         may_be = (

@@ -49,13 +49,13 @@ def fields_of(schema: Schema) -> tuple[Field, ...]:
     """Returns the fields that a JSON schema of an object declares."""
     required = schema.get("required", ())
     return tuple(
-        field_of(name, each, name in required) for name, each in schema.get("properties", {}).items()
+        field_of(name, value, name in required) for name, value in schema.get("properties", {}).items()
     )
 
 
 def field_of(name: str, schema: Schema, required: bool) -> Field:
     """Returns the field of a JSON schema; null is as good as a field that may be left out."""
-    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
     if len(choices) == 1 and not required:
         return field_of(name, choices[0], required)
     is_list = schema.get("type") == "array"

@@ -58,6 +58,7 @@ class Classification(Task):
         content = {"prediction": first["label"], "probability": first["probability"]}
         if with_top:
             content["top"] = [
-                {"label": each["label"], "probability": each["probability"]} for each in candidates
+                {"label": candidate["label"], "probability": candidate["probability"]}
+                for candidate in candidates
             ]
         return content

@@ -149,7 +149,7 @@ class QuestionAnswering(TextTask):
             before, count = len(passage.unmasked), behind - first
             counts = np.zeros(len(logits[0]), bool)
             counts[:before], counts[before : before + count] = passage.unmasked, True
-            start, end = (softmax(each, counts) for each in logits)
+            start, end = (softmax(numbers, counts) for numbers in logits)
             no_answer = min(no_answer, float(start[0] * end[0]))
             own = slice(before, before + count)
             # some spans become equal when they are extended to words
@@ -168,7 +168,7 @@ class QuestionAnswering(TextTask):
         found: list[Candidate] = [*by_text.values()]
         if passage.allow_no_answer:
             found.append({"answer": "", "score": no_answer, "start": 0, "end": 0})
-        return sorted(found, key=lambda each: -each["score"])[:top_k]
+        return sorted(found, key=lambda answer: -answer["score"])[:top_k]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
         """Returns the best answer, and with `with_top` all candidates."""

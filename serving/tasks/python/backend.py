@@ -223,7 +223,7 @@ def import_class(name: str, folder: Path) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"{module} cannot be imported: {described(error)}") from error
+        raise ConfigurationError(f"{module} cannot be imported: {summary(error)}") from error
     if not isinstance(declared, type):
         raise ConfigurationError(f"{name!r} names no class as module:Class")
     for wanted in ("Request", "Answer", "load", "infer"):
@@ -249,7 +249,7 @@ def declared_type(
         adapter: TypeAdapter[Any] = TypeAdapter(getattr(declared, name))
         schema: Any = adapter.json_schema(mode=mode)
     except Exception as error:  # pydantic's own, and those of the type
-        raise ConfigurationError(f"{name} is no type that pydantic takes: {described(error)}") from error
+        raise ConfigurationError(f"{name} is no type that pydantic takes: {summary(error)}") from error
     if len(json.dumps(schema)) > MAX_SCHEMA:
         logger().warning("a JSON schema is too large to be shown", type=name, limit=MAX_SCHEMA)
         schema = {}  # anything
@@ -275,6 +275,6 @@ def words(error: ValueError) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def described(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """Returns an error's type and the first line of its text."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -14,7 +14,7 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.base import TaskParts
-from serving.tasks.python.backend import PythonBackend, Status, TaskError, described
+from serving.tasks.python.backend import PythonBackend, Status, TaskError, summary
 from serving.tasks.python.web import PythonRequests
 
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
             print(error, file=sys.stderr)  # noqa: T201
             return 1
         except (Exception, SystemExit) as error:  # whatever the class raises
-            print(f"{described(error)} {place(error, given.task)}", file=sys.stderr)  # noqa: T201
+            print(f"{summary(error)} {place(error, given.task)}", file=sys.stderr)  # noqa: T201
             return 1
     return 0
 
