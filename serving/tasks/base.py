@@ -174,7 +174,7 @@ class Task:
             return self.example
         return {name: json_value(value) for name, value in self.example.items()}
 
-    def hint(self, fields: Fields) -> object | None:  # noqa: ARG002
+    def hint(self, fields: Fields) -> object | None:
         """Returns what `preprocess` need not find out again if the input is cheap, else None.
 
         Cheap inputs are preprocessed on the event loop; small ones are cheap unless a task knows better.

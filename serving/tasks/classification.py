@@ -43,10 +43,7 @@ class Classification(Task):
         self._activation = ACTIVATIONS[text.activation if text else "softmax"]
 
     def postprocess(
-        self,
-        prepared: Prepared,  # noqa: ARG002
-        outputs: Sequence[Sequence[Array]],
-        top_k: int,
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
         """Returns the most probable classes."""
         ((logits,),) = outputs

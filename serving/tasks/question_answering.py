@@ -117,7 +117,7 @@ class QuestionAnswering(TextTask):
                 )
         return [replace(by_name[name], shape=(LENGTH,)) for name in LOGITS]
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Tokenises to an item for each window, with an array [tokens] per input.
 
         Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.

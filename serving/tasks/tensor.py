@@ -13,7 +13,7 @@ class TensorsOnly(Task):
         super().__init__(parts)
         self.labels = parts.model.labels
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Raises NotSupportedError."""
         name = self._model.description.name
         raise NotSupportedError(f"{name} is asked in tensors: POST /v2/models/{name}/infer, or by gRPC")

@@ -72,12 +72,7 @@ class PythonBackend:
         self.batch_cap = 0
         self.schemas: dict[str, Any] = {}
 
-    def load(
-        self,
-        model: Model,
-        settings: Settings,
-        scratch: Path | None = None,  # noqa: ARG002 the Protocol's
-    ) -> BackendInfo:
+    def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Checks the digests of the model's files, then imports and loads the class.
 
         The device is a GPU only where the settings say `cuda`; `auto` is the CPU. Raises

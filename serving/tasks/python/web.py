@@ -80,7 +80,7 @@ class PythonRequests(Task):
         outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
         return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Returns the JSON as it is, or that of fields that another protocol has brought.
 
         Raises InvalidJsonError or PayloadTooLargeError.
@@ -97,10 +97,7 @@ class PythonRequests(Task):
         return Prepared([[np.frombuffer(data, np.uint8)]])
 
     def postprocess(
-        self,
-        prepared: Prepared,  # noqa: ARG002
-        outputs: Sequence[Sequence[Array]],
-        top_k: int,  # noqa: ARG002
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
         """Returns the answer's fields. Raises RejectedError, InvalidRequestError or InvalidJsonError."""
         ((status, answer),) = outputs
@@ -110,7 +107,7 @@ class PythonRequests(Task):
         found = msgspec.json.decode(text)  # whole numbers of any size, where orjson makes floats
         return [found if is_object(self.answer_schema) else {"answer": found}]
 
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:  # noqa: ARG002
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
         """Returns the answer as the class gave it."""
         return candidates[0] if is_object(self.answer_schema) else candidates[0]["answer"]
 
