@@ -25,8 +25,8 @@ from benchmarks import model, running, servers
 from fastapi_onnx.backend import OnnxBackend
 from serving.base64 import decode_base64
 from serving.model import Model
+from serving.scores import best
 from serving.settings import Settings
-from serving.tasks.image.classification import best
 from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 

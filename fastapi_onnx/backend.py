@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from fastapi_onnx.cpu import INT8, CpuNetwork
-from fastapi_onnx.optimised import CPU
-from fastapi_onnx.tensor_network import TensorNetwork, signature_of
+from fastapi_onnx.network import Network, signature_of
+from fastapi_onnx.shared_weights import CPU
 from serving.backends.base import BackendInfo
-from serving.backends.int8 import Infer, chosen_precision, wanted_device
+from serving.backends.precision import wanted_device
 from serving.errors import ConfigurationError
-from serving.model import GRAPHS, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import kind_of
 from serving.tensors import Array, Signature
 
 LIBRARY = f"onnxruntime {ort.__version__}"
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class OnnxBackend:
-    """Backend with `CpuNetwork` on a CPU, `CudaNetwork` on a GPU, `TensorNetwork` for other graphs."""
+    """Backend with `CudaNetwork` for images on a GPU, and `Network` otherwise."""
 
     def __init__(self) -> None:
-        self._network: CpuNetwork | CudaNetwork | TensorNetwork | None = None
+        self._network: Network | CudaNetwork | None = None
 
     def signatures(self, model: Model) -> tuple[Signature, ...]:
         """Returns how a graph is called with its own tensors. Raises ConfigurationError."""
@@ -34,75 +34,51 @@ class OnnxBackend:
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""
-        fallback = None
+        network, device, provider, fallback = None, "cpu", CPU, None
         if wanted_device(settings) != "cpu":
             try:
-                return self._load_on_gpu(model, settings)
+                network, device, provider = load_on_gpu(model, settings)
             except ConfigurationError as error:
                 if settings.device == "cuda":
                     raise
                 fallback = str(error)
-
-        def load(precision: str) -> Infer:
-            return CpuNetwork(model, settings, None, precision).infer
-
-        if model.description.task in GRAPHS:
-            self._network = network = TensorNetwork.on_cpu(model, settings, scratch)
-            precision, reason = network.precision, network.reason
-        else:
-            precision, reason = chosen_precision(model, INT8, settings, scratch, load)
-            self._network = CpuNetwork(model, settings, scratch, precision)
-        return BackendInfo(
-            backend=LIBRARY,
-            device="cpu",
-            execution_provider=CPU,
-            precision=precision,
-            precision_reason=reason,
-            fallback=fallback,
-        )
-
-    def _load_on_gpu(self, model: Model, settings: Settings) -> BackendInfo:
-        if "CUDAExecutionProvider" not in ort.get_available_providers():
-            raise ConfigurationError(
-                "CUDA cannot be used: this onnxruntime is built without CUDA; "
-                "install onnxruntime-gpu[cuda,cudnn] instead"
-            )
-        from fastapi_onnx.cuda import CUDA, CudaNetwork, Device  # a CPU needs none of it
-
-        path = model.file("model.onnx")
-        try:
-            device = Device(settings)
-            network: CudaNetwork | TensorNetwork
-            if model.description.task in GRAPHS:
-                network = TensorNetwork.on_gpu(model, settings, device)
-            else:
-                network = CudaNetwork(model, device, settings.precision)
-            self._network = network
-        except ConfigurationError:
-            raise
-        except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
-            raise ConfigurationError(f"{path} cannot be loaded on the GPU: {error}") from error
-        return BackendInfo(
-            backend=LIBRARY,
-            device=f"cuda:{device.index}",
-            execution_provider=CUDA if isinstance(network, TensorNetwork) else device.provider,
-            precision=network.precision,
-            precision_reason=network.reason,
-        )
+        self._network = network = network or Network.on_cpu(model, settings, scratch)
+        return BackendInfo(LIBRARY, device, provider, network.precision, network.reason, fallback)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Computes a batch, see `Backend.infer`."""
         assert self._network is not None  # noqa: S101 load comes first
-        if isinstance(self._network, TensorNetwork):
+        if isinstance(self._network, Network):
             return self._network.infer(signature, inputs)
-        infer = self._network.infer if signature.normalises else self._network.infer_tensor
-        return [infer(*inputs)]
+        return [self._network.infer(*inputs)]
 
     def trim(self) -> None:
         """Gives back memory that only warm-up needed; a GPU's batch sizes need all of theirs."""
-        if isinstance(self._network, CpuNetwork | TensorNetwork):
+        if isinstance(self._network, Network):
             self._network.trim()
 
     def close(self) -> None:
         """Drops the sessions, which frees the device's memory."""
         self._network = None
+
+
+def load_on_gpu(model: Model, settings: Settings) -> tuple["Network | CudaNetwork", str, str]:
+    """Returns the network, the device and the provider in use. Raises ConfigurationError."""
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise ConfigurationError(
+            "CUDA cannot be used: this onnxruntime is built without CUDA; "
+            "install onnxruntime-gpu[cuda,cudnn] instead"
+        )
+    from fastapi_onnx.cuda import CUDA, CudaNetwork, Device  # a CPU needs none of it
+
+    path = model.file("model.onnx")
+    try:
+        device = Device(settings)
+        if kind_of(model.description.task).plain_graph:
+            return Network.on_gpu(model, settings, device), f"cuda:{device.index}", CUDA
+        network = CudaNetwork(model, device, settings.precision)
+        return network, f"cuda:{device.index}", device.provider
+    except ConfigurationError:
+        raise
+    except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
+        raise ConfigurationError(f"{path} cannot be loaded on the GPU: {error}") from error

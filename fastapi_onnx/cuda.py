@@ -1,6 +1,6 @@
 """Network on a GPU, with ONNX Runtime's CUDA provider or TensorRT; used by `backend.py`.
 
-Every batch size has a lane: sessions, buffers and bindings of its own. A session keeps its convolution
+Every batch size has a bucket: sessions, buffers and bindings of its own. A session keeps its convolution
 plans for one size only, so that a shared session would plan anew at each change; and with fixed sizes
 and addresses a session can be recorded as a CUDA graph. The normalisation is a session of its own in
 front of the network: images go through both sessions, tensors only through the network's.
@@ -20,14 +20,16 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from fastapi_onnx import fixed
-from fastapi_onnx.graph import NORMALISED, PIXELS, model_input
-from fastapi_onnx.optimised import CPU
+from fastapi_onnx import gpu_graph
+from fastapi_onnx.normalisation import NORMALISED, PIXELS, model_input
+from fastapi_onnx.shared_weights import CPU
 from serving.backends import batch_sizes, cuda_driver, precision_check
 from serving.backends.device_errors import OutOfDeviceMemoryError, classify, translate_errors
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
@@ -171,14 +173,14 @@ class Network:
     classes: int
 
 
-class Lane:
+class Bucket:
     """Sessions and buffers of one batch size."""
 
     def __init__(self, device: Device, network: Network, size: int) -> None:
         pipeline, share = network.pipeline, device.share(size)
         height, width = pipeline.output_size
-        graph = fixed.of_size(network.graph, size, pipeline)
-        normalisation = device.open(fixed.normalisation(pipeline, size), share / 4)
+        graph = gpu_graph.of_size(network.graph, size, pipeline)
+        normalisation = device.open(gpu_graph.normalisation(pipeline, size), share / 4)
         session = device.open(graph, share * 3 / 4, device.provider == TENSORRT, network.fp16)
         self.pixels = device.array((size, height, width, 3), np.uint8)
         self.tensors = device.array((size, 3, height, width), np.float32)
@@ -187,63 +189,56 @@ class Lane:
         output = session.get_outputs()[0].name
         self._network = Bound(session, {model_input(graph).name: self.tensors}, {output: self._logits})
 
-    def infer(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [size, classes] of images [size, H, W, 3]."""
-        self.pixels.update_inplace(pixels)
-        self._normalise.run()
-        return self._answer()
-
-    def infer_tensor(self, tensors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [size, classes] of normalised images [size, 3, H, W]."""
-        self.tensors.update_inplace(tensors)
-        return self._answer()
-
-    def _answer(self) -> NDArray[np.float32]:
+    def infer(self, batch: Array) -> NDArray[np.float32]:
+        """Computes logits [size, classes] of images, uint8 [size, H, W, 3], or normalised ones."""
+        if batch.dtype == np.uint8:
+            self.pixels.update_inplace(batch)
+            self._normalise.run()
+        else:
+            self.tensors.update_inplace(batch)
         self._network.run()
         logits: NDArray[np.float32] = self._logits.numpy().copy()  # the next batch overwrites it
         return logits
 
 
 class CudaNetwork:
-    """Network for batches of any size; a new size makes a lane, which takes a while."""
+    """Network for batches of any size; a new size makes a bucket, which takes a while."""
 
     def __init__(self, model: Model, device: Device, precision: str) -> None:
         """Chooses fp16 or fp32 by `precision` of the settings. Raises ConfigurationError."""
         if precision == "int8":
             raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
         self._device = device
-        self._lanes: dict[int, Lane] = {}
+        self._buckets: dict[int, Bucket] = {}
         pipeline, classes = model.description.pipeline, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
-        tensors = fixed.normalised(images, pipeline)
-        graph, expected = fixed.simplified(onnx.load(model.file("model.onnx")), tensors)
+        tensors = gpu_graph.normalised(images, pipeline)
+        graph, expected = gpu_graph.simplified(onnx.load(model.file("model.onnx")), tensors)
         self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
-            self._network = Network(fixed.half(graph), True, pipeline, classes)
+            self._network = Network(gpu_graph.half(graph), True, pipeline, classes)
             found = np.concatenate([self.infer(image[np.newaxis]) for image in images])
-            self._lanes.clear()  # the computing thread cannot use this thread's recordings
+            self._buckets.clear()  # the computing thread cannot use this thread's recordings
             self.precision, self.reason = precision_check.fp16_or_fp32(
                 expected, found, insist=precision == "fp16"
             )
         if self.precision == "fp32":
             self._network = Network(graph, False, pipeline, classes)
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, H, W, 3]; raises `device_errors`."""
-        with translate_errors(), self._lane(len(batch)) as lane:
-            return lane.infer(batch)
+    def infer(self, batch: Array) -> NDArray[np.float32]:
+        """Computes logits [N, classes] of RGB images, uint8 [N, H, W, 3], or normalised [N, 3, H, W].
 
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, H, W]; raises `device_errors`."""
-        with translate_errors(), self._lane(len(batch)) as lane:
-            return lane.infer_tensor(batch)
+        Raises `device_errors`.
+        """
+        with translate_errors(), self._bucket(len(batch)) as bucket:
+            return bucket.infer(batch)
 
     @contextlib.contextmanager
-    def _lane(self, size: int) -> Iterator[Lane]:
-        """Yields the lane of a size; keeps a new one only if its first batch fits into the memory."""
-        lane = self._lanes.get(size) or Lane(self._device, self._network, size)
-        yield lane
-        self._lanes[size] = lane
+    def _bucket(self, size: int) -> Iterator[Bucket]:
+        """Yields the bucket of a size; keeps a new one only if its first batch fits into the memory."""
+        bucket = self._buckets.get(size) or Bucket(self._device, self._network, size)
+        yield bucket
+        self._buckets[size] = bucket
 
 
 def load_libraries(provider: str) -> str:

@@ -18,10 +18,11 @@ from fastapi_pt.tokens import TokenNetwork
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo
 from serving.backends.device_errors import translate_errors
-from serving.backends.int8 import Infer, chosen_precision, wanted_device
+from serving.backends.precision import Infer, chosen_precision, wanted_device
 from serving.errors import ConfigurationError
-from serving.model import GRAPHS, TENSOR, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import TENSOR, kind_of
 from serving.tensors import Array, Signature
 
 
@@ -40,7 +41,7 @@ class TorchBackend:
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         device, fallback = choose_device(wanted_device(settings), *settings.devices[:1])
-        if model.description.task in GRAPHS:
+        if kind_of(model.description.task).plain_graph:
             on_device = TokenNetwork.on_cpu if device.type == "cpu" else TokenNetwork.on_gpu
             self._network = network = on_device(model, settings, scratch, device)
             precision, reason = network.precision, network.reason
@@ -96,8 +97,7 @@ class TorchBackend:
         assert self._network is not None  # noqa: S101 load comes first
         if isinstance(self._network, TokenNetwork):
             return self._network.infer(signature, inputs)
-        infer = self._network.infer if signature.normalises else self._network.infer_tensor
-        return [infer(*inputs)]
+        return [self._network.infer(*inputs)]
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Makes the slots readable by the GPU; see `SlotReader`. Returns False on a CPU."""

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
 from serving.backends.shared_choice import shared_choice
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.model import Kind, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.tensors import Array
 
 INT8: Kind = "model_quantized.pt"
 ENGINE = "onednn"  # of int8 on x86; fbgemm was slower
@@ -55,23 +57,19 @@ class CpuNetwork:
             network = served_network(model).to(**CHANNELS_LAST)
             self._network = optimised(network, examples, scratch, form)
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, H, W, 3]."""
-        with torch.inference_mode():
-            return self._logits(self._normalise(torch.from_numpy(batch)))
+    def infer(self, batch: Array) -> NDArray[np.float32]:
+        """Computes logits [N, classes] of RGB images, uint8 [N, H, W, 3], or normalised [N, 3, H, W].
 
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, H, W]; NaN for one not finite."""
-        with torch.inference_mode():
-            images = torch.from_numpy(batch).contiguous(**CHANNELS_LAST)
-            logits = self._logits(images)
-            is_finite = images.abs().sum((1, 2, 3)).isfinite().numpy()
-        logits[~is_finite] = np.nan  # oneDNN's ReLU and int8 make a number of NaN, and so a class of it
-        return logits
-
-    def _logits(self, tensors: Tensor) -> NDArray[np.float32]:
+        Those of a normalised image that is not finite are NaN.
+        """
         use_threads(self._threads)
-        logits: NDArray[np.float32] = self._network(tensors).numpy()
+        images = torch.from_numpy(batch)
+        is_normalised = batch.dtype != np.uint8
+        with torch.inference_mode():
+            tensors = images.contiguous(**CHANNELS_LAST) if is_normalised else self._normalise(images)
+            logits: NDArray[np.float32] = self._network(tensors).numpy()
+            if is_normalised:  # oneDNN's ReLU and int8 make a number of NaN, and so a class of it
+                logits[~tensors.abs().sum((1, 2, 3)).isfinite().numpy()] = np.nan
         return logits
 
 

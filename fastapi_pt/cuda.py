@@ -1,6 +1,6 @@
 """Network on a GPU, recorded as a CUDA graph for each batch size; used by `backend.py`.
 
-A recorded graph reads and writes fixed addresses, so every batch size has a lane: input and output
+A recorded graph reads and writes fixed addresses, so every batch size has a bucket: input and output
 buffers of its own. All graphs share the memory of their intermediate results, because one graph runs at
 a time. The normalisation is a graph of its own: images go through both graphs, tensors only through the
 network's.
@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from serving.backends.device_errors import translate_errors
 from serving.logging import logger
+from serving.tensors import Array
 
 WARM_UP_RUNS = 3  # before a recording: the libraries allocate and choose algorithms
 NO_FLAGS = 0
 PLACES = 2  # input buffers: two batches may be in flight
 
 
-class Lane:
+class Bucket:
     """Buffers of one batch size, and the functions that queue its work on a stream."""
 
     def __init__(self, size: int, image_size: tuple[int, int], classes: int, like: Tensor) -> None:
@@ -62,44 +63,45 @@ class CudaNetwork:
         self._network, self._normalise = network, normalise
         self._image_size, self._classes, self._graphs = image_size, classes, graphs
         self._like = next(network.parameters())
-        self._lanes: dict[int, Lane] = {}
+        self._buckets: dict[int, Bucket] = {}
         self._stream = torch.cuda.Stream(self._like.device)
         self._copies = torch.cuda.Stream(self._like.device)
         self._done = torch.cuda.Event(blocking=True)  # blocking: frees the core for decoding meanwhile
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._slots: Tensor | None = None
 
-    def infer(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of RGB images [N, H, W, 3]; raises `device_errors`."""
-        with self._working(len(batch)) as lane:
-            lane.pixels[0].copy_(torch.from_numpy(batch), non_blocking=True)
-            lane.normalise[0]()
-            return self._answer(lane)
+    def infer(self, batch: Array) -> NDArray[np.float32]:
+        """Computes logits [N, classes] of RGB images, uint8 [N, H, W, 3], or normalised [N, 3, H, W].
 
-    def infer_tensor(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of normalised images [N, 3, H, W]; raises `device_errors`."""
-        with self._working(len(batch)) as lane:
-            lane.tensors.copy_(torch.from_numpy(batch).to(self._like.device))  # converted on the GPU
-            return self._answer(lane)
+        Raises `device_errors`.
+        """
+        with self._working(len(batch)) as bucket:
+            if batch.dtype == np.uint8:
+                bucket.pixels[0].copy_(torch.from_numpy(batch), non_blocking=True)
+                bucket.normalise[0]()
+            else:
+                on_device = torch.from_numpy(batch).to(self._like.device)  # converted there
+                bucket.tensors.copy_(on_device)
+            return self._answer(bucket)
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
-        """Starts to copy slots into a lane; see `SlotReader`. Both steps raise `device_errors`."""
+        """Starts to copy slots into a bucket; see `SlotReader`. Both steps raise `device_errors`."""
         assert self._slots is not None  # noqa: S101 attach comes first
-        with self._working(size, self._copies) as lane:
+        with self._working(size, self._copies) as bucket:
             done = 0
             for first, end in runs(indices):
                 rows = slice(done, done + end - first)
-                lane.pixels[place][rows].copy_(self._slots[first:end], non_blocking=True)
+                bucket.pixels[place][rows].copy_(self._slots[first:end], non_blocking=True)
                 done = rows.stop
-            lane.filled[place].record(self._copies)
+            bucket.filled[place].record(self._copies)
         return partial(self._infer_fetched, size, place)
 
     def _infer_fetched(self, size: int, place: int) -> NDArray[np.float32]:
         """Waits for `fetch` and computes the logits."""
-        with self._working(size) as lane:
-            self._stream.wait_event(lane.filled[place])
-            lane.normalise[place]()
-            return self._answer(lane)
+        with self._working(size) as bucket:
+            self._stream.wait_event(bucket.filled[place])
+            bucket.normalise[place]()
+            return self._answer(bucket)
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
         """Pins the slots' memory, so that the device reads it; returns whether that worked."""
@@ -117,9 +119,9 @@ class CudaNetwork:
         return False
 
     def close(self) -> None:
-        """Unpins the slots and frees the lanes."""
+        """Unpins the slots and frees the buckets."""
         self._release_slots()
-        self._lanes.clear()
+        self._buckets.clear()
 
     def _release_slots(self) -> None:
         """Unpins the slots; their memory must still be mapped."""
@@ -129,27 +131,27 @@ class CudaNetwork:
             self._slots = None
 
     @contextlib.contextmanager
-    def _working(self, size: int, stream: torch.cuda.Stream | None = None) -> Iterator[Lane]:
-        """Yields the lane of a size; queues work on `stream`, by default the computing one."""
+    def _working(self, size: int, stream: torch.cuda.Stream | None = None) -> Iterator[Bucket]:
+        """Yields the bucket of a size; queues work on `stream`, by default the computing one."""
         with translate_errors(), torch.inference_mode(), torch.cuda.device(self._like.device):
-            if size not in self._lanes:
-                self._lanes[size] = self._recorded(size)
+            if size not in self._buckets:
+                self._buckets[size] = self._recorded(size)
             with torch.cuda.stream(stream or self._stream):
-                yield self._lanes[size]
+                yield self._buckets[size]
 
-    def _answer(self, lane: Lane) -> NDArray[np.float32]:
+    def _answer(self, bucket: Bucket) -> NDArray[np.float32]:
         """Computes the logits of `tensors` and waits for them."""
-        lane.network()
-        lane.answer.copy_(lane.logits, non_blocking=True)
+        bucket.network()
+        bucket.answer.copy_(bucket.logits, non_blocking=True)
         self._done.record(self._stream)
         self._done.synchronize()
-        answer: NDArray[np.float32] = lane.answer.numpy().copy()  # the next batch overwrites it
+        answer: NDArray[np.float32] = bucket.answer.numpy().copy()  # the next batch overwrites it
         return answer
 
-    def _recorded(self, size: int) -> Lane:
-        """Makes a lane and records its graphs."""
-        lane = Lane(size, self._image_size, self._classes, self._like)
-        tensors, logits = lane.tensors, lane.logits  # no cycle: a failed lane is freed at once
+    def _recorded(self, size: int) -> Bucket:
+        """Makes a bucket and records its graphs."""
+        bucket = Bucket(size, self._image_size, self._classes, self._like)
+        tensors, logits = bucket.tensors, bucket.logits  # no cycle: a failed bucket is freed at once
 
         def normalise(pixels: Tensor) -> None:
             tensors.copy_(self._normalise(pixels))
@@ -158,9 +160,9 @@ class CudaNetwork:
             logits.copy_(self._network(tensors))
 
         torch.cuda.synchronize(self._like.device)
-        lane.normalise = [self._record(partial(normalise, pixels)) for pixels in lane.pixels]
-        lane.network = self._record(network)
-        return lane
+        bucket.normalise = [self._record(partial(normalise, pixels)) for pixels in bucket.pixels]
+        bucket.network = self._record(network)
+        return bucket
 
     def _record(self, work: Callable[[], None]) -> Callable[[], object]:
         """Returns a function that repeats `work` with one launch, or `work` itself without graphs."""

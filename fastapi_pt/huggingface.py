@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.huggingface import CONFIG, QUESTION_HEAD, TEXT_HEAD
-from serving.model import Kind, Model
+from serving.huggingface import CONFIG
+from serving.model import Model
+from serving.task_kinds import kind_of_architecture
 from serving.tensors import Signature, TensorSpec
 
 WEIGHTS: Kind = "model.safetensors"
@@ -82,23 +84,18 @@ def signature_of(model: Model) -> Signature:
     """
     weights(model)
     config = read_config(model)
-    kind = network_class(model, config)
-    outputs = {
-        TEXT_HEAD: [TensorSpec("logits", "float32", (config.num_labels,))],
-        QUESTION_HEAD: [
-            TensorSpec(name, "float32", (LENGTH,)) for name in ("start_logits", "end_logits")
-        ],
-    }
-    head = next((head for head in outputs if kind.__name__.endswith(head)), None)
-    if head is None:
-        raise ConfigurationError(f"{kind.__name__} is served neither for texts nor in tensors")
-    taken = inspect.signature(kind.forward).parameters
+    network = network_class(model, config)
+    kind = kind_of_architecture(network.__name__)
+    if kind is None or not kind.plain_graph:
+        raise ConfigurationError(f"{network.__name__} is served neither for texts nor in tensors")
+    size = config.num_labels if kind.output_axis == "label" else LENGTH
+    taken = inspect.signature(network.forward).parameters
     return Signature(
         "tensor",
         tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in taken),
-        tuple(outputs[head]),
+        tuple(TensorSpec(name, "float32", (size,)) for name in kind.outputs),
         limits={LENGTH: model.description.limits.get(LENGTH, DEFAULT_LIMIT)},
-        blames_client=True,
+        failure_is_client_error=True,
     )
 
 

@@ -73,7 +73,7 @@ class TokenNetwork:
                 return cls(network, settings, device, "fp32", reason)
             half = copy.deepcopy(network).half()
             batch = [tensor.to(device) for tensor in examples(model, network)[-1]]
-            expected, found = (each(*batch)[0].float().cpu().numpy() for each in (network, half))
+            expected, found = (form(*batch)[0].float().cpu().numpy() for form in (network, half))
         insist = settings.precision == "fp16"
         precision, reason = precision_check.fp16_or_fp32(expected, found, insist)
         return cls(half if precision == "fp16" else network, settings, device, precision, reason)

@@ -1,5 +1,5 @@
 """The engine that all services share; it imports neither torch nor onnxruntime."""
 
-from serving.tasks.python_task import PythonTask as PythonTask
+from serving.tasks.python.task import PythonTask as PythonTask
 
 __version__ = "0.1.0"

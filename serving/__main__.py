@@ -26,10 +26,10 @@ def main() -> int:
     """Serves with one web process, or under `cluster.Cluster` where there may be several."""
     fill_standard_streams()
     if sys.argv[1:2] == ["check"]:
-        from serving.tasks import python_check
+        from serving.tasks.python import check
 
         faulthandler.enable()  # a crash of the task names its line
-        return python_check.main(sys.argv[2:])
+        return check.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
     parser.add_argument("package", help="fastapi_onnx or fastapi_pt")
     parser.add_argument("--host", help="overrides SERVING_HOST")

@@ -5,6 +5,8 @@ description that a model.json would hold, of version 1. What is not understood i
 sentence that names file and field. Called by `model.py`.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,20 +19,12 @@ from pydantic import (
     ValidationError,
 )
 
+from serving.description import ImagePipeline, ModelDescription, TextPipeline
 from serving.errors import ConfigurationError, in_words
-from serving.model import (
-    IMAGE_CLASSIFICATION,
-    QUESTION_ANSWERING,
-    TEXT_CLASSIFICATION,
-    ImagePipeline,
-    ModelDescription,
-    TextPipeline,
-)
+from serving.task_kinds import HEADS, QUESTION_ANSWERING, TEXT_CLASSIFICATION, kind_of_architecture
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-IMAGE_HEAD, TEXT_HEAD = "ForImageClassification", "ForSequenceClassification"
-QUESTION_HEAD = "ForQuestionAnswering"
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 DEFAULT_LABELS = 2
 """Of a config.json that says nothing of them."""
@@ -50,23 +44,20 @@ BEHIND_PADDING = {
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Names of Pillow's numbers; without `nearest`, which no network is trained with."""
 
-CONVNEXT, LEVIT, POOLFORMER = "ConvNext", "Levit", "PoolFormer"
+CONVNEXT = "ConvNext"
 SQUARE = ("ViT", "DeiT", "Beit", "Siglip", "Pvt")
 """Image processors to which a single number is the side of a square."""
 
-BY_SHORT_SIDE = ("CLIP", "Bit", "MobileNetV1", "MobileNetV2", LEVIT, POOLFORMER, CONVNEXT)
+BY_SHORT_SIDE = ("CLIP", "Bit", "MobileNetV1", "MobileNetV2", CONVNEXT)
 """Image processors to which a single number is the short side."""
 
 UNCROPPED = ("ViT", "Siglip", "Pvt")
 """Image processors that do not crop unless their file says so."""
 
 CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
-LEVIT_SCALE = 256 / 224
-POOLFORMER_CROP_PCT = 0.9
 
 Sizes = PositiveInt | dict[str, PositiveInt]
 Channels = float | tuple[float, float, float]
-Content = TypeVar("Content", bound=BaseModel)
 
 
 class File(BaseModel):
@@ -76,6 +67,9 @@ class File(BaseModel):
 
     auto_map: Any = None
     """Code of the model's own."""
+
+
+Content = TypeVar("Content", bound=File)
 
 
 class Config(File):
@@ -154,17 +148,8 @@ class Preprocessor(File):
             raise ValueError(f"resample is {self.resample}; filters 1 to 5 are served")
         resize, crop = self._sizes(kind)
         mean, std = self._statistics()
-        return ImagePipeline.model_validate(
-            {
-                "resize": resize,
-                "center_crop": crop,
-                "crop_rounding": "down",
-                "filter": resample,
-                "exact": True,
-                "mean": mean,
-                "std": std,
-            }
-        )
+        steps = {"resize": resize, "center_crop": crop, "crop_rounding": "down", "filter": resample}
+        return ImagePipeline.model_validate({**steps, "exact": True, "mean": mean, "std": std})
 
     def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
         """Returns what to resize to, the short side or (height, width), and the side of the crop."""
@@ -177,22 +162,8 @@ class Preprocessor(File):
             if resize >= CONVNEXT_UNCROPPED:
                 return (resize, resize), None
             return int(resize / (self.crop_pct or CONVNEXT_CROP_PCT)), resize
-        if kind == LEVIT and isinstance(resize, int):
-            resize = int(LEVIT_SCALE * resize)
-        if kind == POOLFORMER:
-            resize = self._before_crop(resize)
         crops = kind not in UNCROPPED if self.do_center_crop is None else self.do_center_crop
         return resize, self._crop(resize) if crops else None
-
-    def _before_crop(self, size: int | tuple[int, int]) -> int | tuple[int, int]:
-        """Returns the size from which `crop_pct` leaves this one; null leaves all."""
-        part = self.crop_pct if "crop_pct" in self.model_fields_set else POOLFORMER_CROP_PCT
-        if part is None:
-            return size
-        if isinstance(size, int):
-            return int(size / part)
-        height, width = (int(side / part) for side in size)
-        return height if height == width else (height, width)
 
     def _crop(self, resize: int | tuple[int, int]) -> int:
         if self.crop_size is None:
@@ -212,7 +183,9 @@ class Preprocessor(File):
         if mean is None or std is None:
             raise ValueError("image_mean or image_std is missing")
         scale = 255 * self.rescale_factor if self.do_rescale else 255.0
-        return [each / scale for each in of_channels(mean)], [each / scale for each in of_channels(std)]
+        return [value / scale for value in of_channels(mean)], [
+            value / scale for value in of_channels(std)
+        ]
 
 
 class TokenizerConfig(File):
@@ -243,54 +216,57 @@ def export(folder: Path, version: str | None) -> ModelDescription | None:
     config = read(path, Config)
     if config.model_type is None and config.architectures is None:
         return None  # another program's file
-    try:
+    with refusing(path, folder):
         return description(folder, config)
-    except ValidationError as error:
-        raise ConfigurationError(f"{folder} cannot be served: {in_words(error)}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} cannot be served: {error}") from error
 
 
 def description(folder: Path, config: Config) -> ModelDescription:
     """Returns the description by the network's head. Raises ValueError and ConfigurationError."""
-    found = config.architectures or []
-    if len(found) != 1:
-        raise ValueError(f"architectures names {len(found)} networks instead of one")
-    content: dict[str, Any] = {"name": folder.resolve().name, "version": "1"}
-    if found[0].endswith(QUESTION_HEAD):
-        pipeline = text_pipeline(folder, config, QUESTION_ANSWERING)
-        return ModelDescription(**content, task=QUESTION_ANSWERING, text=pipeline)
-    content["labels"] = config.labels
-    if found[0].endswith(IMAGE_HEAD):
+    names = config.architectures or []
+    if len(names) != 1:
+        raise ValueError(f"architectures names {len(names)} networks instead of one")
+    kind = kind_of_architecture(names[0])
+    if kind is None:
+        raise ValueError(
+            f"architectures is {names[0][:80]}; served are those that end in "
+            f"{', '.join(HEADS[:-1])} or {HEADS[-1]}"
+        )
+    made: dict[str, Any] = {"name": folder.resolve().name, "version": "1", "task": kind.name}
+    if "labels" in kind.needs:
+        made["labels"] = config.labels
+    if "image" in kind.needs:
         if config.independent:
             raise ValueError("problem_type is one of independent labels, served for texts only")
-        return ModelDescription(
-            **content, task=IMAGE_CLASSIFICATION, image=image_pipeline(folder / PREPROCESSOR)
-        )
-    if found[0].endswith(TEXT_HEAD):
-        if config.problem_type == REGRESSION:
-            raise ValueError("problem_type is regression, whose answer is no class")
-        pipeline = text_pipeline(folder, config, TEXT_CLASSIFICATION)
-        return ModelDescription(**content, task=TEXT_CLASSIFICATION, text=pipeline)
-    raise ValueError(
-        f"architectures is {found[0][:80]}; served are those that end in "
-        f"{IMAGE_HEAD}, {TEXT_HEAD} or {QUESTION_HEAD}"
-    )
+        made["image"] = image_pipeline(folder / PREPROCESSOR)
+    if "text" in kind.needs:
+        made["text"] = text_pipeline(folder, config, kind.name)
+    return ModelDescription(**made)
+
+
+@contextlib.contextmanager
+def refusing(path: Path, made_from: Path | None = None) -> Iterator[None]:
+    """Turns errors about a file into ConfigurationErrors; pydantic's may be about `made_from`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"{made_from or path} cannot be served: {in_words(error)}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} cannot be served: {error}") from error
 
 
 def image_pipeline(path: Path) -> ImagePipeline:
     """Reads the steps of the image processor. Raises ConfigurationError."""
     file = read(path, Preprocessor)
-    try:
+    with refusing(path):
         return file.pipeline()
-    except ValidationError as error:
-        raise ConfigurationError(f"{path} cannot be served: {in_words(error)}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{path} cannot be served: {error}") from error
 
 
 def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
-    """Reads what is beside the tokeniser. Raises ConfigurationError."""
+    """Reads what is beside the tokeniser. Raises ConfigurationError, and ValueError for a regression."""
+    if task == TEXT_CLASSIFICATION and config.problem_type == REGRESSION:
+        raise ValueError("problem_type is regression, whose answer is no class")
     if not (folder / TOKENIZER).is_file():
         raise ConfigurationError(
             f"{folder / TOKENIZER} is missing: tokenisers are served in this form only, which "
@@ -303,9 +279,9 @@ def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
             f"{path} cannot be served: padding_side is left, so that the context would come first"
         )
     length = file.model_max_length
-    own = int(length) if length and length < NO_LIMIT else None
+    limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
     return TextPipeline(
-        max_tokens=min((each for each in (own, config.positions) if each), default=DEFAULT_TOKENS),
+        max_tokens=min(filter(None, limits), default=DEFAULT_TOKENS),
         pad_token_id=file.pad_token_id if config.pad_token_id is None else config.pad_token_id,
         truncation_side=file.truncation_side,
         activation="sigmoid" if task == TEXT_CLASSIFICATION and config.independent else "softmax",
@@ -314,14 +290,10 @@ def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
 
 def read(path: Path, kind: type[Content]) -> Content:
     """Reads a JSON file. Raises ConfigurationError, also for custom code."""
-    try:
+    with refusing(path):
         content = kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ConfigurationError(f"{path} cannot be served: {in_words(error)}") from error
-    if getattr(content, "auto_map", None):
-        raise ConfigurationError(f"{path} cannot be served: auto_map names code of the model's own")
+        if content.auto_map:
+            raise ValueError("auto_map names code of the model's own")
     return content
 
 

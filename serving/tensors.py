@@ -74,7 +74,7 @@ class Signature:
     checks_finite: bool = False
     """Whether an output that is not finite is a failure of the server."""
 
-    blames_client: bool = False
+    failure_is_client_error: bool = False
     """Whether an item that fails alone is the client's fault: its numbers in a graph of any kind."""
 
     @cached_property

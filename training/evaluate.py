@@ -19,9 +19,10 @@ from tqdm import tqdm
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
 from serving.backends.base import Backend
-from serving.model import Kind, Model, Thresholds
+from serving.description import Kind, Thresholds
+from serving.model import Model
+from serving.scores import softmax
 from serving.settings import Settings
-from serving.tasks.image.classification import softmax
 from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 from training import data

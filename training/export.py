@@ -20,8 +20,10 @@ from torch import nn
 from typer.core import TyperGroup
 
 from fastapi_pt.network import build, fill
+from serving.description import INT8_KINDS, ImagePipeline, ModelDescription
 from serving.errors import ConfigurationError, in_words
-from serving.model import INT8_KINDS, TEXT_CLASSIFICATION, ImagePipeline, Model, ModelDescription
+from serving.model import Model
+from serving.task_kinds import TEXT_CLASSIFICATION
 from training import given_graph, int8_text
 from training.float16_weights import store_weights_as_float16
 from training.folder import described, read_labels, write_description

@@ -8,8 +8,9 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
+from serving.description import INT8_KINDS, ImagePipeline, Kind, ModelDescription
 from serving.errors import ConfigurationError, in_words
-from serving.model import INT8_KINDS, ImagePipeline, Kind, Model, ModelDescription
+from serving.model import Model
 
 WEIGHTS: tuple[Kind, ...] = ("model.onnx", "model.safetensors")
 

@@ -24,9 +24,11 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from fastapi_pt.network import build
-from serving.model import ImagePipeline, Model, ModelDescription
+from serving.description import ImagePipeline, ModelDescription
+from serving.model import Model
 from serving.tasks.image.decode import ImageDecoder
 from training import data, evaluate, export, folder, train
+from training.int8_verdict import Verdict
 
 LABELS = Path(__file__).with_name("labels.txt")
 STAGES = ("first", "second", "third")
@@ -107,7 +109,8 @@ def write_card(out: Path, run: Path, temperature: float) -> None:
 
 def int8_rows(model: ModelDescription) -> Iterator[str]:
     """Yields a row of the card's table for each int8 file."""
-    for name, verdict in model.int8.items():
+    for name, kept in model.int8.items():
+        verdict = Verdict.of(kept)
         accuracy = " | ".join(f"{100 * verdict.accuracy[key]:.1f} %" for key in ("fp32", "int8"))
         times = " | ".join(f"{verdict.batch_ms[key][1]:.1f} ms" for key in ("fp32", "int8"))
         yield f"| {name} | {verdict.method} | {accuracy} | {100 * verdict.agreement:.1f} % | {times} |"

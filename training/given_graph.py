@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from fastapi_onnx.cpu import cpu_session
-from fastapi_onnx.graph import PIXELS, TENSOR, model_inputs, with_two_inputs
+from fastapi_onnx.normalisation import PIXELS, TENSOR, model_inputs, with_two_inputs
 from serving.backends import precision_check
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline
 from serving.settings import Settings
 
 Size = tuple[int, int]

@@ -17,10 +17,11 @@ import typer
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.model import Int8Verdict, Kind, Model
+from serving.model import Model
 from training import given_graph, int8_onnx, int8_pt, photos
-from training.int8_verdict import Judge
+from training.int8_verdict import Judge, Verdict
 from training.photos import Photos
 
 MOST_CALIBRATION_PHOTOS = 200
@@ -48,13 +49,13 @@ class Options:
     """ONNX graph in int8 that was made elsewhere; None: one is made."""
 
 
-def add(model: Model, options: Options) -> dict[Kind, Int8Verdict]:
+def add(model: Model, options: Options) -> dict[Kind, Verdict]:
     """Writes the int8 files of a model's version; returns the verdict on each.
 
     Raises ConfigurationError and OSError; then every file is as it was.
     """
     calibration, compared = read_photos(model, options)
-    verdicts: dict[Kind, Int8Verdict] = {}
+    verdicts: dict[Kind, Verdict] = {}
     with trial_folder(model) as trial:
         if model.has("model.onnx"):
             verdicts[ONNX[1]] = onnx_verdict(trial, calibration, compared, options)
@@ -100,7 +101,7 @@ def path_in(model: Model, kind: Kind) -> Path:
     return model.folder / model.description.version / kind
 
 
-def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: Options) -> Int8Verdict:
+def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: Options) -> Verdict:
     """Writes the ONNX backend's int8 file into the trial folder: the best that is found in time."""
     out = path_in(trial, ONNX[1])
     judge = Judge(trial, OnnxBackend, compared)
@@ -114,7 +115,7 @@ def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: O
         return judge.verdict(ONNX, "", [])
     end = time.monotonic() + 60 * options.minutes
 
-    def judged(method: str, fp32_nodes: list[str]) -> Int8Verdict:
+    def judged(method: str, fp32_nodes: list[str]) -> Verdict:
         return judge.verdict(ONNX, method, fp32_nodes)
 
     with int8_onnx.Quantiser(trial, calibration.pixels, out) as quantiser:

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
 from tqdm import tqdm
 
-from fastapi_onnx import fixed
-from fastapi_onnx.graph import model_input
+from fastapi_onnx import gpu_graph
+from fastapi_onnx.normalisation import model_input
 from serving.errors import ConfigurationError
-from serving.model import Int8Verdict, Model
+from serving.model import Model
+from training.int8_verdict import Verdict
 
 METHODS: dict[str, tuple[CalibrationMethod, dict[str, Any]]] = {
     "min-max": (CalibrationMethod.MinMax, {}),
@@ -67,14 +68,14 @@ class Quantiser:
         """`pixels` [N, height, width, 3] are the photos for calibration; graphs are written to `out`."""
         self._model = model
         self._out = out
-        self._tensors = fixed.normalised(pixels, model.description.pipeline)
+        self._tensors = gpu_graph.normalised(pixels, model.description.pipeline)
         self._folder = TemporaryDirectory()
         self._graph = Path(self._folder.name, "fp32.onnx")
 
     def __enter__(self) -> "Quantiser":
         """Simplifies the graph. Raises ConfigurationError."""
         try:
-            graph, _ = fixed.simplified(onnx.load(self._model.file("model.onnx")), self._tensors[:1])
+            graph, _ = gpu_graph.simplified(onnx.load(self._model.file("model.onnx")), self._tensors[:1])
         except Exception as error:  # onnx and onnxruntime raise types of their own
             raise ConfigurationError(f"the graph cannot be simplified: {in_one_line(error)}") from error
         for index, node in enumerate(graph.graph.node):
@@ -119,16 +120,16 @@ class Quantiser:
 
 def search(
     quantiser: Quantiser,
-    judge: Callable[[str, list[str]], Int8Verdict],
+    judge: Callable[[str, list[str]], Verdict],
     difference: Callable[[int], float],
     end: float,
-) -> Int8Verdict:
+) -> Verdict:
     """Writes the best graph that is found before `end`, a `time.monotonic()` time; returns its verdict.
 
     A graph that is not fit has all layers in int8. `judge` judges the file as it is; `difference`
     returns its mean difference of a probability from fp32 on some photos. Raises ConfigurationError.
     """
-    best: Int8Verdict | None = None
+    best: Verdict | None = None
     for method in METHODS:
         if best and time.monotonic() > end:
             break
@@ -148,14 +149,14 @@ def search(
     return best
 
 
-def told(verdict: Int8Verdict) -> Int8Verdict:
+def told(verdict: Verdict) -> Verdict:
     """Prints a verdict in one line, and returns it."""
     kept = f", {len(verdict.fp32_nodes)} layers in fp32" if verdict.fp32_nodes else ""
     typer.echo(f"{verdict.method}{kept}: {verdict.reason}; mean difference {verdict.mean_difference}")
     return verdict
 
 
-def better(before: Int8Verdict | None, after: Int8Verdict) -> Int8Verdict:
+def better(before: Verdict | None, after: Verdict) -> Verdict:
     """Returns the verdict that is fit if the other is not, or else the one that is closer to fp32."""
     if before is None or after.fit > before.fit:
         return after

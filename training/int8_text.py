@@ -13,18 +13,20 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from tqdm import tqdm
 
-from fastapi_onnx.tensor_network import TensorNetwork, open_session, signature_of
+from fastapi_onnx.network import Network, open_session, signature_of
 from serving.backends import precision_check
-from serving.backends.int8 import Infer
+from serving.backends.precision import Infer
+from serving.description import Kind
 from serving.errors import ConfigurationError, RequestError
-from serving.model import Int8Verdict, Kind, Model
+from serving.model import Model
+from serving.scores import ACTIVATIONS
 from serving.settings import Settings
-from serving.tasks.image.classification import ACTIVATIONS
-from serving.tasks.text import IDS
-from serving.tasks.text_classification import TextClassification, signatures
+from serving.tasks.base import TaskParts
+from serving.tasks.text import IDS, TOKENS
+from serving.tasks.text_classification import TextClassification
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
-from training.int8_verdict import comparison
+from training.int8_verdict import Verdict, comparison
 
 FP32: Kind = "model.onnx"
 INT8: Kind = "model_quantized.onnx"
@@ -43,7 +45,7 @@ class Sentences:
     """Class indices [N]; None unless all sentences have one."""
 
 
-def add(model: Model, options: Options) -> dict[Kind, Int8Verdict]:
+def add(model: Model, options: Options) -> dict[Kind, Verdict]:
     """Writes the int8 file beside the fp32 one, and its verdict beside it; returns the verdict.
 
     Raises ConfigurationError and OSError; then every file is as it was.
@@ -85,9 +87,9 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     and OSError.
     """
     settings = Settings.model_validate({"device": "cpu", "long_text": "truncate"})
-    tokens_signature, _ = signatures(model, signature_of(model))
-    task = TextClassification(model, settings, tokens_signature)
-    place = [spec.name for spec in tokens_signature.inputs].index(IDS)
+    signatures = TextClassification.plan(TaskParts(model, settings, (signature_of(model),)))
+    task = TextClassification(TaskParts(model, settings, signatures))
+    place = [spec.name for spec in signatures[TOKENS].inputs].index(IDS)
     tokens: list[NDArray[np.int64]] = []
     labels: list[int | None] = []
     for line in path.read_text(encoding="utf-8-sig").splitlines():
@@ -114,7 +116,7 @@ def class_index(label: str, labels: list[str]) -> int | None:
     return int(label) if label.isdecimal() and int(label) < len(labels) else None
 
 
-def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8Verdict:
+def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Verdict:
     """Compares the int8 file with fp32 on the sentences, one at a time."""
     source = model.file(FP32)
     fp32, int8 = (network(model, path) for path in (source, made))
@@ -123,7 +125,7 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
         activation(np.concatenate([infer(each[np.newaxis]) for each in tqdm(sentences.tokens, delay=2)]))
         for infer in (fp32, int8)
     )
-    return Int8Verdict(
+    return Verdict(
         **comparison(
             expected,
             found,
@@ -134,13 +136,14 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
         ),
         megabytes={"fp32": megabytes(source), "int8": megabytes(made)},
         method=method,
+        fp32_nodes=[],
     )
 
 
 def network(model: Model, path: Path) -> Infer:
     """Returns a function from numbers of tokens [N, tokens] to logits. Raises ConfigurationError."""
     settings = Settings.model_validate({"device": "cpu"})
-    return TensorNetwork(model, open_session(path, settings, None)).logits
+    return Network(model, open_session(model, path, settings, None)).logits
 
 
 def megabytes(path: Path) -> float:

@@ -11,10 +11,11 @@ from tqdm import tqdm
 
 from serving.backends import precision_check
 from serving.backends.base import Backend
-from serving.backends.int8 import Infer, timed_answers
-from serving.model import Int8Verdict, Kind, Model
+from serving.backends.precision import Infer, timed_answers
+from serving.description import Int8Verdict, Kind
+from serving.model import Model
+from serving.scores import softmax
 from serving.settings import Settings
-from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
 from serving.tensors import Array
 from training.photos import Photos
@@ -22,6 +23,42 @@ from training.photos import Photos
 LEAST_AGREEMENT = 0.98
 MOST_ACCURACY_LOST = 0.005
 BATCH_SIZES, TIMING_ROUNDS = (1, 4), 20
+
+
+class Verdict(Int8Verdict):
+    """Comparison of an int8 file with fp32 on the same photos or texts."""
+
+    agreement: float
+    """Share of the photos or texts for which both name the same class."""
+
+    mean_difference: float
+    """Mean difference of a class's probability."""
+
+    worst_difference: float
+    """Largest difference of a class's probability."""
+
+    photos: int
+    """Number of photos or texts that were compared."""
+
+    accuracy: dict[str, float]
+    """Top-1 accuracy of `fp32` and `int8`, where the photos have labels."""
+
+    megabytes: dict[str, float]
+    """Size of each precision's file."""
+
+    batch_ms: dict[str, dict[int, float]]
+    """Milliseconds of a batch on one thread, by precision and batch size."""
+
+    method: str
+    """How the file was made; empty for a file that was made elsewhere."""
+
+    fp32_nodes: list[str]
+    """Nodes that were left in fp32 because they cost too much accuracy in int8."""
+
+    @classmethod
+    def of(cls, verdict: Int8Verdict) -> "Verdict":
+        """Returns what `model.json` has kept. Raises ValueError if training did not write it."""
+        return cls.model_validate(verdict.model_dump())
 
 
 class Judge:
@@ -50,13 +87,13 @@ class Judge:
         found = self._probabilities(self._load("int8"), self.compared.part(0, most), "int8")
         return float(np.abs(found - self._expected[:most]).mean())
 
-    def verdict(self, files: tuple[Kind, Kind], method: str, fp32_nodes: list[str]) -> Int8Verdict:
+    def verdict(self, files: tuple[Kind, Kind], method: str, fp32_nodes: list[str]) -> Verdict:
         """Judges the trial folder's int8 file; `files` are those of fp32 and int8."""
         int8, expected, labels = self._load("int8"), self._expected, self.compared.labels
         found = self._probabilities(int8, self.compared, "int8")
         sizes = [round(self._trial.file(kind).stat().st_size / 1e6, 1) for kind in files]
         samples = precision_check.sample_images(self._trial.description.pipeline.output_size)
-        return Int8Verdict(
+        return Verdict(
             **comparison(expected, found, labels, (self._fp32, int8), samples, "photos"),
             megabytes=dict(zip(("fp32", "int8"), sizes, strict=True)),
             method=method,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from fastapi_onnx.graph import with_two_inputs
+from fastapi_onnx.normalisation import with_two_inputs
 from serving.model import Model
 from serving.settings import ROOT, Settings
 from triton_repository.config import IMAGE_MODEL, LABELS_FILE, TENSOR_MODEL, Configs
@@ -25,15 +25,17 @@ PHOTO_CODE = Path(__file__).with_name("photo_model.py")
 CARRIED = (
     "__init__",
     "base64",
+    "description",
     "errors",
-    "model",
+    "scores",
+    "task_kinds",
     "tasks/__init__",
     "tasks/image/__init__",
-    "tasks/image/classification",
     "tasks/image/decode",
     "tasks/image/jpeg",
     "tasks/image/resize",
-    "tasks/python_task",
+    "tasks/python/__init__",
+    "tasks/python/task",
 )
 """Modules of `serving` that `photo_model.py` imports, directly or indirectly."""
 

@@ -6,7 +6,7 @@ Names, shapes and types equal those of this service's own v2 protocol. Called by
 import json
 from dataclasses import dataclass
 
-from serving.model import ModelDescription
+from serving.description import ModelDescription
 from serving.settings import Settings
 from serving.system import cpus
 

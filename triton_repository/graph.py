@@ -6,7 +6,7 @@ Triton's ONNX backend expects the configuration's names in the graph. Called by 
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
-from fastapi_onnx.graph import model_input
+from fastapi_onnx.normalisation import model_input
 from serving.errors import ConfigurationError
 
 INPUT, OUTPUT = "input", "output"

@@ -18,9 +18,9 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from serving.base64 import to_bytes
+from serving.description import ModelDescription
 from serving.errors import InvalidRequestError, ServingError
-from serving.model import ModelDescription
-from serving.tasks.image.classification import best
+from serving.scores import best
 from serving.tasks.image.decode import ImageDecoder
 
 Request = Any  # Triton's classes exist only in Triton

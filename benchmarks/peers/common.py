@@ -16,9 +16,10 @@ from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
 from serving.base64 import from_base64
-from serving.model import ImagePipeline, Kind, Model
+from serving.description import ImagePipeline, Kind
+from serving.model import Model
+from serving.scores import best
 from serving.settings import Settings
-from serving.tasks.image.classification import best
 from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from fastapi_pt.network import read_network
-from serving.model import ImagePipeline, Model
+from serving.description import ImagePipeline
+from serving.model import Model
 
 
 class Eager:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from fastapi_onnx.cpu import FILES
 from serving.model import Model
-from serving.tasks.image.classification import best
+from serving.scores import best
 
 
 class ClassifyTexts:

@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.tasks.image.classification import softmax
+from serving.scores import softmax
+from serving.task_kinds import kind_of
+from serving.tensors import Array
 
 IMAGES, TOKENS = 8, 32
 MAX_DIFFERENCE = 0.02
@@ -35,8 +37,10 @@ def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
     return drawn
 
 
-def model_images(model: Model) -> NDArray[np.uint8]:
-    """Returns sample images of the size that an image classifier takes."""
+def samples(model: Model) -> Array:
+    """Returns what the network computes in both precisions: `sample_tokens`, or `sample_images`."""
+    if "text" in kind_of(model.description.task).needs:
+        return sample_tokens(model)
     return sample_images(model.description.pipeline.output_size)
 
 

@@ -60,9 +60,9 @@ class ItemResult:
     """True for one input of every batch, so that each batch is counted once."""
 
 
-def error_for(state: State, blames_client: bool) -> Exception:
+def error_for(state: State, failure_is_client_error: bool) -> Exception:
     """Returns the error that `submit` raises for a slot in this state."""
-    if blames_client and state is State.FAILED:
+    if failure_is_client_error and state is State.FAILED:
         return InvalidTensorError("the network cannot compute this input, or not within its limits")
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
@@ -283,8 +283,10 @@ class EngineClient:
             if outcome:
                 future.set_result(outcome)
             else:
-                blames_client = memory.layout.signatures[memory.signature[slot]].blames_client
-                future.set_exception(error_for(state, blames_client))
+                failure_is_client_error = memory.layout.signatures[
+                    memory.signature[slot]
+                ].failure_is_client_error
+                future.set_exception(error_for(state, failure_is_client_error))
         memory.discard(slot)
         self._release(slot)
 

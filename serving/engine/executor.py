@@ -196,12 +196,14 @@ class BatchExecutor:
             error.__traceback__ = error.__cause__ = error.__context__ = None
         except Exception as error:
             memory = self._memory
-            blames_client = memory.signatures[memory.signature[slots[0]]].signature.blames_client
+            failure_is_client_error = memory.signatures[
+                memory.signature[slots[0]]
+            ].signature.failure_is_client_error
             if len(slots) > 1:
-                level = "info" if blames_client else "warning"
+                level = "info" if failure_is_client_error else "warning"
                 logger().log(LEVELS[level], "a batch failed, its items are tried alone", size=len(slots))
                 parts = [[slot] for slot in slots]
-            elif blames_client:
+            elif failure_is_client_error:
                 reason = " ".join(str(error).split())[:MAX_REASON]
                 logger().info("an item cannot be computed", reason=reason)
             else:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from serving.description import ModelDescription
 from serving.engine import gpu_monitor
 from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import Health
@@ -31,7 +32,6 @@ from serving.errors import (
 )
 from serving.inference.thread_pool import ThreadPool
 from serving.metrics import Metrics
-from serving.model import ModelDescription
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.base import Candidate, Fields, Prepared, Task

@@ -9,9 +9,9 @@ from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
+from serving.description import ImagePipeline, TextPipeline, Thresholds
 from serving.http.responses import json_response
 from serving.inference.served_model import Input, ServedModel
-from serving.model import ImagePipeline, TextPipeline, Thresholds
 from serving.protocols.admission import DirectRoute, parse_number
 from serving.protocols.documentation import documented_errors
 from serving.protocols.fields import fields_from_body, rows_of

@@ -7,9 +7,11 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from serving.tensors import Array, Item
+from serving.model import Model
+from serving.settings import Settings
+from serving.tensors import Array, Item, Signature
 
 DATATYPES = {"string": "BYTES", "number": "FP64", "integer": "INT64", "boolean": "BOOL"}
 """The Open Inference Protocol's types by JSON schema's; `format: float` makes a number FP32."""
@@ -47,13 +49,13 @@ def fields_of(schema: Schema) -> tuple[Field, ...]:
     """Returns the fields that a JSON schema of an object declares."""
     required = schema.get("required", ())
     return tuple(
-        field_of(name, each, name in required) for name, each in schema.get("properties", {}).items()
+        field_of(name, value, name in required) for name, value in schema.get("properties", {}).items()
     )
 
 
 def field_of(name: str, schema: Schema, required: bool) -> Field:
     """Returns the field of a JSON schema; null is as good as a field that may be left out."""
-    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
     if len(choices) == 1 and not required:
         return field_of(name, choices[0], required)
     is_list = schema.get("type") == "array"
@@ -85,6 +87,18 @@ class Prepared:
 
     is_cheap: bool = True
     """Whether `Task.postprocess` may run on the event loop, where there is one item."""
+
+
+class TaskParts(NamedTuple):
+    """What a task is made of."""
+
+    model: Model
+    settings: Settings
+    signatures: tuple[Signature, ...] = ()
+    """How the network is called, as `Task.plan` returned it."""
+
+    schemas: Mapping[str, Any] = MappingProxyType({})
+    """JSON schemas that a Python task declares, see `backends.base.DeclaredBackend`."""
 
 
 class Task:
@@ -136,6 +150,17 @@ class Task:
     answer_schema: Schema = {"type": "object"}  # noqa: RUF012
     """JSON schema of an answer in JSON."""
 
+    def __init__(self, parts: TaskParts) -> None:
+        self._model = parts.model
+
+    @classmethod
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns how the network is called; `parts` has how the backend reads the model's file.
+
+        Raises ConfigurationError for a graph that the task cannot use.
+        """
+        return parts.signatures
+
     @property
     def body_field(self) -> Field | None:
         """The only field that a request needs, where it may be a body that is no JSON."""
@@ -149,12 +174,13 @@ class Task:
             return self.example
         return {name: json_value(value) for name, value in self.example.items()}
 
-    def hint(self, fields: Fields) -> object | None:  # noqa: ARG002
+    def hint(self, fields: Fields) -> object | None:
         """Returns what `preprocess` need not find out again if the input is cheap, else None.
 
-        Cheap inputs are preprocessed on the event loop. Raises RequestError.
+        Cheap inputs are preprocessed on the event loop; small ones are cheap unless a task knows better.
+        Raises RequestError.
         """
-        return None
+        return True
 
     def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Makes the engine's items. Raises RequestError, or NotSupportedError where `form` is None."""

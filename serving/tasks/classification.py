@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.tasks.base import Candidate, Prepared, Task, fields_of
-from serving.tasks.image.classification import ACTIVATIONS, best
+from serving.scores import ACTIVATIONS, best
+from serving.tasks.base import Candidate, Prepared, Task, TaskParts, fields_of
 from serving.tensors import Array
 
 
@@ -35,16 +35,15 @@ class Classification(Task):
     answer_schema = PredictResponse.model_json_schema()
     answer = fields_of(LabelProbability.model_json_schema())
 
-    def __init__(self, labels: Sequence[str], activation: str = "softmax") -> None:
-        self.labels = labels
-        self.most_candidates = len(labels)
-        self._activation = ACTIVATIONS[activation]
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        text = parts.model.description.text
+        self.labels = parts.model.labels
+        self.most_candidates = len(self.labels)
+        self._activation = ACTIVATIONS[text.activation if text else "softmax"]
 
     def postprocess(
-        self,
-        prepared: Prepared,  # noqa: ARG002
-        outputs: Sequence[Sequence[Array]],
-        top_k: int,
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
         """Returns the most probable classes."""
         ((logits,),) = outputs
@@ -56,6 +55,7 @@ class Classification(Task):
         content = {"prediction": first["label"], "probability": first["probability"]}
         if with_top:
             content["top"] = [
-                {"label": each["label"], "probability": each["probability"]} for each in candidates
+                {"label": candidate["label"], "probability": candidate["probability"]}
+                for candidate in candidates
             ]
         return content

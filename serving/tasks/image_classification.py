@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from serving.backends.base import Backend
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.base import Fields, Prepared, fields_of
+from serving.tasks.base import Fields, Prepared, TaskParts, fields_of
 from serving.tasks.classification import Classification
 from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
 from serving.tasks.image.jpeg import Header
@@ -44,10 +42,17 @@ class ImageClassification(Classification):
     most_cheap_bytes = MAX_CHEAP_BYTES
     example = MappingProxyType({"image": EXAMPLE.read_bytes()})
 
-    def __init__(self, model: Model, settings: Settings) -> None:
-        super().__init__(model.labels)
-        self.limits = {"image_pixels": settings.max_image_pixels}
-        self._decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
+    def __init__(self, parts: TaskParts) -> None:
+        """Raises ConfigurationError for a model without an image pipeline."""
+        super().__init__(parts)
+        pixels = parts.settings.max_image_pixels
+        self.limits = {"image_pixels": pixels}
+        self._decoder = ImageDecoder(parts.model.description.pipeline, pixels)
+
+    @classmethod
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns how an image classifier is called, see `image_signatures`."""
+        return image_signatures(parts.model.description.pipeline.output_size, len(parts.model.labels))
 
     def hint(self, fields: Fields) -> Header | None:
         """Returns the header of a small JPEG, the one format whose cost is known beforehand."""
@@ -57,11 +62,6 @@ class ImageClassification(Classification):
         """Decodes to pixels [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
         assert hint is None or isinstance(hint, Header)  # noqa: S101 as `hint` returned it
         return Prepared([[self._decoder.decode(fields["image"], hint)]])
-
-
-def signatures(model: Model) -> tuple[Signature, ...]:
-    """Returns how an image classifier is called, see `image_signatures`."""
-    return image_signatures(model.description.pipeline.output_size, len(model.labels))
 
 
 def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:

@@ -11,18 +11,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from serving.errors import ConfigurationError, InvalidTextError, TextTooLongError
+from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.settings import Settings
-from serving.tasks import text
-from serving.tasks.base import Candidate, Fields, Prepared, fields_of
-from serving.tensors import Array, Signature
-
-WINDOW, STRIDE = 384, 128
-"""Tokens of a window, and those that two windows share; less where the model takes less."""
-
-MAX_WINDOWS = 64
-"""Of a request: about 15,000 tokens."""
+from serving.task_kinds import QUESTION_ANSWERING, kind_of
+from serving.tasks.base import Candidate, Fields, Prepared, TaskParts, fields_of
+from serving.tasks.text import LENGTH, WINDOW, Span, TextTask
+from serving.tensors import Array, Signature, TensorSpec
 
 USUAL_QUESTION = 32
 """Tokens of the question for which `limits` tells the longest context."""
@@ -35,7 +29,7 @@ CHEAP_CHARACTERS = 8192
 """Of a context: making its answers takes a few milliseconds, even if its words are long."""
 
 MASKED = np.float32(-10000)
-LOGITS = ("start_logits", "end_logits")
+LOGITS = kind_of(QUESTION_ANSWERING).outputs
 
 
 class QuestionRequest(BaseModel):
@@ -73,8 +67,7 @@ class Passage:
 
     context: str
     allow_no_answer: bool
-    windows: list[tuple[int, int]]
-    """First place of each window, and the one behind its last."""
+    windows: list[Span]
 
     unmasked: Array
     """Whether each token in front of the context counts: that for no answer does."""
@@ -86,7 +79,7 @@ class Passage:
     """[places, 2]: first character of each, and the one behind its last."""
 
 
-class QuestionAnswering(text.TextTask):
+class QuestionAnswering(TextTask):
     """Tokenises question and context, the context in windows; the best spans over all windows."""
 
     request_schema = QuestionRequest.model_json_schema()
@@ -94,80 +87,55 @@ class QuestionAnswering(text.TextTask):
     answer_schema = AnswerResponse.model_json_schema()
     answer = fields_of(Answer.model_json_schema())
     most_candidates = MOST_ANSWERS
+    window = WINDOW
     example = MappingProxyType(
         {"question": "What was wonderful?", "context": "The bread was dull, but the soup was wonderful."}
     )
 
-    def __init__(self, model: Model, settings: Settings, signature: Signature) -> None:
-        """`signature` is the one that requests become. Raises ConfigurationError."""
-        super().__init__(model, signature)
-        self._from_left = model.description.text_pipeline.truncation_side == "right"
-        self._window = signature.limits[text.LENGTH]
-        self._stride = min(self._window // 2, STRIDE)
-        self._most_windows = max(1, min(MAX_WINDOWS, settings.queue_size // 2))
+    def __init__(self, parts: TaskParts) -> None:
+        """Takes what `TextTask` takes. Raises ConfigurationError."""
+        super().__init__(parts)
         specials = self._tokenizer.num_special_tokens_to_add(is_pair=True)
-        room = max(1, self._window - specials - USUAL_QUESTION)
+        room = max(1, self._most_tokens - specials - USUAL_QUESTION)
         windows = self._most_windows if room > self._stride else 1
         self.limits = {
             **self.limits,
-            "question_tokens": max(1, self._window - specials - self._stride - 1),
+            "question_tokens": max(1, self._most_tokens - specials - self._stride - 1),
             "context_tokens": room + (windows - 1) * (room - self._stride),
         }
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+    @classmethod
+    def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
+        """Returns the logits of an answer's ends, see `TextTask`. Raises ConfigurationError."""
+        by_name = {spec.name: spec for spec in graph.outputs}
+        for name in LOGITS:
+            shape = by_name[name].shape if name in by_name else ()
+            if len(shape) != 1 or not isinstance(shape[0], str):
+                raise ConfigurationError(
+                    f"{model.description.name} cannot be served: the graph needs an output {name} "
+                    f"with a number for each token; it has {', '.join(by_name)}"
+                )
+        return [replace(by_name[name], shape=(LENGTH,)) for name in LOGITS]
+
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Tokenises to an item for each window, with an array [tokens] per input.
 
         Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.
         """
-        context = fields["context"]
-        encoding = self.encode({"question": fields["question"], "context": context})
-        sequences = np.array(encoding.sequence_ids, float)  # NaN: special tokens
-        places = np.flatnonzero(sequences == 1)
-        if not places.size:
-            raise InvalidTextError("the context has no characters that the model knows")
-        first, behind = int(places[0]), int(places[-1]) + 1
-        windows = self._windows(behind - first, len(sequences), int((sequences == 0).sum()))
-        arrays, ids = self.arrays(encoding), np.array(encoding.ids[:first])
+        texts = {name: fields[name] for name in ("question", "context")}
+        encoding = self.encode(texts)
+        part, windows = self.windows(encoding, [*texts])
+        ids = np.array(encoding.ids[: part.start])
         passage = Passage(
-            context,
+            texts["context"],
             fields.get("allow_no_answer", False),
             windows,
             (ids == ids[:1]) & (encoding.special_tokens_mask[0] == 1),
-            word_places(np.array(encoding.word_ids[first:behind], float)),
-            np.array(encoding.offsets[first:behind]),
+            word_places(np.array(encoding.word_ids[part], float)),
+            np.array(encoding.offsets[part]),
         )
-        items = [
-            [
-                np.concatenate((each[:first], each[first + start : first + end], each[behind:]))
-                for each in arrays
-            ]
-            for start, end in windows
-        ]
-        return Prepared(items, passage, is_cheap=len(context) <= CHEAP_CHARACTERS)
-
-    def _windows(self, places: int, tokens: int, of_question: int) -> list[tuple[int, int]]:
-        """Returns the windows of a context of so many places, beside which other tokens stand in each.
-
-        Raises TextTooLongError.
-        """
-        room = self._window - (tokens - places)
-        if places <= room:
-            return [(0, places)]
-        if room <= self._stride:
-            most = room + of_question - self._stride - 1
-            raise TextTooLongError(
-                f"the question has {of_question} tokens; at most {most} are accepted for a context "
-                f"that does not fit into one window of {self._window}"
-            )
-        step = room - self._stride
-        starts = range(0, places - room + step, step)
-        if len(starts) > self._most_windows:
-            raise TextTooLongError(
-                f"the context makes {len(starts)} windows of {self._window} tokens; "
-                f"at most {self._most_windows} are accepted"
-            )
-        found = [(start, min(start + room, places)) for start in starts]
-        return found if self._from_left else [(places - end, places - start) for start, end in found]
+        is_cheap = len(passage.context) <= CHEAP_CHARACTERS
+        return Prepared(self.items(encoding, part, windows), passage, is_cheap=is_cheap)
 
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
@@ -181,7 +149,7 @@ class QuestionAnswering(text.TextTask):
             before, count = len(passage.unmasked), behind - first
             counts = np.zeros(len(logits[0]), bool)
             counts[:before], counts[before : before + count] = passage.unmasked, True
-            start, end = (softmax(each, counts) for each in logits)
+            start, end = (softmax(numbers, counts) for numbers in logits)
             no_answer = min(no_answer, float(start[0] * end[0]))
             own = slice(before, before + count)
             # some spans become equal when they are extended to words
@@ -200,7 +168,7 @@ class QuestionAnswering(text.TextTask):
         found: list[Candidate] = [*by_text.values()]
         if passage.allow_no_answer:
             found.append({"answer": "", "score": no_answer, "start": 0, "end": 0})
-        return sorted(found, key=lambda each: -each["score"])[:top_k]
+        return sorted(found, key=lambda answer: -answer["score"])[:top_k]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
         """Returns the best answer, and with `with_top` all candidates."""
@@ -235,18 +203,3 @@ def best_spans(start: Array, end: Array, count: int) -> tuple[Array, Array, Arra
     best = best[np.argsort(-scores[best], kind="stable")]
     best = best[scores[best] >= 0]
     return best // MAX_ANSWER, lasts.ravel()[best], scores[best]
-
-
-def signatures(model: Model, graph: Signature) -> tuple[Signature, ...]:
-    """Returns how the graph is called, see `text.signatures`. Raises ConfigurationError."""
-    by_name = {spec.name: spec for spec in graph.outputs}
-    for name in LOGITS:
-        shape = by_name[name].shape if name in by_name else ()
-        if len(shape) != 1 or not isinstance(shape[0], str):
-            raise ConfigurationError(
-                f"{model.description.name} cannot be served: the graph needs an output {name} "
-                f"with a number for each token; it has {', '.join(by_name)}"
-            )
-    outputs = [replace(by_name[name], shape=(text.LENGTH,)) for name in LOGITS]
-    most = min(model.description.text_pipeline.max_tokens, WINDOW)
-    return text.signatures(model, graph, outputs, most)

@@ -1,25 +1,24 @@
-"""Tasks by the name that model.json gives, and what the workers run for each."""
+"""Tasks of models, and what the workers run for each; `serving/task_kinds.py` has the table."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from serving.engine import describe
 from serving.engine.provider import EnginePlan, Planner
 from serving.errors import ConfigurationError
-from serving.model import (
-    IMAGE_CLASSIFICATION,
-    QUESTION_ANSWERING,
-    TENSOR,
-    TEXT_CLASSIFICATION,
-    Model,
-)
+from serving.model import Model
 from serving.settings import Settings
-from serving.tasks import image_classification, python
-from serving.tasks.base import Task
-from serving.tasks.image_classification import ImageClassification
-from serving.tasks.python_requests import PythonRequests
-from serving.tasks.tensor import TensorsOnly
+from serving.task_kinds import PYTHON, TaskKind, kind_of
+from serving.tasks.base import Task, TaskParts
 from serving.tensors import Signature
+
+
+def task_class(kind: TaskKind) -> type[Task]:
+    """Imports the class of a kind of tasks: a model of images needs no tokenisers."""
+    module, _, name = kind.task.partition(":")
+    found: type[Task] = getattr(import_module(module), name)
+    return found
 
 
 def task_of(
@@ -29,19 +28,8 @@ def task_of(
 
     Raises ConfigurationError.
     """
-    if model.description.task == IMAGE_CLASSIFICATION:
-        return ImageClassification(model, settings)
-    if model.description.task == TENSOR:
-        return TensorsOnly(model)
-    if model.description.task == TEXT_CLASSIFICATION:
-        from serving.tasks.text_classification import TextClassification  # it loads tokenizers
-
-        return TextClassification(model, settings, signatures[0])
-    if model.description.task == QUESTION_ANSWERING:
-        from serving.tasks.question_answering import QuestionAnswering
-
-        return QuestionAnswering(model, settings, signatures[0])
-    return PythonRequests(model, settings, profile["schemas"])
+    parts = TaskParts(model, settings, tuple(signatures), profile.get("schemas", {}))
+    return task_class(kind_of(model.description.task))(parts)
 
 
 def planner(backend: str, settings: Settings) -> Planner:
@@ -51,23 +39,12 @@ def planner(backend: str, settings: Settings) -> Planner:
     """
 
     def plan(model: Model) -> EnginePlan:
-        task = model.description.task
-        if task == IMAGE_CLASSIFICATION:
-            return EnginePlan(backend, image_classification.signatures(model))
-        if task == TENSOR:
-            return EnginePlan(backend, describe.signatures(backend, model))
-        if task == TEXT_CLASSIFICATION:
-            from serving.tasks import text_classification
-
-            (graph,) = describe.signatures(backend, model)
-            return EnginePlan(backend, text_classification.signatures(model, graph))
-        if task == QUESTION_ANSWERING:
-            from serving.tasks import question_answering
-
-            (graph,) = describe.signatures(backend, model)
-            return EnginePlan(backend, question_answering.signatures(model, graph))
-        if ":" in task:
-            return EnginePlan(python.BACKEND, python.signatures(model, settings))
-        raise ConfigurationError(f"there is no task {task}")
+        name = model.description.task
+        kind = kind_of(name)
+        if kind is PYTHON and ":" not in name:
+            raise ConfigurationError(f"there is no task {name}")
+        graph = describe.signatures(backend, model) if kind.plain_graph else ()
+        signatures = task_class(kind).plan(TaskParts(model, settings, graph))
+        return EnginePlan(kind.backend or backend, signatures)
 
     return plan

@@ -1,8 +1,7 @@
-"""Tensors without a task: a graph that is asked for its own outputs, given its own inputs."""
+"""Task for ONNX graphs that are called with raw tensors."""
 
 from serving.errors import NotSupportedError
-from serving.model import Model
-from serving.tasks.base import Fields, Prepared, Task
+from serving.tasks.base import Fields, Prepared, Task, TaskParts
 
 
 class TensorsOnly(Task):
@@ -10,12 +9,11 @@ class TensorsOnly(Task):
 
     tensor_form = 0
 
-    def __init__(self, model: Model) -> None:
-        self.labels = model.labels
-        self._name = model.description.name
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        self.labels = parts.model.labels
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Raises NotSupportedError."""
-        raise NotSupportedError(
-            f"{self._name} is asked in tensors: POST /v2/models/{self._name}/infer, or by gRPC"
-        )
+        name = self._model.description.name
+        raise NotSupportedError(f"{name} is asked in tensors: POST /v2/models/{name}/infer, or by gRPC")

@@ -8,13 +8,14 @@ from types import MappingProxyType
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from serving.description import TextPipeline
 from serving.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
-from serving.model import Model, TextPipeline
-from serving.tasks.base import Fields, Task
-from serving.tensors import Array, Signature, TensorSpec
+from serving.model import Model
+from serving.tasks.base import Task, TaskParts
+from serving.tensors import Array, Item, Signature, TensorSpec
 
 TOKENS, TENSOR = 0, 1
-"""Places among `signatures`."""
+"""Places among the signatures."""
 
 MAX_BYTES = 256 * 1024
 """Of the texts of a request in UTF-8: tokenising them takes a quarter of a second at most."""
@@ -29,6 +30,15 @@ IDS, MASK = "input_ids", "attention_mask"
 LENGTH = "tokens"
 """Name of the axis that varies."""
 
+WINDOW, STRIDE = 384, 128
+"""Tokens of a window, and those that two windows share; less where the model takes less."""
+
+MAX_WINDOWS = 64
+"""Of a request: about 15,000 tokens."""
+
+Span = tuple[int, int]
+"""First token of a window and the one behind its last, counted from the text's first."""
+
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the service has its own threads
 
 
@@ -39,14 +49,47 @@ class TextTask(Task):
     most_cheap_bytes = CHEAP_BYTES
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
 
-    def __init__(self, model: Model, signature: Signature) -> None:
-        """`signature` is the one that requests become. Raises ConfigurationError."""
-        self._inputs = signature.inputs
-        self._tokenizer = load_tokenizer(model)
+    window: int | None = None
+    """Most tokens of an item, if long texts become several; None: as many as the model takes."""
 
-    def hint(self, fields: Fields) -> bool:  # noqa: ARG002 the size has decided
-        """Returns True: what is small is cheap."""
-        return True
+    def __init__(self, parts: TaskParts) -> None:
+        """Reads the tokeniser. Raises ConfigurationError."""
+        super().__init__(parts)
+        signature = parts.signatures[TOKENS]
+        self._inputs = signature.inputs
+        self._tokenizer = load_tokenizer(parts.model)
+        self._most_tokens = signature.limits[LENGTH]
+        """Of an item."""
+
+        self._stride = min(self._most_tokens // 2, STRIDE)
+        self._most_windows = max(1, min(MAX_WINDOWS, parts.settings.queue_size // 2))
+
+    @classmethod
+    def outputs_of(cls, model: Model, graph: Signature) -> Sequence[TensorSpec]:
+        """Returns the graph's outputs that `postprocess` reads. Raises ConfigurationError."""
+        raise NotImplementedError
+
+    @classmethod
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns how the graph is called: with texts' tokens, padded, or with a client's own tensors.
+
+        Raises ConfigurationError.
+        """
+        (graph,), pipeline = parts.signatures, parts.model.description.text_pipeline
+        outputs = tuple(cls.outputs_of(parts.model, graph))
+        check_inputs(graph.inputs, parts.model.description.name)
+        inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
+        tokens = Signature(
+            "tokens",
+            tuple(replace(spec, shape=(LENGTH,)) for spec in inputs),
+            outputs,
+            limits={LENGTH: min(pipeline.max_tokens, cls.window or pipeline.max_tokens)},
+            pads=pipeline.pad_token_id is not None and MASK in (spec.name for spec in inputs),
+            batch_size=graph.batch_size,
+            checks_finite=True,
+        )
+        limits = dict.fromkeys(graph.limits, pipeline.max_tokens)
+        return tokens, replace(graph, inputs=inputs, limits=limits)
 
     def encode(self, texts: Mapping[str, str]) -> Encoding:
         """Tokenises a text or a pair; the keys are for messages.
@@ -63,6 +106,50 @@ class TextTask(Task):
     def arrays(self, encoding: Encoding) -> list[Array]:
         """Returns the graph's inputs, each [tokens]."""
         return [np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype) for spec in self._inputs]
+
+    def windows(self, encoding: Encoding, names: Sequence[str]) -> tuple[slice, list[Span]]:
+        """Divides the last text of an encoding; `names` are those of its texts, for messages.
+
+        Returns where that text's tokens are, and its windows; a text that fits has one. Raises
+        InvalidTextError or TextTooLongError.
+        """
+        sequences = np.array(encoding.sequence_ids, float)  # NaN: special tokens
+        places = np.flatnonzero(sequences == len(names) - 1)
+        if not places.size:
+            raise InvalidTextError(f"the {names[-1]} has no characters that the model knows")
+        part = slice(int(places[0]), int(places[-1]) + 1)
+        count = part.stop - part.start
+        room = self._most_tokens - (len(sequences) - count)
+        if count <= room:
+            return part, [(0, count)]
+        if room <= self._stride:
+            before = int((sequences == 0).sum())
+            raise TextTooLongError(
+                f"the {names[0]} has {before} tokens; at most {room + before - self._stride - 1} are "
+                f"accepted for a {names[-1]} that does not fit into one window of {self._most_tokens}"
+            )
+        step = room - self._stride
+        starts = range(0, count - room + step, step)
+        if len(starts) > self._most_windows:
+            raise TextTooLongError(
+                f"the {names[-1]} makes {len(starts)} windows of {self._most_tokens} tokens; "
+                f"at most {self._most_windows} are accepted"
+            )
+        spans = [(start, min(start + room, count)) for start in starts]
+        if self._model.description.text_pipeline.truncation_side == "left":
+            spans = [(count - end, count - start) for start, end in spans]
+        return part, spans
+
+    def items(self, encoding: Encoding, part: slice, spans: Sequence[Span]) -> list[Item]:
+        """Returns an item for each window: its tokens, between those that surround the text."""
+        arrays, first = self.arrays(encoding), part.start
+        return [
+            [
+                np.concatenate((array[:first], array[first + start : first + end], array[part.stop :]))
+                for array in arrays
+            ]
+            for start, end in spans
+        ]
 
 
 def check(texts: Mapping[str, str]) -> None:
@@ -94,16 +181,9 @@ def load_tokenizer(model: Model) -> Tokenizer:
     return tokenizer
 
 
-def signatures(
-    model: Model, graph: Signature, outputs: Sequence[TensorSpec], most_tokens: int
-) -> tuple[Signature, ...]:
-    """Returns how the graph is called: with texts' tokens, padded, or with a client's own tensors.
-
-    `graph` is how the backend reads it, `outputs` are what it answers to tokens, at most as many as
-    `most_tokens`. Raises ConfigurationError.
-    """
-    pipeline, name = model.description.text_pipeline, model.description.name
-    for spec in graph.inputs:
+def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
+    """Raises ConfigurationError for inputs of a graph that no tokeniser fills; `name` is the model's."""
+    for spec in inputs:
         if spec.name not in COLUMNS:
             raise ConfigurationError(
                 f"{name} cannot be served: the graph's input {spec.name} is none of {', '.join(COLUMNS)}"
@@ -113,18 +193,6 @@ def signatures(
                 f"{name} cannot be served: {spec.name} has the shape {[*spec.shape]} behind the batch; "
                 "export the graph with one axis that varies, for the tokens"
             )
-    inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
-    tokens = Signature(
-        "tokens",
-        tuple(replace(spec, shape=(LENGTH,)) for spec in inputs),
-        tuple(outputs),
-        limits={LENGTH: most_tokens},
-        pads=pipeline.pad_token_id is not None and MASK in (spec.name for spec in inputs),
-        batch_size=graph.batch_size,
-        checks_finite=True,
-    )
-    limits = dict.fromkeys(graph.limits, pipeline.max_tokens)
-    return tokens, replace(graph, inputs=inputs, limits=limits)
 
 
 def filled(spec: TensorSpec, pipeline: TextPipeline) -> TensorSpec:

@@ -6,11 +6,13 @@ from pydantic import BaseModel, Field
 
 from serving.errors import ConfigurationError, InvalidTextError, TextTooLongError
 from serving.model import Model
-from serving.settings import Settings
-from serving.tasks import text
-from serving.tasks.base import Fields, Prepared, fields_of
+from serving.task_kinds import TEXT_CLASSIFICATION, kind_of
+from serving.tasks.base import Fields, Prepared, TaskParts, fields_of
 from serving.tasks.classification import Classification
-from serving.tensors import Signature
+from serving.tasks.text import TextTask
+from serving.tensors import Signature, TensorSpec
+
+(LOGITS,) = kind_of(TEXT_CLASSIFICATION).outputs
 
 
 class TextRequest(BaseModel):
@@ -20,7 +22,7 @@ class TextRequest(BaseModel):
     text_pair: str | None = Field(default=None, min_length=1, description="The second text of a pair.")
 
 
-class TextClassification(text.TextTask, Classification):
+class TextClassification(TextTask, Classification):
     """Tokenises texts; softmax or sigmoid, and the best classes of the logits."""
 
     request_schema = TextRequest.model_json_schema()
@@ -30,18 +32,16 @@ class TextClassification(text.TextTask, Classification):
     example_type = "text/plain"
     example = MappingProxyType({"text": "The soup was wonderful."})
 
-    def __init__(self, model: Model, settings: Settings, signature: Signature) -> None:
-        """`signature` is the one that requests become. Raises ConfigurationError."""
-        pipeline = model.description.text_pipeline
-        text.TextTask.__init__(self, model, signature)
-        Classification.__init__(self, model.labels, pipeline.activation)
-        self._most_tokens = pipeline.max_tokens
-        if settings.long_text == "truncate":
-            self._tokenizer.enable_truncation(pipeline.max_tokens, direction=pipeline.truncation_side)
+    def __init__(self, parts: TaskParts) -> None:
+        """Raises ConfigurationError."""
+        super().__init__(parts)
+        if parts.settings.long_text == "truncate":
+            side = parts.model.description.text_pipeline.truncation_side
+            self._tokenizer.enable_truncation(self._most_tokens, direction=side)
         else:
-            self.limits = {**self.limits, "tokens": pipeline.max_tokens}
+            self.limits = {**self.limits, "tokens": self._most_tokens}
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Tokenises to an array [tokens] per input.
 
         Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.
@@ -57,13 +57,13 @@ class TextClassification(text.TextTask, Classification):
             raise InvalidTextError("the text has no characters that the model knows")
         return Prepared([self.arrays(encoding)], truncated=bool(encoding.overflowing))
 
-
-def signatures(model: Model, graph: Signature) -> tuple[Signature, ...]:
-    """Returns how the graph is called, see `text.signatures`. Raises ConfigurationError."""
-    logits = next((each for each in graph.outputs if each.name == "logits"), graph.outputs[0])
-    if logits.shape != (len(model.labels),):
-        raise ConfigurationError(
-            f"{model.description.name} cannot be served: {logits.name} has the shape {[*logits.shape]} "
-            f"behind the batch, but there are {len(model.labels)} labels"
-        )
-    return text.signatures(model, graph, [logits], model.description.text_pipeline.max_tokens)
+    @classmethod
+    def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
+        """Returns the output with the logits, see `TextTask`. Raises ConfigurationError."""
+        logits = next((spec for spec in graph.outputs if spec.name == LOGITS), graph.outputs[0])
+        if logits.shape != (len(model.labels),):
+            raise ConfigurationError(
+                f"{model.description.name} cannot be served: {logits.name} has the shape "
+                f"{[*logits.shape]} behind the batch, but there are {len(model.labels)} labels"
+            )
+        return [logits]

@@ -5,9 +5,10 @@ import pytest
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.model import ImagePipeline, Model
+from serving.description import ImagePipeline
+from serving.model import Model
+from serving.scores import softmax
 from serving.settings import Settings
-from serving.tasks.image.classification import softmax
 from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 from tests import pictures

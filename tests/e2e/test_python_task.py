@@ -24,7 +24,7 @@ from serving.errors import (
     WorkerCrashedError,
 )
 from serving.settings import Settings
-from serving.tasks.python import Status
+from serving.tasks.python.backend import Status
 from serving.tasks.registry import planner
 from tests.e2e.test_tensors import soon, until
 

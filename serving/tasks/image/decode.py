@@ -20,8 +20,8 @@ from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
+from serving.description import ImagePipeline
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.model import ImagePipeline
 from serving.tasks.image import jpeg
 from serving.tasks.image.jpeg import JPEG, MAX_SCANS, SCAN, Header
 from serving.tasks.image.resize import MAX_SIMD_PIXELS, DecodedImage, Resizer, size_of

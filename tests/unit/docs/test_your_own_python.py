@@ -12,8 +12,10 @@ import pytest
 from serving.engine import warmup
 from serving.model import Model
 from serving.settings import ROOT, Settings
-from serving.tasks import python_check
-from serving.tasks.python import PythonBackend, Status, signatures
+from serving.tasks.base import TaskParts
+from serving.tasks.python import check
+from serving.tasks.python.backend import PythonBackend, Status
+from serving.tasks.python.web import PythonRequests
 from tests.conftest import HAS_TORCH
 
 DOCUMENT = (ROOT / "docs" / "your-own-python.md").read_text()
@@ -44,7 +46,7 @@ def answers(name: str, *requests: object) -> list[object]:
     model = Model.read(Path("models") / name)
     backend, settings = PythonBackend(), Settings(device="cpu", intra_op_threads=1)
     backend.load(model, settings)
-    (signature,) = signatures(model, settings)
+    (signature,) = PythonRequests.plan(TaskParts(model, settings))
     assert warmup.warm_up(backend, [signature], [1, 2, 4], settings).batch_cap in (1, 2, 4)
     backend.trim()
     data = [json.dumps(request).encode() for request in requests]
@@ -68,7 +70,7 @@ def test_the_smallest_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert wrong == "a point has 2 coordinates"
     command = re.search(r"python -m serving check (.*?) --request '(.*)'$", DOCUMENT, re.M)
     assert command
-    assert python_check.main([*command[1].split(), "--request", command[2]]) == 0
+    assert check.main([*command[1].split(), "--request", command[2]]) == 0
     printed = re.sub(r"[\d.]+ ms|python \S+", "", capsys.readouterr().out)
     promised = DOCUMENT[command.end() + 1 :].partition("```")[0]
     assert re.sub(r"\d\.\d+}", "}", printed) == re.sub(

@@ -12,9 +12,9 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from fastapi_onnx import cuda, fixed
+from fastapi_onnx import cuda, gpu_graph
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.tensor_network import TensorNetwork
+from fastapi_onnx.network import Network
 from serving.backends import precision_check
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from serving.errors import ConfigurationError
@@ -75,12 +75,12 @@ def test_every_size_answers_as_on_the_cpu(
     device = Processor()
     network = cuda.CudaNetwork(model, device, precision)  # type: ignore[arg-type]
     assert network.precision == precision
-    photos = fixed.normalised(pixels, model.description.pipeline)
+    photos = gpu_graph.normalised(pixels, model.description.pipeline)
     for size in (4, 1, 4):
         for first in (0, 4):
             part = slice(first, first + size)
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
-            found = network.infer_tensor(photos[part])
+            found = network.infer(photos[part])
             np.testing.assert_allclose(found, expected[part], atol=tolerance)
     sessions = 4 if precision == "fp32" else 6  # two for each of two sizes, and for the comparison
     assert len(device.opened) == sessions
@@ -127,9 +127,9 @@ def test_errors_are_translated(
 def test_a_size_that_does_not_fit_is_let_go(
     model: Model, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[weakref.ref[cuda.Lane]] = []
+    made: list[weakref.ref[cuda.Bucket]] = []
 
-    class Watched(cuda.Lane):
+    class Watched(cuda.Bucket):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(weakref.ref(self))
@@ -139,13 +139,13 @@ def test_a_size_that_does_not_fit_is_let_go(
                 raise RuntimeError("CUDA failure 2: out of memory")
             return super().infer(pixels)
 
-    monkeypatch.setattr(cuda, "Lane", Watched)
+    monkeypatch.setattr(cuda, "Bucket", Watched)
     network = cuda.CudaNetwork(model, Processor(), "fp32")  # type: ignore[arg-type]
     with contextlib.suppress(OutOfDeviceMemoryError):
         network.infer(pixels[:4])
     network.infer(pixels[:1])
     network.infer(pixels[:1])
-    assert [lane() is None for lane in made] == [True, False]
+    assert [bucket() is None for bucket in made] == [True, False]
 
 
 def claim_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_provider_that_does_not_load_is_named(
     assert device.provider == (cuda.TENSORRT if tensorrt else cuda.CUDA)
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match=r"CUDA cannot be used: .*; .*\.so"):
-        device.open(fixed.normalisation(model.description.pipeline, 1), 0.5, tensorrt)
+        device.open(gpu_graph.normalisation(model.description.pipeline, 1), 0.5, tensorrt)
 
 
 def test_the_memory_is_shared_out_among_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_a_plain_session_has_all_memory_and_no_recorded_graph(
 
     monkeypatch.setattr(ort, "InferenceSession", Session)
     path = graphs.saved(graphs.two_by_two(), tmp_path / "sums") / "model.onnx"
-    network = TensorNetwork.on_gpu(Model.read(path.parent), Settings(), device)
+    network = Network.on_gpu(Model.read(path.parent), Settings(), device)
     (name, options), (other, _) = opened["providers"]
     assert (opened["graph"], name, other) == (path, cuda.CUDA, "CPUExecutionProvider")
     assert options["enable_cuda_graph"] == "0"

@@ -1,4 +1,4 @@
-"""`fastapi_onnx.tensor_graph` and what leads to it: from a file to a signature, or to a sentence."""
+"""`fastapi_onnx.signature` and what leads to it: from a file to a signature, or to a sentence."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.tensor_graph import DEFAULT_LIMIT, graph_signature
+from fastapi_onnx.signature import DEFAULT_LIMIT, graph_signature
 from serving.engine import describe
 from serving.errors import ConfigurationError
-from serving.model import TENSOR, Model
+from serving.model import Model
 from serving.settings import Settings
+from serving.task_kinds import TENSOR
 from serving.tasks.registry import planner
 from serving.tensors import Signature, TensorSpec
 from tests import graphs
@@ -39,7 +40,7 @@ def test_inputs_and_outputs_are_those_of_the_graph(tmp_path: Path) -> None:
         "tensor",
         (TensorSpec("a", "float32", (2,)), TensorSpec("b", "int64", (2,))),
         (TensorSpec("sum", "float32", (2,)), TensorSpec("more", "bool", (2,))),
-        blames_client=True,
+        failure_is_client_error=True,
     )
 
 

@@ -122,7 +122,7 @@ def test_every_size_answers_as_on_the_cpu(
         for first in (0, 4):
             part = slice(first, first + size)
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
-            found = network.infer_tensor(photos[part])
+            found = network.infer(photos[part])
             np.testing.assert_allclose(found, expected[part], atol=tolerance)
 
 
@@ -130,9 +130,9 @@ def test_every_size_answers_as_on_the_cpu(
 def test_a_size_that_does_not_fit_is_let_go(
     model: Model, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[weakref.ref[cuda.Lane]] = []
+    made: list[weakref.ref[cuda.Bucket]] = []
 
-    class Watched(cuda.Lane):
+    class Watched(cuda.Bucket):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             made.append(weakref.ref(self))
@@ -140,14 +140,14 @@ def test_a_size_that_does_not_fit_is_let_go(
     def full(_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
-    monkeypatch.setattr(cuda, "Lane", Watched)
+    monkeypatch.setattr(cuda, "Bucket", Watched)
     network = network_of(model)
     network._network.register_forward_pre_hook(lambda module, _: full(module))
     gc.disable()  # what a cycle held would be free by chance only
     try:
         with contextlib.suppress(OutOfDeviceMemoryError):
             network.infer(pixels[:4])
-        assert [lane() for lane in made] == [None]
+        assert [bucket() for bucket in made] == [None]
     finally:
         gc.enable()
 

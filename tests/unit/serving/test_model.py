@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline, Model
+from serving.model import Model
 from serving.system import cpus
 
 STATISTICS: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

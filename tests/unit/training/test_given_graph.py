@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from fastapi_onnx import fixed
+from fastapi_onnx import gpu_graph
 from fastapi_onnx.backend import OnnxBackend
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline, Model
+from serving.model import Model
+from serving.scores import softmax
 from serving.settings import Settings
-from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
 from training import export, given_graph
 
@@ -94,7 +95,7 @@ def exported(model: ModelProto, folder: Path, *options: str) -> tuple[int, str]:
 
 def means(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """What all these graphs compute, before what some do to it."""
-    answer: NDArray[np.float32] = fixed.normalised(pixels, PIPELINE).mean((2, 3))
+    answer: NDArray[np.float32] = gpu_graph.normalised(pixels, PIPELINE).mean((2, 3))
     return answer
 
 

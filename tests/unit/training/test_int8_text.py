@@ -8,9 +8,10 @@ from typer.testing import CliRunner
 
 from benchmarks import text_model
 from fastapi_onnx.cpu import FILES
-from fastapi_onnx.tensor_network import TensorNetwork, open_session
+from fastapi_onnx.network import Network, open_session
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.model import Kind, Model
+from serving.model import Model
 from serving.settings import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -40,8 +41,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_verdict_is_kept_beside_the_file(folder: Path) -> None:
-    verdict = Model.read(folder).verdict(FILE)
-    assert verdict is not None
+    from training.int8_verdict import Verdict
+
+    kept = Model.read(folder).verdict(FILE)
+    assert kept is not None
+    verdict = Verdict.of(kept)
     assert (verdict.fit, verdict.photos, verdict.method) == (True, 60, "dynamic")
     assert verdict.agreement >= 0.98
     assert set(verdict.accuracy) == {"fp32", "int8"}
@@ -61,26 +65,26 @@ def test_auto_serves_it_where_it_is_fit_and_faster(
         samples.append((tokens.shape, difference))  # type: ignore[attr-defined]
         return "int8", "it is fit, and faster"
 
-    monkeypatch.setattr("serving.backends.int8.trial", trial)
-    network = TensorNetwork.on_cpu(model, settings, None)
+    monkeypatch.setattr("serving.backends.precision.trial", trial)
+    network = Network.on_cpu(model, settings, None)
     assert (network.precision, network.reason) == ("int8", "it is fit, and faster")
     verdict = model.verdict(FILE)
     assert verdict is not None
     assert samples == [((8, 32), verdict.sample_difference)]
     for precision in ("fp32", "int8"):
-        forced = TensorNetwork.on_cpu(model, Settings(device="cpu", precision=precision), None)
+        forced = Network.on_cpu(model, Settings(device="cpu", precision=precision), None)
         assert (forced.precision, forced.reason) == (precision, f"SERVING_PRECISION={precision}")
 
 
 def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
-    from serving.backends.int8 import trial
+    from serving.backends.precision import trial
     from serving.backends.precision_check import sample_tokens
 
     model = Model.read(folder)
 
     def load(precision: str) -> object:
         path = model.file(FILES[precision])
-        return TensorNetwork(model, open_session(path, Settings(), None)).logits
+        return Network(model, open_session(model, path, Settings(), None)).logits
 
     assert trial(load, sample_tokens(model), -1)[1].startswith("int8 differs from fp32 by 0.0")  # type: ignore[arg-type]
 
@@ -89,16 +93,16 @@ def test_what_is_not_fit_is_not_served_unasked(folder: Path, tmp_path: Path) -> 
     for name in ("config.json", "model.onnx", "tokenizer.json", FILE):
         (tmp_path / name).symlink_to(folder / name)
     model, settings = Model.read(tmp_path), Settings(device="cpu")
-    reason = TensorNetwork.on_cpu(model, settings, None).reason
+    reason = Network.on_cpu(model, settings, None).reason
     assert reason == f"model.json does not say whether {FILE} is fit"
     verdict = json.loads((folder / "model_quantized.json").read_text())
     kept = tmp_path / "model_quantized.json"
     kept.write_text(json.dumps(verdict | {"fit": False, "reason": "it is wrong"}))
-    network = TensorNetwork.on_cpu(model, settings, None)
+    network = Network.on_cpu(model, settings, None)
     assert (network.precision, network.reason) == ("fp32", f"{FILE} is not fit: it is wrong")
     kept.write_text("{}")
     with pytest.raises(ConfigurationError, match=r"model_quantized\.json is not as documented"):
-        TensorNetwork.on_cpu(model, settings, None)
+        Network.on_cpu(model, settings, None)
 
 
 def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path) -> None:

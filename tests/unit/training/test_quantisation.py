@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
 from serving.errors import ConfigurationError
-from serving.model import Int8Verdict, Model
+from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
 from training import export, int8, int8_onnx, photos
 from training.int8 import Options
-from training.int8_verdict import objection_to
+from training.int8_verdict import Verdict, objection_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -88,8 +88,7 @@ def test_an_existing_folder_gets_an_int8_file_with_its_verdict(
     assert code == 0, said
     assert "model_quantized.onnx: fit" in said
     model = Model.read(exported)
-    verdict = model.verdict("model_quantized.onnx")
-    assert verdict is not None
+    verdict = Verdict.of(model.description.int8["1/model_quantized.onnx"])
     assert verdict.fit
     assert verdict.photos == 18  # calibration has the other half
     assert verdict.agreement == 1
@@ -121,7 +120,7 @@ def test_a_state_dict_gets_int8_files_for_both_backends(tmp_path: Path, folder_o
     model = Model.read(tmp_path / "mine")
     images = photos.read(folder_of_photos, model, most=3).pixels
     for kind, make in (("model_quantized.onnx", OnnxBackend), ("model_quantized.pt", TorchBackend)):
-        verdict = model.description.int8[f"1/{kind}"]
+        verdict = Verdict.of(model.description.int8[f"1/{kind}"])
         assert verdict.fit == (verdict.agreement >= 0.98 and verdict.reason.startswith("it names"))
         answers = {}
         for precision in ("fp32", "int8"):
@@ -138,8 +137,7 @@ def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
 ) -> None:
     code, said = run("int8", exported, "--calibrate", folder_of_photos, "--file", colour_graph)
     assert code == 0, said
-    verdict = Model.read(exported).verdict("model_quantized.onnx")
-    assert verdict is not None
+    verdict = Verdict.of(Model.read(exported).description.int8["1/model_quantized.onnx"])
     assert (verdict.fit, verdict.method, verdict.worst_difference) == (True, "", 0)
     graph = onnx.load(colour_graph)
     wrong = -np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
@@ -273,11 +271,11 @@ class Quantiser:
         """Remembers what it was asked for."""
         self.written, self.only = (method, tuple(exclude)), tuple(only)
 
-    def judge(self, method: str, fp32_nodes: list[str]) -> Int8Verdict:
+    def judge(self, method: str, fp32_nodes: list[str]) -> Verdict:
         """Judges what was written."""
         left = sum(harm for name, harm in self.harm.items() if name not in fp32_nodes)
         left += 0.001 * list(int8_onnx.METHODS).index(method)
-        known = Model.read(Settings().model_dir).description.int8["1/model_quantized.onnx"]
+        known = Verdict.of(Model.read(Settings().model_dir).description.int8["1/model_quantized.onnx"])
         found = {"fit": left < 0.1, "mean_difference": left, "reason": "judged"}
         return known.model_copy(update={**found, "method": method, "fp32_nodes": fp32_nodes})
 

@@ -21,8 +21,8 @@ from fastapi_pt.backend import TorchBackend
 from fastapi_pt.network import build, fill
 from serving.errors import ConfigurationError
 from serving.model import Model
+from serving.scores import softmax
 from serving.settings import Settings
-from serving.tasks.image.classification import softmax
 from serving.tasks.image_classification import compute_logits
 from training import augment, evaluate, export, folder, food11, state_dict, train
 

@@ -1,5 +1,6 @@
 """The choice between fp32 and int8 on a CPU."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 
 from fastapi_onnx import cuda
 from fastapi_onnx.backend import OnnxBackend
-from serving.backends import int8, precision_check
-from serving.backends.int8 import Infer, chosen_precision, trial, wanted_device
+from serving.backends import precision as precision_module
+from serving.backends import precision_check
+from serving.backends.precision import Infer, chosen_precision, trial, wanted_device
 from serving.backends.shared_choice import shared_choice
+from serving.description import Int8Verdict
 from serving.errors import ConfigurationError
-from serving.model import Int8Verdict, Model
+from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
 
@@ -98,7 +101,7 @@ def test_the_setting_and_the_verdict_decide(
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(int8, "trial", lambda *_: ("int8", "as tried"))
+    monkeypatch.setattr(precision_module, "trial", lambda *_: ("int8", "as tried"))
     settings = Settings.model_validate({"device": "cpu", "precision": setting})
     backend = OnnxBackend()
     info = backend.load(model_with(tmp_path, verdict, listed), settings)
@@ -140,7 +143,8 @@ def test_the_shipped_int8_file_answers_as_fp32_does_and_makes_no_class_of_nan() 
         assert finite.tolist() == [True, False, False]
     recorded = model.description.int8[f"1/{FILE}"]
     assert recorded.fit
-    assert recorded.accuracy["fp32"] - recorded.accuracy["int8"] <= 0.005
+    accuracy = (recorded.model_extra or {})["accuracy"]
+    assert accuracy["fp32"] - accuracy["int8"] <= 0.005
     found = precision_check.mean_difference(answers["fp32"], answers["int8"])
     assert found == pytest.approx(recorded.sample_difference, abs=precision_check.MAX_EXCESS)
 
@@ -190,9 +194,8 @@ def test_a_choice_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
     assert shared_choice(tmp_path, "choice", lambda: ("int8", "never")) == ("fp32", "again")
 
 
-def test_an_int8_verdict_has_no_unknown_fields() -> None:
+def test_what_else_a_verdict_says_is_kept() -> None:
     model = Model.read(Settings().model_dir)
-    content = model.description.int8[f"1/{FILE}"].model_dump()
-    assert Int8Verdict.model_validate(content)
-    with pytest.raises(ValueError, match="Extra inputs"):
-        Int8Verdict.model_validate({**content, "fitt": True})
+    written = json.loads((model.folder / "model.json").read_text())["int8"]
+    assert json.loads(model.description.model_dump_json())["int8"] == written
+    assert Int8Verdict(fit=True, reason="", sample_difference=0).model_extra == {}

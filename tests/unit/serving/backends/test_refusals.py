@@ -15,11 +15,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.graph import PIXELS, TENSOR, with_two_inputs
-from fastapi_onnx.optimised import FOLDER, GRAPH, WEIGHTS, optimised
+from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
+from fastapi_onnx.shared_weights import FOLDER, GRAPH, WEIGHTS, optimised
 from serving.backends.base import Backend
+from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import ImagePipeline, Model
+from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
 from tests.conftest import BACKENDS, NO_GPU

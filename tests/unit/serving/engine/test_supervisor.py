@@ -15,7 +15,8 @@ from serving.engine.worker_process import WorkerProcess
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.image_classification import image_signatures, signatures
+from serving.tasks.base import TaskParts
+from serving.tasks.image_classification import ImageClassification, image_signatures
 from serving.tensors import Signature
 
 
@@ -23,7 +24,12 @@ from serving.tensors import Signature
 def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     """With three places for workers; its thread starts none of them."""
     monkeypatch.setattr(Supervisor, "_start_due", lambda _: None)
-    made = Supervisor("no:Backend", model, signatures(model), Settings(instances=3))
+    made = Supervisor(
+        "no:Backend",
+        model,
+        ImageClassification.plan(TaskParts(model, Settings())),
+        Settings(instances=3),
+    )
     made._allocate()
     made._startup_over.set()
     yield made

@@ -19,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 from serving.inference.thread_pool import ThreadPool
 from serving.tasks.image.decode import ImageDecoder
-from serving.model import ImagePipeline
+from serving.description import ImagePipeline
 from tests.pictures import encode
 
 def own() -> int:

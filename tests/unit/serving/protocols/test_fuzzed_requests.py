@@ -60,6 +60,9 @@ class Images(Task):
     media_types = ("image/",)
     form_fields = ("image", "file")
 
+    def __init__(self) -> None:
+        """There is no model."""
+
 
 MODELS = st.sampled_from([PHOTO, NUMBERS])
 MOST = 4

@@ -18,15 +18,23 @@ from hypothesis import strategies as st
 
 from serving.backends import cuda_driver
 from serving.backends.base import BackendInfo, DeclaredBackend
+from serving.description import ModelDescription
 from serving.engine.memory import KEPT_BYTES, Memory, SlotLayout
 from serving.errors import ConfigurationError
-from serving.model import Model, ModelDescription
+from serving.model import Model
 from serving.protocols.catalog import CatalogEntry
 from serving.protocols.documentation import describe_model
 from serving.settings import ROOT, Settings
-from serving.tasks import python_check
-from serving.tasks.python import MAX_PROBLEMS, MAX_TEXT, PythonBackend, Status, TaskError, signatures
-from serving.tasks.python_requests import PythonRequests
+from serving.tasks.base import TaskParts
+from serving.tasks.python import check
+from serving.tasks.python.backend import (
+    MAX_PROBLEMS,
+    MAX_TEXT,
+    PythonBackend,
+    Status,
+    TaskError,
+)
+from serving.tasks.python.web import PythonRequests
 
 CODE = """
 import dataclasses
@@ -93,7 +101,7 @@ def loaded(model: Model, warm: bool = True, **settings: Any) -> tuple[PythonBack
 def asked(backend: PythonBackend, *requests: bytes, **limits: int) -> list[tuple[int, str]]:
     """The status and the text of each answer of one batch."""
     description = ModelDescription(name="own", version="3", task="own:X", files={}, limits=limits)
-    (signature,) = signatures(Model(Path(), description), Settings())
+    (signature,) = PythonRequests.plan(TaskParts(Model(Path(), description), Settings()))
     width = max(map(len, requests))
     batch = np.frombuffer(b"".join(data.ljust(width) for data in requests), np.uint8)
     statuses, answers = backend.infer(signature, [batch.reshape(len(requests), width)])
@@ -233,12 +241,14 @@ def test_a_gpu_is_used_only_where_the_settings_say_so(
 
 def test_the_limits_are_those_of_model_json(tmp_path: Path) -> None:
     settings = Settings(max_body_bytes=1000)
-    (signature,) = signatures(described(tmp_path), settings)
+    (signature,) = PythonRequests.plan(TaskParts(described(tmp_path), settings))
     assert signature.limits == {"request_bytes": 1000, "answer_bytes": 1024 * 1024}
-    (signature,) = signatures(described(tmp_path, limits={"answer_bytes": 5}), settings)
+    (signature,) = PythonRequests.plan(
+        TaskParts(described(tmp_path, limits={"answer_bytes": 5}), settings)
+    )
     assert signature.limits == {"request_bytes": 1000, "answer_bytes": 5}
     with pytest.raises(ConfigurationError, match="request_bytes, answer_bytes, not tokens"):
-        signatures(described(tmp_path, limits={"tokens": 5}), settings)
+        PythonRequests.plan(TaskParts(described(tmp_path, limits={"tokens": 5}), settings))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +261,9 @@ def test_the_limits_are_those_of_model_json(tmp_path: Path) -> None:
 )
 def test_an_example_is_shown_as_it_is(tmp_path: Path, schema: Any, example: Any) -> None:
     schemas = {"request": schema, "answer": {}, "example": example}
-    task = PythonRequests(described(tmp_path), Settings(), schemas)
+    model, settings = described(tmp_path), Settings()
+    signatures = PythonRequests.plan(TaskParts(model, settings))
+    task = PythonRequests(TaskParts(model, settings, signatures, schemas))
     assert task.json_example == example
     document: Any = {"paths": {"/predict": {"post": {"responses": {"200": {}}}}}}
     entry = CatalogEntry("own", "1", False, 0, (), (), Mock())
@@ -332,7 +344,9 @@ def test_a_schema_that_is_too_large_is_left_out(module: Path, tmp_path: Path) ->
 
 def test_a_slot_gives_back_what_a_large_item_used() -> None:
     description = ModelDescription(name="own", version="1", task="own:X", files={})
-    layout = SlotLayout(2, 1, 1, 1, signatures(Model(Path(), description), Settings()))
+    layout = SlotLayout(
+        2, 1, 1, 1, PythonRequests.plan(TaskParts(Model(Path(), description), Settings()))
+    )
     memory = Memory.create(layout)
     try:
         for size, kept in ((KEPT_BYTES, True), (10_000_000, False)):
@@ -367,7 +381,7 @@ def test_check_says_what_is_wrong(
     module: Path, capsys: pytest.CaptureFixture[str], code: str, arguments: list[str], said: str
 ) -> None:
     module.write_text(f"{CODE}\nclass Checked(Doubling):\n    {code or 'pass'}\n")
-    status = python_check.main(["own:Checked", *arguments])
+    status = check.main(["own:Checked", *arguments])
     captured = capsys.readouterr()
     assert (status == 0) == ("in a batch" in said or said.startswith("{"))
     if status:
@@ -386,7 +400,7 @@ def test_check_loads_the_folder_that_it_is_given(
         f"{CODE}\nclass Checked(WithExample):\n    def infer(self, items):\n"
         "        return [Point(item.x, self.folder.name) for item in items]\n"
     )
-    assert python_check.main(["own:Checked", "--model-dir", str(folder)]) == 0
+    assert check.main(["own:Checked", "--model-dir", str(folder)]) == 0
     assert '"label":"7"' in capsys.readouterr().out
 
 

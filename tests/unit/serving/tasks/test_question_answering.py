@@ -12,19 +12,17 @@ from fastapi_onnx.backend import OnnxBackend
 from serving.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.base import Candidate, Prepared
+from serving.tasks.base import Candidate, Prepared, TaskParts
 from serving.tasks.question_answering import (
     CHEAP_CHARACTERS,
     MAX_ANSWER,
-    MAX_WINDOWS,
     QuestionAnswering,
     best_spans,
-    signatures,
     softmax,
     word_places,
 )
 from serving.tasks.registry import planner, task_of
-from serving.tasks.text import MAX_BYTES, TENSOR, TOKENS
+from serving.tasks.text import MAX_BYTES, MAX_WINDOWS, TENSOR, TOKENS
 from serving.tensors import Signature
 from tests import exports, graphs
 
@@ -41,7 +39,7 @@ def saved(folder: Path, tokenizer: Tokenizer = WORD_PIECE, **changes: Any) -> Pa
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return signatures(model, *OnnxBackend().signatures(model))
+    return QuestionAnswering.plan(TaskParts(model, Settings(), OnnxBackend().signatures(model)))
 
 
 def made(folder: Path, settings: Settings | None = None) -> QuestionAnswering:

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from fastapi_onnx.backend import OnnxBackend
+from serving.description import TextPipeline
 from serving.errors import (
     ConfigurationError,
     InternalError,
@@ -19,12 +20,12 @@ from serving.errors import (
     RequestError,
     TextTooLongError,
 )
-from serving.model import Model, TextPipeline
+from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.base import Candidate, Fields
+from serving.tasks.base import Candidate, Fields, TaskParts
 from serving.tasks.registry import planner, task_of
 from serving.tasks.text import MAX_BYTES, TENSOR, TOKENS
-from serving.tasks.text_classification import TextClassification, signatures
+from serving.tasks.text_classification import TextClassification
 from serving.tensors import Array, Signature
 from tests import exports, graphs
 
@@ -40,7 +41,7 @@ def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> P
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return signatures(model, *OnnxBackend().signatures(model))
+    return TextClassification.plan(TaskParts(model, Settings(), OnnxBackend().signatures(model)))
 
 
 def made(folder: Path, settings: Settings | None = None) -> TextClassification:

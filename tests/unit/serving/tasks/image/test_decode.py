@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from serving.description import ImagePipeline
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.model import ImagePipeline
 from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 

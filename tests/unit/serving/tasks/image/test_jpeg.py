@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
+from serving.description import ImagePipeline
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.model import ImagePipeline
 from serving.tasks.image import jpeg
 from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
 from serving.tasks.image.jpeg import MAX_SCANS, MAX_SEGMENTS, SMALLEST_SIDE, Header

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from serving.model import ImagePipeline
+from serving.description import ImagePipeline
 from serving.tasks.image.decode import ImageDecoder
 from tests import pictures
 from tests.unit.serving.tasks.image.test_decode import CROPPED, IDENTITY, LIMIT, SQUEEZED

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from serving.description import ImagePipeline
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.model import ImagePipeline
 from serving.tasks.image import decode
 from serving.tasks.image.decode import ImageDecoder
 from tests import pictures

@@ -1,4 +1,4 @@
-"""Classification: from logits to probabilities and the best classes; called by the tasks."""
+"""Scores: from logits to probabilities and the best classes; for tasks, backends and `training/`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

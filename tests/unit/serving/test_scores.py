@@ -1,9 +1,9 @@
-"""`serving.tasks.image.classification`: logits become scores."""
+"""`serving.scores`: logits become scores."""
 
 import numpy as np
 import pytest
 
-from serving.tasks.image.classification import best, softmax
+from serving.scores import best, softmax
 
 
 def test_softmax_is_stable() -> None:

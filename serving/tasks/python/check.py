@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from serving.description import ModelDescription
 from serving.errors import ConfigurationError
-from serving.model import Model, ModelDescription
+from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.python import PythonBackend, Status, TaskError, described, signatures
+from serving.tasks.base import TaskParts
+from serving.tasks.python.backend import PythonBackend, Status, TaskError, summary
+from serving.tasks.python.web import PythonRequests
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +38,7 @@ def main(arguments: list[str]) -> int:
             print(error, file=sys.stderr)  # noqa: T201
             return 1
         except (Exception, SystemExit) as error:  # whatever the class raises
-            print(f"{described(error)} {place(error, given.task)}", file=sys.stderr)  # noqa: T201
+            print(f"{summary(error)} {place(error, given.task)}", file=sys.stderr)  # noqa: T201
             return 1
     return 0
 
@@ -49,7 +52,7 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
     data = request.encode() if request else backend.example
     if not data:
         raise ConfigurationError("there is nothing to ask: give the class an example, or use --request")
-    (signature,) = signatures(model, settings)
+    (signature,) = PythonRequests.plan(TaskParts(model, settings))
     for count in (1, 2):
         started = time.perf_counter()
         batch = np.frombuffer(data * count, np.uint8).reshape(count, -1)

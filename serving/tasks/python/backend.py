@@ -27,15 +27,9 @@ from serving.errors import ConfigurationError, in_words
 from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
-from serving.tasks.python_task import PythonTask
-from serving.tensors import Array, Signature, TensorSpec
+from serving.tasks.python.task import PythonTask
+from serving.tensors import Array, Signature
 
-BACKEND = "serving.tasks.python:PythonBackend"
-SPACE = 0x20
-MAX_ANSWER = 1024 * 1024
-"""Bytes of an answer, unless model.json says otherwise."""
-
-BATCH_ELEMENTS = 4 * 1024 * 1024
 NOT_NUMBERS = re.compile(rb"null|[:\[,]-?(?:NaN|Infinity)")
 """What pydantic may write for a number that is not finite."""
 
@@ -65,17 +59,6 @@ class TaskError(Exception):
     """Class that breaks its contract, in words."""
 
 
-def signatures(model: Model, settings: Settings) -> tuple[Signature, ...]:
-    """Returns how every Python task is called. Raises ConfigurationError for an unknown limit."""
-    limits = {"request_bytes": settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
-    if unknown := model.description.limits.keys() - limits.keys():
-        raise ConfigurationError(f"limits in model.json are {', '.join(limits)}, not {unknown.pop()}")
-    limits |= model.description.limits
-    request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)
-    outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
-    return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
-
-
 class PythonBackend:
     """Implements `serving.backends.base.Backend` and `DeclaredBackend` with a class of one's own."""
 
@@ -89,12 +72,7 @@ class PythonBackend:
         self.batch_cap = 0
         self.schemas: dict[str, Any] = {}
 
-    def load(
-        self,
-        model: Model,
-        settings: Settings,
-        scratch: Path | None = None,  # noqa: ARG002 the Protocol's
-    ) -> BackendInfo:
+    def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Checks the digests of the model's files, then imports and loads the class.
 
         The device is a GPU only where the settings say `cuda`; `auto` is the CPU. Raises
@@ -138,7 +116,7 @@ class PythonBackend:
             self.batch_cap = min(most or allowed, allowed)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Computes a batch of requests: a status and an answer each, see `signatures`.
+        """Computes a batch of requests: a status and an answer each, see `PythonRequests.plan`.
 
         A request that is refused costs the others nothing. Every other exception is raised: the engine
         then tries each request alone.
@@ -240,7 +218,7 @@ def import_class(name: str, folder: Path) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"{module} cannot be imported: {described(error)}") from error
+        raise ConfigurationError(f"{module} cannot be imported: {summary(error)}") from error
     if not isinstance(declared, type):
         raise ConfigurationError(f"{name!r} names no class as module:Class")
     for wanted in ("Request", "Answer", "load", "infer"):
@@ -266,7 +244,7 @@ def declared_type(
         adapter: TypeAdapter[Any] = TypeAdapter(getattr(declared, name))
         schema: Any = adapter.json_schema(mode=mode)
     except Exception as error:  # pydantic's own, and those of the type
-        raise ConfigurationError(f"{name} is no type that pydantic takes: {described(error)}") from error
+        raise ConfigurationError(f"{name} is no type that pydantic takes: {summary(error)}") from error
     if len(json.dumps(schema)) > MAX_SCHEMA:
         logger().warning("a JSON schema is too large to be shown", type=name, limit=MAX_SCHEMA)
         schema = {}  # anything
@@ -292,6 +270,6 @@ def words(error: ValueError) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def described(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """Returns an error's type and the first line of its text."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

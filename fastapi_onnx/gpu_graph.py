@@ -10,8 +10,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from fastapi_onnx.graph import NORMALISED, PIXELS, model_input, normalising_nodes, scale_and_shift
-from serving.model import ImagePipeline
+from fastapi_onnx.normalisation import (
+    NORMALISED,
+    PIXELS,
+    model_input,
+    normalising_nodes,
+    scale_and_shift,
+)
+from serving.description import ImagePipeline
 
 OPSET = helper.make_opsetid("", 18)
 IR_VERSION = 10

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from serving.backends import precision_check
 from serving.backends.shared_choice import shared_choice
+from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.model import Kind, Model
+from serving.model import Model
 from serving.settings import Settings
 from serving.tensors import Array
 
@@ -36,12 +37,11 @@ def chosen_precision(
     settings: Settings,
     scratch: Path | None,
     load: Callable[[str], Infer],
-    samples: Callable[[Model], Array] = precision_check.model_images,
 ) -> tuple[str, str]:
     """Returns `fp32` or `int8`, and the reason in words; the same for all instances of a model.
 
     `file` is the backend's int8 file; `load` loads the model in a precision, for a trial with
-    `samples`. Raises ConfigurationError for a precision that a CPU does not have.
+    `precision_check.samples`. Raises ConfigurationError for a precision that a CPU does not have.
     """
     if settings.precision == "fp16":
         raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
@@ -55,7 +55,9 @@ def chosen_precision(
     if not verdict.fit:
         return "fp32", f"{file} is not fit: {verdict.reason}"
     difference = verdict.sample_difference
-    return shared_choice(scratch, f"{file}.choice", lambda: trial(load, samples(model), difference))
+    return shared_choice(
+        scratch, f"{file}.choice", lambda: trial(load, precision_check.samples(model), difference)
+    )
 
 
 def trial(load: Callable[[str], Infer], samples: Array, expected_difference: float) -> tuple[str, str]:

@@ -4,13 +4,14 @@ The first axis of every input is the batch. Every other axis that has a name, or
 size varies from item to item. Called by `backend.py`.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
 
-from fastapi_onnx.graph import model_inputs
+from fastapi_onnx.normalisation import model_inputs
 from serving.errors import ConfigurationError
 from serving.tensors import Signature, TensorSpec, axes_of
 
@@ -50,14 +51,14 @@ class TensorGraph:
         inputs = model_inputs(model.graph)
         self._batch = name_axes(inputs)
         self._inputs = tuple(
-            TensorSpec(each.name, dtype(each), tuple(axes(each)[1:])) for each in inputs
+            TensorSpec(value.name, dtype(value), tuple(axes(value)[1:])) for value in inputs
         )
         self._input_axes = axes_of(self._inputs)
         self._alone = False
         """Whether only batches of one can be computed."""
 
         stated = [axes(value) for value in model.graph.output]
-        for dimension in (each for value in model.graph.output for each in dimensions(value)):
+        for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
             if dimension.dim_value <= 0:
                 dimension.Clear()  # else the name stands against what is inferred, mostly an input's
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
@@ -82,7 +83,7 @@ class TensorGraph:
             self._outputs,
             limits={axis: self._limits.get(axis, DEFAULT_LIMIT) for axis in varying},
             batch_size=1 if self._alone else batch_size,
-            blames_client=True,
+            failure_is_client_error=True,
         )
 
     def _output(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> TensorSpec:
@@ -165,7 +166,7 @@ def dimensions(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dim
 
 def axes(value: onnx.ValueInfoProto) -> list[Axis]:
     """Returns the size of each axis, or its name; empty where there is neither."""
-    return [each.dim_value if each.dim_value > 0 else each.dim_param for each in dimensions(value)]
+    return [axis.dim_value if axis.dim_value > 0 else axis.dim_param for axis in dimensions(value)]
 
 
 def dtype(value: onnx.ValueInfoProto) -> str:

@@ -1,6 +1,6 @@
 """Python of one's own, as a web process sees it: JSON in, JSON out, and the declared types of both.
 
-The class itself is imported and called by the worker only, see `python.py`.
+The class itself is imported and called by the worker only, see `backend.py`.
 """
 
 import base64
@@ -13,14 +13,13 @@ import numpy as np
 import orjson
 
 from serving.errors import (
+    ConfigurationError,
     InvalidJsonError,
     InvalidRequestError,
     PayloadTooLargeError,
     RejectedError,
     RequestError,
 )
-from serving.model import Model
-from serving.settings import Settings
 from serving.tasks.base import (
     JSON_BODY,
     Candidate,
@@ -29,13 +28,19 @@ from serving.tasks.base import (
     Prepared,
     Schema,
     Task,
+    TaskParts,
     field_of,
     fields_of,
 )
-from serving.tasks.python import Status, signatures
-from serving.tensors import Array
+from serving.tasks.python.backend import Status
+from serving.tensors import Array, Signature, TensorSpec
 
 CHEAP_BYTES = 64 * 1024
+SPACE = 0x20
+MAX_ANSWER = 1024 * 1024
+"""Bytes of an answer, unless model.json says otherwise."""
+
+BATCH_ELEMENTS = 4 * 1024 * 1024
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
 LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")  # it may be one; text can look alike
 ERRORS: dict[int, type[RequestError]] = {
@@ -50,24 +55,32 @@ class PythonRequests(Task):
 
     form = 0
     takes_json = True
-    most_cheap_bytes = CHEAP_BYTES
+    most_cheap_bytes = CHEAP_BYTES  # what is small is only copied
 
-    def __init__(self, model: Model, settings: Settings, schemas: dict[str, Any]) -> None:
-        """`schemas` are the JSON schemas `request` and `answer`, and an `example` if there is one."""
-        (signature,) = signatures(model, settings)
-        self._most = signature.limits["request_bytes"]
-        self.limits = {"request_bytes": min(self._most, settings.max_body_bytes)}
-        self.request_schema = schemas.get("request", {})
-        self.answer_schema = schemas.get("answer", {})
-        self.example = schemas.get("example")
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        self._most = parts.signatures[0].limits["request_bytes"]
+        self.limits = {"request_bytes": min(self._most, parts.settings.max_body_bytes)}
+        self.request_schema = parts.schemas.get("request", {})
+        self.answer_schema = parts.schemas.get("answer", {})
+        self.example = parts.schemas.get("example")
         self.request = declared_fields(self.request_schema, "request")
         self.answer = declared_fields(self.answer_schema, "answer")
 
-    def hint(self, fields: Fields) -> bool:  # noqa: ARG002 the Protocol's
-        """Returns True: what is small is only copied."""
-        return True
+    @classmethod
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns how every Python task is called. Raises ConfigurationError for an unknown limit."""
+        limits = {"request_bytes": parts.settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
+        if unknown := parts.model.description.limits.keys() - limits.keys():
+            raise ConfigurationError(
+                f"limits in model.json are {', '.join(limits)}, not {unknown.pop()}"
+            )
+        limits |= parts.model.description.limits
+        request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)
+        outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
+        return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:  # noqa: ARG002
+    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
         """Returns the JSON as it is, or that of fields that another protocol has brought.
 
         Raises InvalidJsonError or PayloadTooLargeError.
@@ -84,10 +97,7 @@ class PythonRequests(Task):
         return Prepared([[np.frombuffer(data, np.uint8)]])
 
     def postprocess(
-        self,
-        prepared: Prepared,  # noqa: ARG002
-        outputs: Sequence[Sequence[Array]],
-        top_k: int,  # noqa: ARG002
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
         """Returns the answer's fields. Raises RejectedError, InvalidRequestError or InvalidJsonError."""
         ((status, answer),) = outputs
@@ -97,7 +107,7 @@ class PythonRequests(Task):
         found = msgspec.json.decode(text)  # whole numbers of any size, where orjson makes floats
         return [found if is_object(self.answer_schema) else {"answer": found}]
 
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:  # noqa: ARG002
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
         """Returns the answer as the class gave it."""
         return candidates[0] if is_object(self.answer_schema) else candidates[0]["answer"]
 

@@ -1,0 +1,90 @@
+"""Kinds of tasks, one row each: everything that depends on the kind of a model's task asks this table.
+
+Nothing is imported here: the registry imports the class when a model of that kind is served.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
+TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
+
+Axis = Literal["label", "token"]
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """What a task needs, and what serves it."""
+
+    name: str
+    """Value of `task` in model.json."""
+
+    task: str
+    """Subclass of `tasks.base.Task`, as `module:Class`."""
+
+    backend: str | None = None
+    """What runs in the workers, as `module:Class`; None: the service's own backend."""
+
+    needs: tuple[Literal["labels", "image", "text"], ...] = ()
+    """Fields that model.json must have."""
+
+    head: str | None = None
+    """End of the architecture's name in transformers' config.json."""
+
+    outputs: tuple[str, ...] = ()
+    """Outputs that the task reads, of a graph that is called as it is."""
+
+    output_axis: Axis = "label"
+    """What each of these outputs has a number for."""
+
+    plain_graph: bool = False
+    """Whether the graph is called as its file has it; model.json need not list such a file."""
+
+    compare: Literal["softmax"] | None = None
+    """How int8 is compared with fp32: by probabilities. None: it is never chosen by itself."""
+
+
+KINDS = (
+    TaskKind(
+        IMAGE_CLASSIFICATION,
+        "serving.tasks.image_classification:ImageClassification",
+        needs=("labels", "image"),
+        head="ForImageClassification",
+        compare="softmax",
+    ),
+    TaskKind(
+        TEXT_CLASSIFICATION,
+        "serving.tasks.text_classification:TextClassification",
+        needs=("labels", "text"),
+        head="ForSequenceClassification",
+        outputs=("logits",),
+        plain_graph=True,
+        compare="softmax",
+    ),
+    TaskKind(
+        QUESTION_ANSWERING,
+        "serving.tasks.question_answering:QuestionAnswering",
+        needs=("text",),
+        head="ForQuestionAnswering",
+        outputs=("start_logits", "end_logits"),
+        output_axis="token",
+        plain_graph=True,
+    ),
+    TaskKind(TENSOR, "serving.tasks.tensor:TensorsOnly", plain_graph=True),
+)
+PYTHON = TaskKind(
+    "module:Class",
+    "serving.tasks.python.web:PythonRequests",
+    backend="serving.tasks.python.backend:PythonBackend",
+)
+HEADS = tuple(kind.head for kind in KINDS if kind.head)
+
+
+def kind_of(task: str) -> TaskKind:
+    """Returns the kind of a task by its name in model.json; every other name is a Python task's."""
+    return next((kind for kind in KINDS if kind.name == task), PYTHON)
+
+
+def kind_of_architecture(name: str) -> TaskKind | None:
+    """Returns the kind of task that a transformers architecture has the head for; None if none has."""
+    return next((kind for kind in KINDS if kind.head and name.endswith(kind.head)), None)

@@ -1,0 +1,1 @@
+"""Python of your own as a task: the class users extend, and both sides that run it."""
