@@ -196,7 +196,7 @@ class Server(uvicorn.Server):
         self._service.refuse_readiness()
         self._drain_connections()
         if not self.started:
-            self._service.provider.abandon()
+            self._service.provider.stop_loading()
             return
         await asyncio.sleep(self._settings.shutdown_delay_s)
         end = time.monotonic() + self._settings.shutdown_timeout_s

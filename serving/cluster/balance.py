@@ -20,11 +20,11 @@ ms for each `POST /predict` of such a photo in base64, at 16 connections, less 0
 
 def web_processes(settings: Settings, engine: Supervisor, task: Task) -> tuple[int, str]:
     """Returns how many web processes an engine that has started needs, and why, in words."""
-    cores, layout, profile = cpus.usable(), engine.layout, engine.profile
-    if profile["info"]["device"] != "cpu":
+    cores, layout, report = cpus.usable(), engine.layout, engine.report
+    if report.on_gpu:
         return layout.frontends, f"{cores} cores, {layout.workers} of them for the GPU's workers"
-    cap, threads = profile["batch_cap"], settings.intra_op_threads
-    worker_ms, web_ms = profile["batch_ms"][str(cap)] / cap, request_ms(task)
+    cap, threads = report.batch_cap, settings.intra_op_threads
+    worker_ms, web_ms = report.batch_ms[cap] / cap, request_ms(task)
     count = topology.balanced_web_processes(cores, layout.workers, threads, worker_ms, web_ms)
     reason = f"{cores} cores, {worker_ms:.1f} ms an input in a worker, {web_ms:.1f} ms in a web process"
     return min(count, layout.frontends), reason

@@ -61,21 +61,21 @@ class FrontendProcess:
         """Sends the engine to use from now on."""
         fds = engine.engine_fds(self.index)
         try:
-            messages.send_engine(self.sock, key, engine.version, fds, engine.profile)
+            messages.send_engine(self.sock, key, engine.version, fds, engine.report)
         except BlockingIOError:  # it has not read its messages for long, and cannot do without this one
-            self.give_up()
+            self.kill()
         except OSError:  # it has died; the parent reads that from the socket
             pass
 
     def ping(self) -> None:
         """Asks whether the event loop runs; kills the process that left too many pings unanswered."""
         if self.unanswered >= MOST_UNANSWERED:
-            self.give_up()
+            self.kill()
             return
         self.unanswered += 1
         self.send("ping")
 
-    def give_up(self) -> None:
+    def kill(self) -> None:
         """Kills a process whose event loop does not run."""
         logger().error("a web process does not answer", web=self.index)
         self.ready = False

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from serving.engine.memory import EngineFds, SlotLayout
+from serving.engine.report import REPORT, WorkerReport
 
 LAYOUT = TypeAdapter(SlotLayout)
 MAX_MESSAGE = 65536
@@ -30,7 +31,7 @@ def send(sock: socket.socket, kind: str, **fields: Any) -> None:
 
 
 def send_engine(
-    sock: socket.socket, key: int, version: str, fds: EngineFds, profile: dict[str, Any]
+    sock: socket.socket, key: int, version: str, fds: EngineFds, report: WorkerReport
 ) -> None:
     """Sends one frontend's view of an engine, descriptors included. Raises OSError."""
     message = {
@@ -39,7 +40,7 @@ def send_engine(
         "version": version,
         "frontend": fds.frontend,
         "layout": asdict(fds.layout),
-        "profile": profile,
+        "report": REPORT.dump_python(report, mode="json"),
     }
     numbers = [fds.memory_fd, *fds.work_fds, fds.done_fd, fds.wakeup_fd]
     socket.send_fds(sock, [json.dumps(message).encode()], numbers)

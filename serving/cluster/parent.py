@@ -136,7 +136,7 @@ class Cluster:
         for frontend in self._frontends.values():
             frontend.popen.send_signal(number)
         for supervisor in self._loading:
-            supervisor.give_up()
+            supervisor.abort_start()
 
     async def _end(self) -> None:
         """Leaves nothing behind that was started."""
@@ -204,7 +204,7 @@ class Cluster:
         """Cancels what the frontend left in the engines. Raises ConfigurationError."""
         del self._frontends[frontend.index]
         for engine in self._engines:
-            engine.supervisor.abandon(frontend.index)
+            engine.supervisor.cancel_requests_of(frontend.index)
             engine.release(frontend)
         self._watch()
         if not self._stopping:
@@ -243,15 +243,15 @@ class Cluster:
         self._loading.append(supervisor)
         try:
             if self._stopping:
-                supervisor.give_up()
+                supervisor.abort_start()
             await asyncio.to_thread(supervisor.start)
         finally:
             self._loading.remove(supervisor)
         if not self._engines and self._settings.web_processes == "auto":
-            task = task_of(model, self._settings, supervisor.profile, signatures)
+            task = task_of(model, self._settings, supervisor.report.schemas, signatures)
             self._count, self._count_reason = balance.web_processes(self._settings, supervisor, task)
-        supervisor.profile["web_processes"] = self._count
-        supervisor.profile["web_processes_reason"] = self._count_reason
+        supervisor.report.web_processes = self._count
+        supervisor.report.web_processes_reason = self._count_reason
         self._engines.append(SharedEngine(self._loaded, supervisor))
         self._loaded += 1
         for frontend in self._frontends.values():

@@ -10,6 +10,7 @@ from typing import Any
 
 from serving.cluster import messages
 from serving.engine.provider import Adopt, EngineHandle
+from serving.engine.report import REPORT
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -66,7 +67,7 @@ class RemoteEngine:
         if (error := await self._switched) is not None:
             raise ConfigurationError(error)
 
-    def abandon(self) -> None:
+    def stop_loading(self) -> None:
         """See `EngineProvider`; the parent gives up itself what it loads."""
         self._handles.put_nowait(None)
         self._on_switched(ENDING)
@@ -117,4 +118,5 @@ class RemoteEngine:
             messages.send(self._sock, "released", key=message["key"])
 
         model = Model.read(self._settings.model_dir, message["version"])
-        return EngineHandle(model, messages.engine_fds(message, fds), message["profile"], release)
+        report = REPORT.validate_python(message["report"])
+        return EngineHandle(model, messages.engine_fds(message, fds), report, release)

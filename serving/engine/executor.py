@@ -285,8 +285,9 @@ class BatchExecutor:
             together = {axis: max(size, largest.get(axis, 0)) for axis, size in sizes[slot].items()}
             row = signature.elements(together)
             count = len(batches[-1]) + 1 if batches else 0
-            fits = 0 < count <= most and count * row <= memory.element_caps[each.index]
-            pads = signature.pads and 2 * (row - elements[slot]) <= memory.call_elements[each.index]
+            fits = 0 < count <= most and count * row <= memory.max_batch_elements[each.index]
+            padding = 2 * (row - elements[slot])
+            pads = signature.pads and padding <= memory.call_overhead_elements[each.index]
             if fits and (pads or sizes[slot] == largest):
                 batches[-1].append(slot)
                 largest = together

@@ -204,8 +204,8 @@ class Memory:
         self.health = self._array("i", 1)
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
-        self.element_caps = self._array("q", len(layout.signatures))
-        self.call_elements = self._array("q", len(layout.signatures))
+        self.max_batch_elements = self._array("q", len(layout.signatures))
+        self.call_overhead_elements = self._array("q", len(layout.signatures))
         self.restarts = self._array("q", 1)
 
         # frontends, each written by itself

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from serving.engine.memory import EngineFds
+from serving.engine.report import WorkerReport
 from serving.engine.supervisor import Supervisor
 from serving.model import Model
 from serving.settings import Settings
@@ -18,8 +19,7 @@ class EngineHandle:
 
     model: Model
     fds: EngineFds
-    profile: dict[str, Any]
-    """See `Supervisor.profile`."""
+    report: WorkerReport
 
     release: Callable[[], Awaitable[None]]
     """Gives the engine back; the frontend does not use it any more."""
@@ -53,7 +53,7 @@ class EngineProvider(Protocol):
     async def switch(self, version: str, adopt: Adopt) -> None:
         """Loads another version; `adopt` is awaited with it. Raises ConfigurationError."""
 
-    def abandon(self) -> None:
+    def stop_loading(self) -> None:
         """Makes a `first` or `switch` that has not returned yet raise ConfigurationError."""
 
 
@@ -66,7 +66,7 @@ class LocalEngine:
         self._settings = settings
         self._plan = plan
         self._loading: Supervisor | None = None
-        self._abandoned = False
+        self._stopped = False
 
     async def first(self) -> EngineHandle:
         """See `EngineProvider`."""
@@ -76,19 +76,19 @@ class LocalEngine:
         """See `EngineProvider`."""
         await adopt(await self._load(version))
 
-    def abandon(self) -> None:
+    def stop_loading(self) -> None:
         """See `EngineProvider`."""
-        self._abandoned = True
+        self._stopped = True
         if self._loading:
-            self._loading.give_up()
+            self._loading.abort_start()
 
     async def _load(self, version: str | None) -> EngineHandle:
         model = Model.read(self._settings.model_dir, version)
         backend, signatures = await asyncio.to_thread(self._plan, model)  # may start a process
         self._loading = supervisor = Supervisor(backend, model, signatures, self._settings)
         try:
-            if self._abandoned:
-                supervisor.give_up()
+            if self._stopped:
+                supervisor.abort_start()
             await asyncio.to_thread(supervisor.start)
         finally:
             self._loading = None
@@ -96,4 +96,4 @@ class LocalEngine:
         async def release() -> None:
             await asyncio.to_thread(supervisor.close)
 
-        return EngineHandle(model, supervisor.engine_fds(0), supervisor.profile, release)
+        return EngineHandle(model, supervisor.engine_fds(0), supervisor.report, release)

@@ -10,13 +10,13 @@ import json
 import os
 import threading
 import time
-from typing import Any
 
 from serving.backends import batch_sizes
 from serving.engine import queue, scratch, topology, worker_process
 from serving.engine.client import NOTICE
 from serving.engine.gpu_monitor import GpuMonitor
 from serving.engine.memory import EngineFds, Health, Memory, SlotLayout, send
+from serving.engine.report import REPORT, WorkerReport
 from serving.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
 from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe, requeue_inflight
 from serving.errors import ConfigurationError
@@ -50,11 +50,7 @@ class Supervisor:
             max_batch=batch_sizes.largest_batch(settings, "cuda"),
             signatures=signatures,
         )
-        self.profile: dict[str, Any] = {}
-        """What `Worker.load` of the first ready worker returned, and the number of web processes."""
-
-        self._device: str | None = None
-        """`cpu` or `cuda`, as the first worker has chosen; all others must use the same."""
+        self._report: WorkerReport | None = None
 
         self._error: str | None = None
         self._processes = [
@@ -103,7 +99,7 @@ class Supervisor:
             self._thread.start()
             self._resources = stack.pop_all()
 
-    def give_up(self) -> None:
+    def abort_start(self) -> None:
         """Makes a `start` that has not returned yet raise ConfigurationError; called from any thread."""
         if self._startup_over.is_set():
             return
@@ -122,7 +118,7 @@ class Supervisor:
             wakeup_fd=self._wakeup[1],
         )
 
-    def abandon(self, frontend: int) -> None:
+    def cancel_requests_of(self, frontend: int) -> None:
         """Cancels the requests of a frontend that has died."""
         slots_per_frontend = self.layout.slots_per_frontend
         for slot in range(frontend * slots_per_frontend, (frontend + 1) * slots_per_frontend):
@@ -153,8 +149,14 @@ class Supervisor:
             worker_process.stop_all(self._processes, self._hang_limit)
 
     @property
+    def report(self) -> WorkerReport:
+        """What the first ready worker has reported; `start` comes first."""
+        assert self._report is not None  # noqa: S101 `start` waits for it
+        return self._report
+
+    @property
     def _hang_limit(self) -> float:
-        return worker_process.hang_limit(self._settings, self.profile)
+        return worker_process.hang_limit(self._settings, self._report)
 
     def _wait(self) -> None:
         """Waits for a worker's status or end, a frontend's wake-up, or the next start or time-out."""
@@ -182,7 +184,7 @@ class Supervisor:
             if "error" in message:
                 self._error = message["error"]
             else:
-                self._on_loaded(process, message)
+                self._on_loaded(process, REPORT.validate_python(message))
 
     def _start_due(self) -> None:
         """Starts the workers whose time has come."""
@@ -204,7 +206,7 @@ class Supervisor:
         return WorkerArgs(
             index=process.index,
             parent=os.getpid(),
-            device=self._device or self._settings.device,
+            device=self._report.info.device.partition(":")[0] if self._report else self._settings.device,
             backend=self._backend,
             model_dir=str(self._model.path),
             version=self._model.description.version,
@@ -217,27 +219,25 @@ class Supervisor:
             epoll_fd=epoll.fileno() if epoll else None,
         )
 
-    def _on_loaded(self, process: WorkerProcess, message: dict[str, Any]) -> None:
+    def _on_loaded(self, process: WorkerProcess, report: WorkerReport) -> None:
         """Lets a worker serve that has loaded its model."""
         process.failed_starts = 0
-        web_processes = {"web_processes": self.layout.frontends, "web_processes_reason": None}
-        self.profile = self.profile or message | web_processes
-        device = message["info"]["device"].partition(":")[0]
-        self._device = self._device or device
-        if device != self._device:
-            self._fail_start(
-                f"one worker runs on {self._device}, another on {device}: {message['info']}"
-            )
+        if self._report is None:
+            self._report = report
+            report.web_processes = self.layout.frontends
+        device, first = report.info.device, self._report.info.device
+        if device.partition(":")[0] != first.partition(":")[0]:
+            self._fail_start(f"one worker runs on {first}, another on {device}: {report.info}")
             return
-        if message["gpu_uuid"]:
-            self._gpus.watch(process.index, process.gpu, message["gpu_uuid"])
+        if report.gpu_uuid:
+            self._gpus.watch(process.index, process.gpu, report.gpu_uuid)
         if not self.memory.batch_cap[0]:
-            self.memory.batch_cap[0] = min(message["batch_cap"], self.layout.max_batch)
-            self.profile["batch_cap"] = self.memory.batch_cap[0]
-            for index, element_cap in enumerate(message["element_caps"]):
-                self.memory.element_caps[index] = element_cap
-                self.memory.call_elements[index] = message["call_elements"][index]
-        if message["info"]["device"] == "cpu":
+            self.report.batch_cap = min(report.batch_cap, self.layout.max_batch)
+            self.memory.batch_cap[0] = self.report.batch_cap
+            for index, most in enumerate(report.max_batch_elements):
+                self.memory.max_batch_elements[index] = most
+                self.memory.call_overhead_elements[index] = report.call_overhead_elements[index]
+        if not report.on_gpu:
             for waiting in self._processes:  # no usable GPU: the other cores get workers, too
                 if waiting.popen is None and waiting.start_at is None:
                     waiting.start_at = time.monotonic()

@@ -12,7 +12,7 @@ from serving.system import cpus
 
 MOST_WEB_PROCESSES = 64
 MOST_IDLE_THREADS = 16  # more hardly help one input
-LONE_INPUT_WORKERS = 2
+SINGLE_REQUEST_WORKERS = 2
 """Workers, from the first, that load the model a second time, on all cores, for an input that is alone.
 
 An idle service wakes the first worker, see `queue.exclusive_epoll`, or the second while the first is
@@ -33,7 +33,7 @@ def instances(settings: Settings) -> int:
     return max(1, cpus.usable() // settings.intra_op_threads)
 
 
-def idle_threads(settings: Settings) -> int | None:
+def single_request_threads(settings: Settings) -> int | None:
     """Returns the threads for an input that is alone; `auto`: one per core, up to 16.
 
     Returns None where a worker has as many for every input.

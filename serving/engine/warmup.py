@@ -7,13 +7,13 @@ call the backend.
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from serving.backends.base import Backend
 from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from serving.engine.report import Profile
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.settings import Settings
@@ -23,34 +23,13 @@ NEARLY_BEST = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # measured per size, if nothing disturbs
 MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
-MOST_CALL_ELEMENTS = 2**31
+MOST_OVERHEAD_ELEMENTS = 2**31
 
 GROWING_MS = 10.0
 """A batch that takes longer is not doubled: beyond it, waiting costs more than the batch saves."""
 
 MAX_CALL_S = 0.5
 """Batches that would take longer are not measured where sizes vary."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What warm-up measured."""
-
-    batch_ms: dict[int, float]
-    """Milliseconds of each batch size of the first signature, ascending; of items of a medium length."""
-
-    batch_cap: int
-    """Largest batch of the first signature that pays."""
-
-    element_caps: list[int]
-    """Largest batch of each signature that pays where sizes vary, in elements of the largest input."""
-
-    call_elements: list[int]
-    """Elements of each signature that are computed in the time that a call takes by itself; where the
-    signature limits its batches, so many that any of their items may be padded."""
-
-    largest_ms: float
-    """Milliseconds of the largest item that its limits allow; 0 where sizes do not vary."""
 
 
 def warm_up(
@@ -68,30 +47,32 @@ def warm_up(
     """
     inputs = [each.name for each in signatures[0].inputs]
     profiles: list[dict[int, dict[int, float]]] = []
-    element_caps: list[int] = []
-    call_elements: list[int] = []
+    max_batch_elements: list[int] = []
+    call_overhead_elements: list[int] = []
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
         alike = [each.name for each in signature.inputs] == inputs
         if profiles and (alike or not measures_elements(signature)):
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
-            element_caps.append(signature.batch_elements or element_caps[0])
-            call_elements.append(2 * signature.batch_elements or call_elements[0])
+            max_batch_elements.append(signature.batch_elements or max_batch_elements[0])
+            call_overhead_elements.append(2 * signature.batch_elements or call_overhead_elements[0])
             continue
         by_length = measure_lengths(backend, signature, sizes)
         for length, measured in by_length.items():
             grow(backend, signature, measured, length, largest_size)
         caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
         costs = (cap * signature.elements(signature.sizes_at(length)) for length, cap in caps.items())
-        element_caps.append(signature.batch_elements or max(costs))
-        call_elements.append(2 * signature.batch_elements or measured_call(signature, by_length))
+        max_batch_elements.append(signature.batch_elements or max(costs))
+        call_overhead_elements.append(
+            2 * signature.batch_elements or measured_call(signature, by_length)
+        )
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
     return Profile(
         batch_ms=batch_ms[len(batch_ms) // 2],
         batch_cap=max(choose_cap(settings, one) for one in batch_ms),
-        element_caps=element_caps,
-        call_elements=call_elements,
+        max_batch_elements=max_batch_elements,
+        call_overhead_elements=call_overhead_elements,
         largest_ms=max(largest_ms(backend, signature) for signature in signatures),
     )
 
@@ -140,7 +121,7 @@ def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, flo
         return 0
     elements, times = np.array(list(points.items())).T
     slope, start = map(float, np.polyfit(elements, times, 1, w=1 / times))
-    return round(min(max(start, 0) / max(slope, 1e-9), MOST_CALL_ELEMENTS))
+    return round(min(max(start, 0) / max(slope, 1e-9), MOST_OVERHEAD_ELEMENTS))
 
 
 def largest_ms(backend: Backend, signature: Signature) -> float:

@@ -23,7 +23,6 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from serving.engine import topology, warmup
 from serving.engine.executor import BatchExecutor, InFlightBatch
 from serving.engine.memory import Memory, State, generation_of, slot_of
 from serving.engine.queue import WorkQueue
+from serving.engine.report import REPORT, WorkerReport
 from serving.engine.worker_args import WorkerArgs
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
@@ -58,11 +58,8 @@ class Worker:
         )
         self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
 
-    def load(self) -> dict[str, Any]:
-        """Loads the model, warms it up and measures it; returns the status message for the supervisor.
-
-        Raises ConfigurationError.
-        """
+    def load(self) -> WorkerReport:
+        """Loads the model, warms it up and measures it. Raises ConfigurationError."""
         memory, executor, settings = self._memory, self._executor, self._settings
         model = Model.read(Path(self._args.model_dir), self._args.version)
         backend, info = self._load_backend(model, settings)
@@ -79,23 +76,26 @@ class Worker:
         largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else layout.max_batch
         warm_up = partial(warmup.warm_up, backend, layout.signatures, sizes, settings, largest)
         profile = executor.device.submit(warm_up).result() if executor.device else warm_up()
-        threads = None if on_gpu or declared else topology.idle_threads(settings)
+        threads = None if on_gpu or declared else topology.single_request_threads(settings)
         if on_gpu:
             executor.buckets = list(profile.batch_ms)
             executor.reader = self._slot_reader(backend)
-        elif threads and (self._args.epoll_fd is None or self._args.index < topology.LONE_INPUT_WORKERS):
+        elif threads and self._is_woken_first:
             executor.all_cores_backend = self._load_all_cores_backend(model, threads)
-        return {
-            "info": asdict(info),
-            "gpu_uuid": gpu_uuid(self._args.gpu) if on_gpu else None,
-            "batch_ms": profile.batch_ms,
-            "batch_cap": cap or profile.batch_cap,
-            "element_caps": profile.element_caps,
-            "call_elements": profile.call_elements,
-            "largest_ms": profile.largest_ms,
-            "idle_threads": threads,
-            **({"schemas": declared.schemas} if declared else {}),
-        }
+        report = WorkerReport(
+            **vars(profile),
+            info=info,
+            single_request_threads=threads,
+            gpu_uuid=gpu_uuid(self._args.gpu) if on_gpu else None,
+            schemas=declared.schemas if declared else {},
+        )
+        report.batch_cap = cap or report.batch_cap
+        return report
+
+    @property
+    def _is_woken_first(self) -> bool:
+        """Whether a request that is alone may wake this worker."""
+        return self._args.epoll_fd is None or self._args.index < topology.SINGLE_REQUEST_WORKERS
 
     def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
         changes = {"intra_op_threads": threads, "device": "cpu"}
@@ -213,7 +213,7 @@ def main() -> None:
         os.write(args.status_fd, json.dumps(message).encode() + b"\n")
 
     try:
-        message = worker.load()
+        report = worker.load()
     except ConfigurationError as error:
         send_status({"error": str(error)})
         raise SystemExit(1) from error
@@ -221,9 +221,9 @@ def main() -> None:
         logger().exception("the model cannot be loaded")
         send_status({"error": f"the model cannot be loaded: {error}"})
         raise SystemExit(1) from error
-    if message["info"]["device"] == "cpu":
+    if not report.on_gpu:
         cpus.lower_priority()
-    send_status(message)
+    send_status(REPORT.dump_python(report, mode="json"))
     if os.read(args.control_fd, 1):  # empty: the supervisor has closed it
         worker.serve()
 

@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from serving.engine.memory import RECORD_BYTES, Memory, State, generation_of, record, send, slot_of
+from serving.engine.report import WorkerReport
 from serving.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
 from serving.logging import logger
 from serving.settings import Settings
@@ -129,15 +129,15 @@ class WorkerProcess:
         return 0.0
 
 
-def hang_limit(settings: Settings, profile: Mapping[str, Any]) -> float:
+def hang_limit(settings: Settings, report: WorkerReport | None) -> float:
     """Returns the seconds after which a worker that gathers and computes one batch counts as hung.
 
-    `profile` is the first ready worker's status message, or empty before there is one.
+    `report` is the first ready worker's; None before there is one.
     """
     delay = settings.max_queue_delay_us / 1e6
     if settings.worker_timeout_ms != "auto":
         return settings.worker_timeout_ms / 1000 + delay
-    slowest_ms: float = max(*profile.get("batch_ms", {}).values(), profile.get("largest_ms", 0.0), 0.0)
+    slowest_ms = report.slowest_ms if report else 0.0
     return max(MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES * slowest_ms / 1000) + delay
 
 

@@ -138,13 +138,13 @@ class ServedModel:
         self._largest_body = settings.max_body_bytes
         self._requests = 0
         self._left: asyncio.Event | None = None
-        self.task = task_of(handle.model, settings, handle.profile, self.signatures)
+        self.task = task_of(handle.model, settings, handle.report.schemas, self.signatures)
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)
-        on_gpu = handle.profile["info"]["device"] != "cpu"
+        on_gpu = handle.report.on_gpu
         if not on_gpu:  # the web processes and the workers have the same cores
             wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
-        self.web_processes: int = handle.profile["web_processes"]
+        self.web_processes = handle.report.web_processes
         self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
             on_gpu and self.web_processes >= cores - handle.fds.layout.workers
         )
@@ -202,17 +202,17 @@ class ServedModel:
 
     def metadata(self) -> ModelMetadata:
         """Returns the description that protocols give their clients."""
-        profile = self.handle.profile
+        report = self.handle.report
         return ModelMetadata(
             description=self.description,
             version=self.description.version,
             task=self.task,
             signatures=self.signatures,
-            backend=profile["info"]["backend"],
-            on_gpu=profile["info"]["device"] != "cpu",
+            backend=report.info.backend,
+            on_gpu=report.on_gpu,
             instances=self.handle.fds.layout.workers,
             ready_instances=self.client.memory.ready_workers[0],
-            batch_cap=profile["batch_cap"],
+            batch_cap=report.batch_cap,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class ServedModel:
         fields |= {"thresholds", "accuracy"}
         if self.description.text:
             fields.add("text")
-        profile, memory, task = self.handle.profile, self.client.memory, self.task
+        report, memory, task = self.handle.report, self.client.memory, self.task
         return {
             **self.description.model_dump(include=fields),
             "title": self.description.title,
@@ -229,13 +229,13 @@ class ServedModel:
             "answer_schema": None if task.form is None else task.answer_schema,
             "example": task.json_example,
             "limits": {"request_bytes": self._largest_body, **task.limits},
-            **profile["info"],
+            **asdict(report.info),
             "instances": memory.ready_workers[0],
             "web_processes": self.web_processes,
-            "web_processes_reason": profile["web_processes_reason"],
-            "max_batch_size": memory.smallest_cap or profile["batch_cap"],
-            "batch_ms": profile["batch_ms"],
-            "idle_threads": profile["idle_threads"],
+            "web_processes_reason": report.web_processes_reason,
+            "max_batch_size": memory.smallest_cap or report.batch_cap,
+            "batch_ms": {str(size): ms for size, ms in report.batch_ms.items()},
+            "idle_threads": report.single_request_threads,
             "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],
         }
 
@@ -403,8 +403,7 @@ class ServedModel:
 
 def throughput(handle: EngineHandle) -> float:
     """Returns the inputs a second that all workers can compute, as measured at warm-up."""
-    batch_ms: dict[str, float] = handle.profile["batch_ms"]
-    fastest = max(int(size) / ms for size, ms in batch_ms.items())
+    fastest = max(size / ms for size, ms in handle.report.batch_ms.items())
     return 1000 * fastest * handle.fds.layout.workers
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from serving.engine import topology
 from serving.engine.provider import EngineHandle, EngineProvider
+from serving.engine.report import REPORT
 from serving.errors import ConfigurationError, DrainingError, InvalidRequestError, UnavailableError
 from serving.inference.served_model import ServedModel
 from serving.inference.thread_pool import ThreadPool
@@ -57,18 +58,19 @@ class InferenceService:
         new.client.open()
         old, self._active = self._active, new
         self.metrics.follow(new.client.memory, new.web_processes)
-        info = handle.profile["info"]
-        if info["fallback"]:
-            logger().warning("no CUDA, the CPU is used", reason=info["fallback"])
+        report = handle.report
+        info = report.info
+        if info.fallback:
+            logger().warning("no CUDA, the CPU is used", reason=info.fallback)
         logger().info(
             "model ready",
             model=new.description.name,
             version=new.description.version,
-            device=info["device"],
-            precision=info["precision"],
-            precision_reason=info["precision_reason"],
+            device=info.device,
+            precision=info.precision,
+            precision_reason=info.precision_reason,
             instances=handle.fds.layout.workers,
-            **{k: v for k, v in handle.profile.items() if k not in ("info", "schemas")},
+            **REPORT.dump_python(report, mode="json", exclude={"info", "schemas"}),
         )
         if old:
             await old.close()
@@ -115,7 +117,7 @@ class InferenceService:
         self._draining = True
         if self._active:
             self._active.draining = True
-        self.provider.abandon()
+        self.provider.stop_loading()
 
     async def drained(self) -> None:
         """Returns when every accepted request has been answered."""

@@ -22,13 +22,13 @@ def task_class(kind: TaskKind) -> type[Task]:
 
 
 def task_of(
-    model: Model, settings: Settings, profile: Mapping[str, Any], signatures: Sequence[Signature]
+    model: Model, settings: Settings, schemas: Mapping[str, Any], signatures: Sequence[Signature]
 ) -> Task:
-    """Returns the task of a model; `profile` is the supervisor's, `signatures` are the planner's.
+    """Returns the task of a model; the workers report `schemas`, the planner made `signatures`.
 
     Raises ConfigurationError.
     """
-    parts = TaskParts(model, settings, tuple(signatures), profile.get("schemas", {}))
+    parts = TaskParts(model, settings, tuple(signatures), dict(schemas))
     return task_class(kind_of(model.description.task))(parts)
 
 

@@ -109,9 +109,9 @@ async def test_what_waits_is_computed_together_and_everybody_gets_their_own(
         assert json.loads(answers[2][1])["text"] == "1 cpu" + "x" * 2000
         assert (tmp_path / "sizes").read_text().splitlines()[-2:] == ["1", "3"]
         assert client.statistics.by_batch_size(0)[3].executions == 1
-        assert handle.profile["info"]["backend"].endswith("tests.fake.python_task:Obedient")
-        assert handle.profile["idle_threads"] is None
-        schemas = handle.profile["schemas"]
+        assert handle.report.info.backend.endswith("tests.fake.python_task:Obedient")
+        assert handle.report.single_request_threads is None
+        schemas = handle.report.schemas
         assert schemas["request"]["required"] == ["number"]
         assert schemas["answer"]["properties"].keys() == {"number", "text"}
 
@@ -120,7 +120,7 @@ async def test_without_an_example_a_batch_is_as_large_as_declared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with engine(monkeypatch, tmp_path, "Unmeasured") as (handle, client):
-        assert handle.profile["batch_cap"] == 3
+        assert handle.report.batch_cap == 3
         answers = await together(client, tmp_path, *(command(i) for i in range(4)))
         assert numbers(answers) == [0, 1, 2, 3]
         assert (tmp_path / "sizes").read_text().splitlines() == ["1", "3", "1"]

@@ -180,7 +180,7 @@ def test_the_service_may_take_its_time_to_end() -> None:
 def test_the_threads_of_a_large_machine_fit_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpus, "usable", lambda: 192)
     settings = Settings(device="auto")
-    for_one_input = topology.idle_threads(settings) or 0
+    for_one_input = topology.single_request_threads(settings) or 0
     threads = topology.instances(settings) * (1 + for_one_input)  # where a record wakes all workers
     threads += topology.decoding_threads(settings)
     service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]

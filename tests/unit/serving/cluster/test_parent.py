@@ -25,6 +25,7 @@ from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image_classification import image_signatures
 from serving.tasks.registry import task_of
+from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
@@ -217,7 +218,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(frontends
     with contextlib.suppress(BlockingIOError):
         while True:
             messages.send(silent.sock, "ping")
-    engine = Mock(version="1", profile={})
+    engine = Mock(version="1", report=reported())
     engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     cluster.SharedEngine(0, engine).send_to(silent)
     assert silent.popen.wait(20) == -9
@@ -226,7 +227,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(frontends
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     """The supervisors of versions 1 and 2, as the parent loads them."""
-    made = [Mock(version=version, profile={}) for version in ("1", "2")]
+    made = [Mock(version=version, report=reported()) for version in ("1", "2")]
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
@@ -259,7 +260,7 @@ async def test_an_engine_ends_when_its_last_user_has_released_it(
     parent._on_message(first, {"type": "released", "key": 0})
     assert not engines[0].close.called
     parent._on_death(second, -9)
-    engines[0].abandon.assert_called_once_with(second.index)
+    engines[0].cancel_requests_of.assert_called_once_with(second.index)
     await switching
     assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "switched", "error": None}
     assert engines[0].close.called
@@ -275,15 +276,15 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
     monkeypatch.setattr(balance, "request_ms", lambda _: 1.4)
     monkeypatch.setattr(cluster, "task_of", Mock())
     parent = cluster.Cluster("tests.fake", Settings(device="cpu"))
-    for engine, batch_ms in zip(engines, ({"4": 6.0, "1": 3.0}, {"4": 0.01}), strict=True):
+    for engine, batch_ms in zip(engines, ({4: 6.0, 1: 3.0}, {4: 0.01}), strict=True):
         engine.layout = replace(LAYOUT, slots=14, frontends=7, workers=8)
-        engine.profile = {"info": {"device": device}, "batch_cap": 4, "batch_ms": batch_ms}
+        engine.report = reported(device, batch_cap=4, batch_ms=batch_ms)
     await parent._load(None)
     await parent._load("2")
     assert [call.args[-1] for call in cluster.Supervisor.call_args_list] == [8, count]  # type: ignore[attr-defined]
     for engine in engines:
-        assert engine.profile["web_processes"] == count
-        assert why in engine.profile["web_processes_reason"]
+        assert engine.report.web_processes == count
+        assert why in engine.report.web_processes_reason
 
 
 def test_a_request_takes_longer_than_decoding(model: Model) -> None:

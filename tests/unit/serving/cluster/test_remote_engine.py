@@ -19,6 +19,7 @@ from serving.errors import ConfigurationError
 from serving.settings import Settings
 from serving.tasks.image_classification import image_signatures
 from tests.e2e.conftest import write_model
+from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(
@@ -67,7 +68,7 @@ async def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_
 
     with ends(tmp_path) as (parent, provider):
         for key, version in enumerate(("1", "2", "3")):
-            messages.send_engine(parent, key, version, fds, {})
+            messages.send_engine(parent, key, version, fds, reported())
         first = await provider.first()
         assert (first.model.description.version, first.fds.layout) == ("1", LAYOUT)
         provider.start(note, lambda: None, lambda: 0)
@@ -81,7 +82,7 @@ async def test_a_ping_is_answered_also_while_the_engine_is_awaited(tmp_path: Pat
         waiting = asyncio.create_task(provider.first())
         messages.send(parent, "ping")
         assert await said(parent) == {"type": "connections", "count": 0}
-        provider.abandon()
+        provider.stop_loading()
         with pytest.raises(ConfigurationError, match="shutting down"):
             await waiting
 
@@ -126,7 +127,7 @@ async def test_a_switch_ends_with_the_parents_answer_or_with_the_service(tmp_pat
             switching = asyncio.create_task(provider.switch("2", adopt))
             assert await said(parent) == {"type": "switch", "version": "2"}
             if answer is None:
-                provider.abandon()
+                provider.stop_loading()
             else:
                 messages.send(parent, "switched", **answer)
             if answer == {"error": None}:

@@ -24,6 +24,7 @@ from serving.engine.worker_process import hang_limit
 from serving.errors import ConfigurationError, InvalidTensorError
 from serving.settings import Settings
 from serving.tensors import Array, Item, Signature, TensorSpec, check_outputs
+from tests.reports import reported
 
 TEXT = Signature(
     "text",
@@ -103,7 +104,7 @@ def working(*signatures: Signature, element_cap: int = 10**6, gpu: bool = False)
         if gpu:
             executor.buckets = [1, 2, 4, 8]
             executor.device = ThreadPoolExecutor(1)
-        memory.element_caps[0] = memory.call_elements[0] = element_cap
+        memory.max_batch_elements[0] = memory.call_overhead_elements[0] = element_cap
         executor.open(8)
         held.callback(executor.close)
         yield Worker(memory, executor, backend)
@@ -119,9 +120,9 @@ def text(n: int, h: int = 1, w: int = 1, first: int = 0) -> Item:
 def test_no_item_is_padded_by_more_than_half_a_call_is_worth() -> None:
     items = [text(n) for n in (60, 20, 52, 10, 50, 11, 49)]
     with working(TEXT) as worker:
-        worker.memory.call_elements[0] = 20
+        worker.memory.call_overhead_elements[0] = 20
         assert worker.executor.split(worker.put(*items)) == [[0, 2, 4], [6], [1, 5, 3]]
-        worker.memory.call_elements[0] = 0
+        worker.memory.call_overhead_elements[0] = 0
         assert len(worker.executor.split(worker.put(*items))) == 7
         assert worker.executor.split(worker.put(text(5), text(6), text(5))) == [[1], [0, 2]]
 
@@ -129,7 +130,7 @@ def test_no_item_is_padded_by_more_than_half_a_call_is_worth() -> None:
 def test_the_batch_with_the_oldest_item_comes_first_and_none_is_above_the_cap() -> None:
     with working(TEXT) as worker:
         worker.executor.set_cap(2)
-        worker.memory.call_elements[0] = 0
+        worker.memory.call_overhead_elements[0] = 0
         slots = worker.put(*(text(n) for n in (30, 10, 20, 10, 30)))
         for slot in slots:
             worker.memory.queued_at[slot] = 10 - slot
@@ -379,7 +380,7 @@ def test_warm_up_measures_the_lengths_that_a_network_takes() -> None:
     chosen = Settings(max_batch_size=4)
     for backend, most in ((Echo(), 200), (Choosy(), 64)):
         profile = warmup.warm_up(backend, [LINE], [1, 2, 4], chosen)  # type: ignore[arg-type]
-        assert (profile.batch_cap, profile.element_caps) == (4, [4 * most])
+        assert (profile.batch_cap, profile.max_batch_elements) == (4, [4 * most])
         assert backend.batches[-1][0].shape == ((1, 200) if most == 200 else (4, 64))
     short = replace(LINE, limits={"n": 63})
     with pytest.raises(ConfigurationError, match="not a multiple"):
@@ -394,8 +395,8 @@ def test_warm_up_finds_what_a_call_takes_by_itself() -> None:
 
 
 def test_a_worker_has_time_for_the_largest_item() -> None:
-    profile = {"batch_ms": {"1": 10.0}, "largest_ms": 1000.0}
-    assert hang_limit(Settings(), profile) == 20 * 1
+    report = reported(batch_ms={1: 10.0}, largest_ms=1000.0)
+    assert hang_limit(Settings(), report) == 20 * 1
     assert warmup.largest_ms(Echo(), LINE) > 0  # type: ignore[arg-type]
 
 
@@ -404,7 +405,7 @@ def test_warm_up_runs_only_the_size_that_a_network_computes() -> None:
     one = replace(LINE, batch_size=1, batch_elements=64)
     profile = warmup.warm_up(backend, [FIXED, one], [1, 2, 4, 8], Settings())  # type: ignore[arg-type]
     assert list(profile.batch_ms) == [4]
-    assert (profile.batch_cap, profile.element_caps, profile.largest_ms) == (4, [4, 64], 0)
+    assert (profile.batch_cap, profile.max_batch_elements, profile.largest_ms) == (4, [4, 64], 0)
     assert {len(batch[0]) for batch in backend.batches} == {4, 1}
 
 

@@ -49,7 +49,7 @@ def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
 
 def abandoning(provider: LocalEngine) -> tuple[Signature, ...]:
     """The signatures of a model whose service is ended while they are read."""
-    provider.abandon()
+    provider.stop_loading()
     return image_signatures((2, 2), 2)
 
 

@@ -88,6 +88,6 @@ def test_a_lone_input_has_threads_of_its_own_where_they_are_more(
 ) -> None:
     for cores, threads in ((1, None), (2, 2), (16, 16), (64, 16)):
         monkeypatch.setattr(cpus, "usable", lambda now=cores: now)
-        assert topology.idle_threads(Settings()) == threads
-    assert topology.idle_threads(Settings(intra_op_threads=16)) is None
-    assert topology.idle_threads(Settings(idle_threads=20)) == 20
+        assert topology.single_request_threads(Settings()) == threads
+    assert topology.single_request_threads(Settings(intra_op_threads=16)) is None
+    assert topology.single_request_threads(Settings(idle_threads=20)) == 20

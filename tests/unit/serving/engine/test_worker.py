@@ -47,8 +47,9 @@ def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object
             control_fd=control[0],
         )
         worker = Worker(args, Settings.model_validate({"idle_threads": 2, **settings}))
-        message = worker.load()
-        assert message["idle_threads"] == (2 if settings.get("intra_op_threads", 1) == 1 else None)
+        report = worker.load()
+        wanted = 2 if settings.get("intra_op_threads", 1) == 1 else None
+        assert report.single_request_threads == wanted
         return worker._executor.all_cores_backend is not None
 
 

@@ -62,7 +62,7 @@ def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> No
     for timeout_ms, least in ((100, 0.1), ("auto", worker_process.MIN_HANG_LIMIT_S)):
         values = {"worker_timeout_ms": timeout_ms, "max_queue_delay_us": delay_us}
         settings = Settings.model_validate(values)
-        assert worker_process.hang_limit(settings, {}) == pytest.approx(least + delay_us / 1e6)
+        assert worker_process.hang_limit(settings, None) == pytest.approx(least + delay_us / 1e6)
 
 
 @pytest.mark.parametrize("pipes_that_open", [1, 2])

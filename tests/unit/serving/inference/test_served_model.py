@@ -12,6 +12,7 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image_classification import image_signatures
+from tests.reports import reported
 
 
 @pytest.mark.parametrize(
@@ -59,10 +60,7 @@ def decodes_on_event_loop(
     layout = SlotLayout(
         slots=64, frontends=64, workers=workers, max_batch=4, signatures=image_signatures((8, 8), 9)
     )
-    profile = {
-        "info": {"device": device},
-        "batch_ms": {"1": 2 * worker_ms, "4": 4 * worker_ms},
-        "web_processes": web_processes,
-    }
-    handle = EngineHandle(model, EngineFds(0, layout, 0, (0, 0), 0, 0), profile, Mock())
+    batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
+    report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
+    handle = EngineHandle(model, EngineFds(0, layout, 0, (0, 0), 0, 0), report, Mock())
     return ServedModel(handle, Settings(), Metrics(), Mock()).prepares_on_event_loop
