@@ -225,8 +225,8 @@ class ServedModel:
         return {
             **self.description.model_dump(include=fields),
             "title": self.description.title,
-            "request_schema": None if task.form is None else task.request_schema,
-            "answer_schema": None if task.form is None else task.answer_schema,
+            "request_schema": None if task.request_signature is None else task.request_schema,
+            "answer_schema": None if task.request_signature is None else task.answer_schema,
             "example": task.json_example,
             "limits": {"request_bytes": self._largest_body, **task.limits},
             **asdict(report.info),
@@ -261,7 +261,9 @@ class ServedModel:
             work = (self._preprocess_on_thread(each, options.bulk) for each in inputs)
             return list(all_or_error(await asyncio.gather(*work, return_exceptions=True)))
 
-        computed = await self._compute(self.task.form or 0, len(inputs), preprocess, top_k, options)
+        computed = await self._compute(
+            self.task.request_signature or 0, len(inputs), preprocess, top_k, options
+        )
         return Answer(self.task, computed.candidates, [], self._finish(computed))
 
     async def infer(self, inputs: Sequence[Array], options: RequestOptions) -> Answer:
@@ -271,7 +273,7 @@ class ServedModel:
         for other types or shapes, InvalidRequestError for items whose outputs differ in size,
         NotSupportedError, and otherwise what `predict` raises.
         """
-        index = self.task.tensor_form
+        index = self.task.tensor_signature
         if index is None:
             raise NotSupportedError(f"{self.description.name} does not take tensors")
         signature = self.signatures[index]
@@ -290,7 +292,7 @@ class ServedModel:
     def check_finite(self, answer: Answer) -> None:
         """Raises InvalidTensorError for tensors with infinities or NaN, which JSON cannot carry."""
         if answer.arrays:
-            specs = self.signatures[self.task.tensor_form or 0].outputs
+            specs = self.signatures[self.task.tensor_signature or 0].outputs
             for spec, array in zip(specs, answer.arrays, strict=True):
                 finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
                 if not finite.all():
@@ -342,11 +344,11 @@ class ServedModel:
         cheap, where the workers are slow or idle enough.
         """
         on_event_loop = self.prepares_on_event_loop or self.client.alone
-        if given.size <= self.task.most_cheap_bytes and not bulk and on_event_loop:
+        if given.size <= self.task.inline_limit and not bulk and on_event_loop:
             fields = given.read()
-            hint = self.task.hint(fields)
-            if hint is not None:
-                return self._observe_decode(self._timed(fields, hint))
+            inspected = self.task.inspect(fields)
+            if inspected is not None:
+                return self._observe_decode(self._timed(fields, inspected))
             given = Input(given.size, lambda: fields)
         return await self._preprocess_on_thread(given, bulk)
 
@@ -354,10 +356,10 @@ class ServedModel:
         work = self._threads.run(lambda: self._timed(given.read()), bulk)
         return self._observe_decode(await work)
 
-    def _timed(self, fields: Fields, hint: object | None = None) -> tuple[Prepared, float]:
+    def _timed(self, fields: Fields, inspected: object | None = None) -> tuple[Prepared, float]:
         """Makes the engine's items of an input; returns the seconds taken, too."""
         started = time.perf_counter()
-        return self.task.preprocess(fields, hint), time.perf_counter() - started
+        return self.task.preprocess(fields, inspected), time.perf_counter() - started
 
     def _observe_decode(self, result: tuple[Prepared, float]) -> Prepared:
         prepared, seconds = result
@@ -372,7 +374,7 @@ class ServedModel:
         for each in prepared:
             end = first + len(each.items)
             outputs = [outcome.outputs for outcome in outcomes[first:end]]
-            if len(outputs) == 1 and each.is_cheap:
+            if len(outputs) == 1 and each.runs_inline:
                 found.append(self.task.postprocess(each, outputs, top_k))
             else:
                 work = partial(self.task.postprocess, each, outputs, top_k)

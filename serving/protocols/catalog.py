@@ -133,20 +133,20 @@ def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
     """Yields the entries of a model, its own name first."""
     description, task = model.description, model.task
     own, aliases, version = description.name, description.aliases, description.version
-    names = {own: TENSOR if task.form is None else REQUEST} | aliases
-    if None not in (task.form, task.tensor_form) and TENSOR not in aliases.values():
+    names = {own: TENSOR if task.request_signature is None else REQUEST} | aliases
+    if None not in (task.request_signature, task.tensor_signature) and TENSOR not in aliases.values():
         names[f"{own}_{TENSOR}"] = TENSOR
     for name, kind in names.items():
-        if kind == REQUEST and task.form is not None:
+        if kind == REQUEST and task.request_signature is not None:
             wire = description.names
             inputs = tuple(column_of_field(field, wire) for field in task.request)
             outputs = tuple(column_of_field(field, wire) for field in task.answer)
-            yield CatalogEntry(name, version, False, task.form, inputs, outputs, model)
-        elif kind == TENSOR and task.tensor_form is not None:
-            signature = model.signatures[task.tensor_form]
+            yield CatalogEntry(name, version, False, task.request_signature, inputs, outputs, model)
+        elif kind == TENSOR and task.tensor_signature is not None:
+            signature = model.signatures[task.tensor_signature]
             inputs = tuple(column_of_tensor(spec, signature) for spec in signature.inputs)
             outputs = tuple(column_of_tensor(spec, signature) for spec in signature.outputs)
-            yield CatalogEntry(name, version, True, task.tensor_form, inputs, outputs, model)
+            yield CatalogEntry(name, version, True, task.tensor_signature, inputs, outputs, model)
 
 
 def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:

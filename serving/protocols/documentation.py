@@ -87,7 +87,7 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
                 body["schema"] = hoisted(schema, body["schema"])
             if content and (values := example_values(entry, task)):
                 add_example(path, content, values, task.json_example)
-    if task.form is None:
+    if task.request_signature is None:
         for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
             del paths[path]
         return

@@ -130,7 +130,7 @@ def predict_router(pipeline: Pipeline) -> APIRouter:
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
         model = pipeline.service.active
-        inline_bytes = model.task.most_cheap_bytes if model.task.list_fields else None
+        inline_bytes = model.task.inline_limit if model.task.list_fields else None
 
         def decode(body: bytes) -> NativeCall:
             asked = request.query_params.get("top_k")

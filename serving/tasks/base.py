@@ -85,7 +85,7 @@ class Prepared:
     truncated: bool = False
     """Whether something of the request was left out."""
 
-    is_cheap: bool = True
+    runs_inline: bool = True
     """Whether `Task.postprocess` may run on the event loop, where there is one item."""
 
 
@@ -104,10 +104,10 @@ class TaskParts(NamedTuple):
 class Task:
     """One model's task; `preprocess` is called on several threads at once."""
 
-    form: int | None = None
+    request_signature: int | None = None
     """Signature that requests become, as an index; None if there are no requests but in tensors."""
 
-    tensor_form: int | None = None
+    tensor_signature: int | None = None
     """Signature that clients may call with tensors of their own; None if there is none."""
 
     request: tuple[Field, ...] = ()
@@ -132,8 +132,8 @@ class Task:
     most_candidates: int = 1
     """Candidates that an answer may have, the largest `top_k`."""
 
-    most_cheap_bytes: int = 0
-    """Size of the largest input that `hint` is asked of."""
+    inline_limit: int = 0
+    """Size of the largest input that `inspect` is asked of."""
 
     example: Fields | None = None
     """Request for the documentation."""
@@ -174,7 +174,7 @@ class Task:
             return self.example
         return {name: json_value(value) for name, value in self.example.items()}
 
-    def hint(self, fields: Fields) -> object | None:
+    def inspect(self, fields: Fields) -> object | None:
         """Returns what `preprocess` need not find out again if the input is cheap, else None.
 
         Cheap inputs are preprocessed on the event loop; small ones are cheap unless a task knows better.
@@ -182,8 +182,8 @@ class Task:
         """
         return True
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
-        """Makes the engine's items. Raises RequestError, or NotSupportedError where `form` is None."""
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Makes the engine's items. Raises RequestError, or NotSupportedError where `request_signature` is None."""
         raise NotImplementedError
 
     def postprocess(

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from serving.backends.base import Backend
 from serving.tasks.base import Fields, Prepared, TaskParts, fields_of
 from serving.tasks.classification import Classification
-from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
+from serving.tasks.image.decode import INLINE_BYTES, ImageDecoder
 from serving.tasks.image.jpeg import Header
 from serving.tensors import Signature, TensorSpec
 
@@ -33,13 +33,13 @@ class PredictRequest(BaseModel):
 class ImageClassification(Classification):
     """Decodes image files; softmax and the best classes of the logits."""
 
-    form, tensor_form = IMAGE, TENSOR
+    request_signature, tensor_signature = IMAGE, TENSOR
     request_schema = PredictRequest.model_json_schema()
     request = fields_of(request_schema)
     media_types = ("image/",)
     form_fields = ("image", "file")
     example_type = "image/jpeg"
-    most_cheap_bytes = MAX_CHEAP_BYTES
+    inline_limit = INLINE_BYTES
     example = MappingProxyType({"image": EXAMPLE.read_bytes()})
 
     def __init__(self, parts: TaskParts) -> None:
@@ -54,14 +54,14 @@ class ImageClassification(Classification):
         """Returns how an image classifier is called, see `image_signatures`."""
         return image_signatures(parts.model.description.pipeline.output_size, len(parts.model.labels))
 
-    def hint(self, fields: Fields) -> Header | None:
+    def inspect(self, fields: Fields) -> Header | None:
         """Returns the header of a small JPEG, the one format whose cost is known beforehand."""
-        return self._decoder.cheap_header(fields["image"])
+        return self._decoder.inline_header(fields["image"])
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Decodes to pixels [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
-        assert hint is None or isinstance(hint, Header)  # noqa: S101 as `hint` returned it
-        return Prepared([[self._decoder.decode(fields["image"], hint)]])
+        assert inspected is None or isinstance(inspected, Header)  # noqa: S101 as `inspect` returned it
+        return Prepared([[self._decoder.decode(fields["image"], inspected)]])
 
 
 def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:

@@ -25,7 +25,7 @@ MAX_ANSWER = 15
 """Tokens of an answer."""
 
 MOST_ANSWERS = 20
-CHEAP_CHARACTERS = 8192
+INLINE_CHARACTERS = 8192
 """Of a context: making its answers takes a few milliseconds, even if its words are long."""
 
 MASKED = np.float32(-10000)
@@ -117,7 +117,7 @@ class QuestionAnswering(TextTask):
                 )
         return [replace(by_name[name], shape=(LENGTH,)) for name in LOGITS]
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Tokenises to an item for each window, with an array [tokens] per input.
 
         Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.
@@ -134,8 +134,8 @@ class QuestionAnswering(TextTask):
             word_places(np.array(encoding.word_ids[part], float)),
             np.array(encoding.offsets[part]),
         )
-        is_cheap = len(passage.context) <= CHEAP_CHARACTERS
-        return Prepared(self.items(encoding, part, windows), passage, is_cheap=is_cheap)
+        runs_inline = len(passage.context) <= INLINE_CHARACTERS
+        return Prepared(self.items(encoding, part, windows), passage, runs_inline=runs_inline)
 
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int

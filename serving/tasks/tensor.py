@@ -7,13 +7,13 @@ from serving.tasks.base import Fields, Prepared, Task, TaskParts
 class TensorsOnly(Task):
     """Refuses requests that are not tensors."""
 
-    tensor_form = 0
+    tensor_signature = 0
 
     def __init__(self, parts: TaskParts) -> None:
         super().__init__(parts)
         self.labels = parts.model.labels
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Raises NotSupportedError."""
         name = self._model.description.name
         raise NotSupportedError(f"{name} is asked in tensors: POST /v2/models/{name}/infer, or by gRPC")

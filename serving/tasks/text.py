@@ -20,7 +20,7 @@ TOKENS, TENSOR = 0, 1
 MAX_BYTES = 256 * 1024
 """Of the texts of a request in UTF-8: tokenising them takes a quarter of a second at most."""
 
-CHEAP_BYTES = 2048
+INLINE_BYTES = 2048
 """Of a request: tokenising it takes a millisecond."""
 
 COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -45,8 +45,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the service has its own thread
 class TextTask(Task):
     """Tokenises a request's texts."""
 
-    form, tensor_form = TOKENS, TENSOR
-    most_cheap_bytes = CHEAP_BYTES
+    request_signature, tensor_signature = TOKENS, TENSOR
+    inline_limit = INLINE_BYTES
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
 
     window: int | None = None

@@ -41,7 +41,7 @@ class TextClassification(TextTask, Classification):
         else:
             self.limits = {**self.limits, "tokens": self._most_tokens}
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Tokenises to an array [tokens] per input.
 
         Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.

@@ -273,17 +273,17 @@ async def test_a_tensor_of_another_shape_is_refused(
         assert free_slots(service) == 16
 
 
-@pytest.mark.parametrize("is_cheap", [True, False])
+@pytest.mark.parametrize("runs_inline", [True, False])
 async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], is_cheap: bool
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], runs_inline: bool
 ) -> None:
     threads: list[threading.Thread] = []
     async with engine(monkeypatch, fake_settings) as service:
         task = service.active.task
         preprocess, postprocess = task.preprocess, task.postprocess
 
-        def prepared(fields: Fields, hint: object | None = None) -> Prepared:
-            return replace(preprocess(fields, hint), is_cheap=is_cheap)
+        def prepared(fields: Fields, inspected: object | None = None) -> Prepared:
+            return replace(preprocess(fields, inspected), runs_inline=runs_inline)
 
         def answers(*arguments: Any) -> list[Candidate]:
             threads.append(threading.current_thread())
@@ -293,4 +293,4 @@ async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
         monkeypatch.setattr(task, "postprocess", answers)
         found = await service.active.predict([picture(command(class_index=4))], 1, within())
     assert found.candidates[0][0]["index"] == 4
-    assert [thread is threading.main_thread() for thread in threads] == [is_cheap]
+    assert [thread is threading.main_thread() for thread in threads] == [runs_inline]

@@ -43,7 +43,7 @@ UPRIGHT = {
     8: Transpose.ROTATE_90,
 }
 DRAFT_MARGIN = 2  # a JPEG is never decoded to less than this multiple of the resized image
-MAX_CHEAP_BYTES, MAX_CHEAP_PIXELS = 96 * 1024, 4_000_000  # of a JPEG for the event loop
+INLINE_BYTES, INLINE_PIXELS = 96 * 1024, 4_000_000  # of a JPEG for the event loop
 
 MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
 PNG = b"\x89PNG"
@@ -84,21 +84,21 @@ class ImageDecoder:
         Image.MAX_IMAGE_PIXELS = None  # Pillow's own, fixed limit; ours is checked below
 
     @staticmethod
-    def cheap_header(data: bytes) -> Header | None:
+    def inline_header(data: bytes) -> Header | None:
         """Returns the header of a JPEG that is cheap enough to decode on the event loop, else None.
 
         `decode` takes the header and does not read it again. Other formats are never known to be cheap:
         their cost does not follow from their bytes and pixels.
         """
-        header = jpeg.read_header(data) if len(data) <= MAX_CHEAP_BYTES else None
-        if header is None or header.width * header.height > MAX_CHEAP_PIXELS:
+        header = jpeg.read_header(data) if len(data) <= INLINE_BYTES else None
+        if header is None or header.width * header.height > INLINE_PIXELS:
             return None
         return header
 
     def decode(self, data: bytes, header: Header | None = None) -> NDArray[np.uint8]:
         """Decodes a file to RGB pixels, uint8 [height, width, 3] of `pipeline.output_size`.
 
-        `header` is the file's own, if `cheap_header` has read it. Raises InvalidImageError (unknown,
+        `header` is the file's own, if `inline_header` has read it. Raises InvalidImageError (unknown,
         truncated, broken) or ImageTooLargeError.
         """
         if not data:

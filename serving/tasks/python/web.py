@@ -35,7 +35,7 @@ from serving.tasks.base import (
 from serving.tasks.python.backend import Status
 from serving.tensors import Array, Signature, TensorSpec
 
-CHEAP_BYTES = 64 * 1024
+INLINE_BYTES = 64 * 1024
 SPACE = 0x20
 MAX_ANSWER = 1024 * 1024
 """Bytes of an answer, unless model.json says otherwise."""
@@ -53,9 +53,9 @@ ERRORS: dict[int, type[RequestError]] = {
 class PythonRequests(Task):
     """Hands JSON to the worker and its answer back."""
 
-    form = 0
+    request_signature = 0
     takes_json = True
-    most_cheap_bytes = CHEAP_BYTES  # what is small is only copied
+    inline_limit = INLINE_BYTES  # what is small is only copied
 
     def __init__(self, parts: TaskParts) -> None:
         super().__init__(parts)
@@ -80,7 +80,7 @@ class PythonRequests(Task):
         outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
         return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
 
-    def preprocess(self, fields: Fields, hint: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Returns the JSON as it is, or that of fields that another protocol has brought.
 
         Raises InvalidJsonError or PayloadTooLargeError.

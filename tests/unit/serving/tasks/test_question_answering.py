@@ -14,7 +14,7 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Prepared, TaskParts
 from serving.tasks.question_answering import (
-    CHEAP_CHARACTERS,
+    INLINE_CHARACTERS,
     MAX_ANSWER,
     QuestionAnswering,
     best_spans,
@@ -339,9 +339,9 @@ def even(prepared: Prepared) -> list[Any]:
 
 def test_the_answers_of_long_words_are_made_on_a_thread(tmp_path: Path) -> None:
     task = made(saved(tmp_path))
-    for length, cheap in ((CHEAP_CHARACTERS, True), (CHEAP_CHARACTERS + 1, False)):
+    for length, cheap in ((INLINE_CHARACTERS, True), (INLINE_CHARACTERS + 1, False)):
         found = task.preprocess({"question": QUESTION, "context": "x" * length})
-        assert (len(found.items), found.is_cheap) == (1, cheap)
+        assert (len(found.items), found.runs_inline) == (1, cheap)
 
 
 # what is served

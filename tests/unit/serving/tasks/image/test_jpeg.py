@@ -13,7 +13,7 @@ from PIL import Image
 from serving.description import ImagePipeline
 from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.tasks.image import jpeg
-from serving.tasks.image.decode import MAX_CHEAP_BYTES, ImageDecoder
+from serving.tasks.image.decode import INLINE_BYTES, ImageDecoder
 from serving.tasks.image.jpeg import MAX_SCANS, MAX_SEGMENTS, SMALLEST_SIDE, Header
 from serving.tasks.image.resize import MAX_SIMD_PIXELS
 from tests import pictures
@@ -160,8 +160,8 @@ def test_a_jpegs_size_is_known_before_it_is_read(data: bytes, size: tuple[int, i
     [
         (pictures.jpeg(), True),
         (pictures.rotated(6), True),
-        (pictures.jpeg()[:-2].ljust(MAX_CHEAP_BYTES, b"\0"), True),
-        (pictures.jpeg()[:-2].ljust(MAX_CHEAP_BYTES + 1, b"\0"), False),
+        (pictures.jpeg()[:-2].ljust(INLINE_BYTES, b"\0"), True),
+        (pictures.jpeg()[:-2].ljust(INLINE_BYTES + 1, b"\0"), False),
         (resized(pictures.jpeg(), 2000, 2000), True),
         (resized(pictures.jpeg(), 2000, 2001), False),
         (pictures.encode(pictures.plate(), "PNG"), False),
@@ -171,14 +171,14 @@ def test_a_jpegs_size_is_known_before_it_is_read(data: bytes, size: tuple[int, i
     ids=["plain", "exif", "bytes", "too many bytes", "pixels", "too many pixels", "png", "cut", "empty"],
 )
 def test_a_small_jpeg_is_cheap(data: bytes, cheap: bool) -> None:
-    header = ImageDecoder(SQUEEZED, MAX_PIXELS).cheap_header(data)
+    header = ImageDecoder(SQUEEZED, MAX_PIXELS).inline_header(data)
     assert header == (jpeg.read_header(data) if cheap else None)
 
 
 @pytest.mark.parametrize("data", [pictures.jpeg(), pictures.rotated(6)], ids=["plain", "exif"])
 def test_a_header_that_is_given_is_not_read_again(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = ImageDecoder(SQUEEZED, MAX_PIXELS)
-    expected, header = decoder.decode(data), decoder.cheap_header(data)
+    expected, header = decoder.decode(data), decoder.inline_header(data)
 
     def never(_: bytes) -> None:
         raise AssertionError("it was read again")
