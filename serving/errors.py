@@ -1,33 +1,8 @@
 """Errors that the service answers with; every class has its HTTP status and code.
 
-ServingError
-├── RequestError              the client's fault
-│   ├── InvalidBodyError          400 invalid_body
-│   ├── InvalidJsonError          400 invalid_json
-│   ├── InvalidBase64Error        400 invalid_base64
-│   ├── InvalidImageError         400 invalid_image
-│   ├── InvalidTensorError        400 invalid_tensor
-│   ├── InvalidTextError          400 invalid_text
-│   ├── RejectedError             400 invalid_input
-│   ├── UnauthorizedError         401 unauthorized
-│   ├── NotFoundError             404 not_found
-│   ├── MethodNotAllowedError     405 method_not_allowed
-│   ├── SlowBodyError             408 request_timeout
-│   ├── PayloadTooLargeError      413 payload_too_large
-│   ├── ImageTooLargeError        413 image_too_large
-│   ├── TextTooLongError          413 text_too_long
-│   ├── UnsupportedMediaTypeError 415 unsupported_media_type
-│   └── InvalidRequestError       422 invalid_request
-├── RetryableError            503 with Retry-After
-│   ├── OverloadedError           503 overloaded
-│   ├── DrainingError             503 draining
-│   └── UnavailableError          503 unavailable
-├── NotSupportedError         501 not_supported
-├── DeadlineExceededError     504 deadline_exceeded
-└── InternalError             500 internal_error
-    └── WorkerCrashedError        500 worker_crashed
-
-ConfigurationError is no ServingError: it is raised at start, and the service does not start.
+RequestError groups the client's faults, RetryableError what may succeed later (503 with Retry-After), and
+InternalError the server's faults; docs/api.md lists them all. ConfigurationError is not a ServingError:
+it is raised at start, and the service does not start.
 """
 
 from collections.abc import Callable, Mapping

@@ -105,7 +105,7 @@ class Task:
     """One model's task; `preprocess` is called on several threads at once."""
 
     request_signature: int | None = None
-    """Signature that requests become, as an index; None if there are no requests but in tensors."""
+    """Signature that requests become, as an index; None if it takes tensors only."""
 
     tensor_signature: int | None = None
     """Signature that clients may call with tensors of their own; None if there is none."""
@@ -183,7 +183,10 @@ class Task:
         return True
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Makes the engine's items. Raises RequestError, or NotSupportedError where `request_signature` is None."""
+        """Makes the engine's items.
+
+        Raises RequestError, or NotSupportedError if the model takes tensors only.
+        """
         raise NotImplementedError
 
     def postprocess(
