@@ -1,6 +1,6 @@
 """Errors that the service answers with; every class has its HTTP status and code.
 
-RequestError groups the client's faults, RetryableError what may succeed later (503 with Retry-After), and
+RequestError groups the client's faults, RetryableError what may succeed later (503 with Retry-After),
 InternalError the server's faults; docs/api.md lists them all. ConfigurationError is not a ServingError:
 it is raised at start, and the service does not start.
 """
