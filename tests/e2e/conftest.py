@@ -114,3 +114,13 @@ def shared(module_service: SharedService) -> Iterator[SharedService]:
     """The module's service, idle and with a closed gate."""
     with module_service.used():
         yield module_service
+
+
+@pytest.fixture(scope="session")
+def one_worker(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedService]:
+    """A service with one worker and batches of up to eight, for tests that do not crash it."""
+    folder = tmp_path_factory.mktemp("one_worker")
+    settings = {**obedient(fake_model, folder), "SERVING_INSTANCES": "1", "SERVING_MAX_BATCH_SIZE": "8"}
+    with servers.api("tests.fake", settings) as url:
+        yield SharedService(url, folder / "gate")
+        (folder / "gate").touch()

@@ -18,7 +18,7 @@ from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests import servers
-from tests.e2e.conftest import write_model
+from tests.e2e.conftest import SharedService, write_model
 from tests.e2e.services import WORKER, fake_service, programs
 from tests.fake.backend import Failure, command, command_tensor
 from tests.servers import metric, wait_for
@@ -87,11 +87,12 @@ def test_overload_and_failures_in_every_shape(
 
 
 def test_deadlines_hold_for_every_protocol(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+    one_worker: SharedService, senders: ThreadPoolExecutor
 ) -> None:
-    with fake_service(fake_settings, instances="1", max_batch_size="1") as (url, _):
+    url, gate = one_worker.url, one_worker.gate
+    with one_worker.used():
         held = senders.submit(v2, url, command(held=True))
-        wait_for((tmp_path / "gate.held").exists)
+        wait_for(gate.with_suffix(".held").exists)
         limit = {"X-Request-Timeout-Ms": "50"}
         for name, ask in ASKS.items():
             check_error(ask(url, command(), **limit), name, 504)
@@ -101,7 +102,7 @@ def test_deadlines_hold_for_every_protocol(
         with pytest.raises(InferenceServerException, match="deadline"):
             client.infer("food_classifier", [tensor], timeout=50_000)
         client.close()
-        (tmp_path / "gate").touch()
+        gate.touch()
         assert held.result().status_code == 200
 
 
