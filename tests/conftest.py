@@ -62,17 +62,24 @@ def pytest_report_header() -> list[str]:
 
 
 @contextmanager
-def started(package: str) -> Iterator[tuple[str, str]]:
+def started(package: str, **more: str) -> Iterator[tuple[str, str]]:
     """Runs a service; yields its base URL, and host and port of its gRPC."""
     port = str(servers.free_port())
-    with servers.api(package, {"SERVING_LOG_LEVEL": "warning", "SERVING_GRPC_PORT": port}) as url:
+    env = {"SERVING_LOG_LEVEL": "warning", "SERVING_GRPC_PORT": port, **more}
+    with servers.api(package, env) as url:
         yield url, f"127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="session")
-def onnx_service() -> Iterator[tuple[str, str]]:
+def onnx_tcp_port() -> int:
+    """Where the shared ONNX service takes frames over TCP."""
+    return servers.free_port()
+
+
+@pytest.fixture(scope="session")
+def onnx_service(onnx_tcp_port: int) -> Iterator[tuple[str, str]]:
     """The ONNX service that all tests share: base URL, and host and port of its gRPC."""
-    with started("fastapi_onnx") as service:
+    with started("fastapi_onnx", SERVING_TCP_PORT=str(onnx_tcp_port)) as service:
         yield service
 
 

@@ -46,18 +46,23 @@ def gate(tmp_path: Path) -> Iterator[Path]:
     path.touch()
 
 
-@pytest.fixture
-def fake_settings(fake_model: Path, tmp_path: Path) -> dict[str, str]:
-    """The environment of a fake service; its gate and its brokenness are files in `tmp_path`."""
+def obedient(model: Path, folder: Path) -> dict[str, str]:
+    """The environment of a fake service; its gate and its brokenness are files in `folder`."""
     return {
-        "SERVING_MODEL_DIR": str(fake_model),
+        "SERVING_MODEL_DIR": str(model),
         "SERVING_INSTANCES": "2",
         "SERVING_LOG_LEVEL": "error",
         "SERVING_WORKER_TIMEOUT_MS": "60000",
-        "FAKE_GATE": str(tmp_path / "gate"),
-        "FAKE_BROKEN": str(tmp_path / "broken"),
-        "FAKE_LOADING": str(tmp_path / "loading"),
+        "FAKE_GATE": str(folder / "gate"),
+        "FAKE_BROKEN": str(folder / "broken"),
+        "FAKE_LOADING": str(folder / "loading"),
     }
+
+
+@pytest.fixture
+def fake_settings(fake_model: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a fake service for one test, with its files in `tmp_path`."""
+    return obedient(fake_model, tmp_path)
 
 
 @pytest.fixture
@@ -109,3 +114,13 @@ def shared(module_service: SharedService) -> Iterator[SharedService]:
     """The module's service, idle and with a closed gate."""
     with module_service.used():
         yield module_service
+
+
+@pytest.fixture(scope="session")
+def one_worker(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedService]:
+    """A service with one worker and batches of up to eight, for tests that do not crash it."""
+    folder = tmp_path_factory.mktemp("one_worker")
+    settings = {**obedient(fake_model, folder), "SERVING_INSTANCES": "1", "SERVING_MAX_BATCH_SIZE": "8"}
+    with servers.api("tests.fake", settings) as url:
+        yield SharedService(url, folder / "gate")
+        (folder / "gate").touch()

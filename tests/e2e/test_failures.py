@@ -9,13 +9,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.e2e.conftest import CLASSES
+from tests.e2e.conftest import CLASSES, SharedService
 from tests.e2e.services import (
     WORKER,
     check_right,
@@ -136,18 +136,25 @@ def test_a_service_whose_workers_cannot_start_says_why(
 def test_one_poisonous_picture_fails_alone(
     fake_settings: dict[str, str],
     tmp_path: Path,
+    one_worker: SharedService,
     senders: ThreadPoolExecutor,
     failure: Failure,
     code: str,
 ) -> None:
-    with fake_service(fake_settings, instances="1", max_batch_size="8") as (url, _):
+    with ExitStack() as stack:
+        if failure is Failure.EXIT:
+            own = fake_service(fake_settings, instances="1", max_batch_size="8")
+            (url, _), gate = stack.enter_context(own), tmp_path / "gate"
+        else:
+            stack.enter_context(one_worker.used())
+            url, gate = one_worker.url, one_worker.gate
         first = senders.submit(predict, url, command(held=True, class_index=99))
-        wait_for((tmp_path / "gate.held").exists)
+        wait_for(gate.with_suffix(".held").exists)
         healthy = [senders.submit(predict, url, command(class_index=i)) for i in range(3)]
         poison = senders.submit(predict, url, command(failure=failure))
         healthy += [senders.submit(predict, url, command(class_index=i)) for i in range(3, 6)]
         wait_for(lambda: metric(url, "serving_queue_depth") == 7)
-        (tmp_path / "gate").touch()
+        gate.touch()
         assert first.result().json()["prediction"] == "99"
         assert [f.result().json()["prediction"] for f in healthy] == [str(i) for i in range(6)]
         assert poison.result().status_code == 500

@@ -48,7 +48,7 @@ def test_workers_give_way_to_the_web_process(fake_settings: dict[str, str]) -> N
 def test_the_processors_share_of_the_web_is_measured(
     fake_settings: dict[str, str], web_processes: str
 ) -> None:
-    with fake_service(fake_settings, web_processes=web_processes) as (url, server):
+    with fake_service(fake_settings, web_processes=web_processes, instances="1") as (url, server):
         assert metric(url, "serving_web_processes") == int(web_processes)
         assert metric(url, "serving_cores") >= 1
         webs = programs(server, WEB) or [server]

@@ -18,7 +18,7 @@ from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests import servers
-from tests.e2e.conftest import write_model
+from tests.e2e.conftest import SharedService, write_model
 from tests.e2e.services import WORKER, fake_service, programs
 from tests.fake.backend import Failure, command, command_tensor
 from tests.servers import metric, wait_for
@@ -87,11 +87,12 @@ def test_overload_and_failures_in_every_shape(
 
 
 def test_deadlines_hold_for_every_protocol(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+    one_worker: SharedService, senders: ThreadPoolExecutor
 ) -> None:
-    with fake_service(fake_settings, instances="1", max_batch_size="1") as (url, _):
+    url, gate = one_worker.url, one_worker.gate
+    with one_worker.used():
         held = senders.submit(v2, url, command(held=True))
-        wait_for((tmp_path / "gate.held").exists)
+        wait_for(gate.with_suffix(".held").exists)
         limit = {"X-Request-Timeout-Ms": "50"}
         for name, ask in ASKS.items():
             check_error(ask(url, command(), **limit), name, 504)
@@ -101,7 +102,7 @@ def test_deadlines_hold_for_every_protocol(
         with pytest.raises(InferenceServerException, match="deadline"):
             client.infer("food_classifier", [tensor], timeout=50_000)
         client.close()
-        (tmp_path / "gate").touch()
+        gate.touch()
         assert held.result().status_code == 200
 
 
@@ -113,7 +114,7 @@ PATHS = {
 
 
 def test_keys_and_slow_senders(fake_settings: dict[str, str]) -> None:
-    with fake_service(fake_settings, api_key="guest", body_timeout_ms="300") as (url, _):
+    with fake_service(fake_settings, instances="1", api_key="guest", body_timeout_ms="300") as (url, _):
         parts = urlsplit(url)
         for name, ask in ASKS.items():
             missing = ask(url, command())
@@ -132,7 +133,7 @@ def test_grpc_keeps_keys_limits_and_statistics_of_several_web_processes(
     fake_settings: dict[str, str], senders: ThreadPoolExecutor
 ) -> None:
     port = servers.free_port()
-    settings = {"web_processes": "2", "api_key": "guest", "grpc_port": str(port)}
+    settings = {"web_processes": "2", "instances": "1", "api_key": "guest", "grpc_port": str(port)}
     with fake_service(fake_settings, **settings) as (url, _):
         tensor = triton_grpc.InferInput("input", [2, 3, 8, 8], "FP32")
         tensor.set_data_from_numpy(np.stack([command_tensor(class_index=i) for i in (5, 6)]))
@@ -161,7 +162,7 @@ def test_grpc_keeps_keys_limits_and_statistics_of_several_web_processes(
 def test_grpc_tells_nothing_of_what_went_wrong_inside(fake_settings: dict[str, str]) -> None:
     port = servers.free_port()
     with (
-        fake_service(fake_settings, grpc_port=str(port)) as (url, _),
+        fake_service(fake_settings, instances="1", grpc_port=str(port)) as (url, _),
         triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
     ):
         tensor = triton_grpc.InferInput("INPUT_IMAGE", [1], "BYTES")
@@ -180,7 +181,7 @@ def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tm
     write_model(folder, "1", "one-")
     write_model(folder / "2", "2", "two-")
     settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
-    with fake_service(settings, admin_key="chief") as (url, _):
+    with fake_service(settings, instances="1", admin_key="chief") as (url, _):
         client = triton.InferenceServerClient(url.removeprefix("http://"))
         chief = {"Authorization": "Bearer chief"}
         with pytest.raises(InferenceServerException, match="API key"):
@@ -217,7 +218,7 @@ def test_versions_are_loaded_by_grpc(fake_settings: dict[str, str], tmp_path: Pa
     write_model(folder / "2", "2", "two-")
     settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
     with (
-        fake_service(settings, admin_key="chief", grpc_port=str(port)),
+        fake_service(settings, instances="1", admin_key="chief", grpc_port=str(port)),
         triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
     ):
         chief = {"authorization": "Bearer chief"}
@@ -268,7 +269,7 @@ def test_a_client_that_does_not_wait_for_its_version_leaves_nothing_behind(
 
 
 def test_protocols_can_be_switched_off(fake_settings: dict[str, str]) -> None:
-    with fake_service(fake_settings, protocols="torchserve") as (url, _):
+    with fake_service(fake_settings, instances="1", protocols="torchserve") as (url, _):
         assert torchserve(url, command()).status_code == 200
         for ask in (v2, tfserving):
             refused = ask(url, command())

@@ -3,20 +3,22 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.e2e.conftest import SharedService
 from tests.e2e.services import fake_service, predict, raw_request
 from tests.fake.backend import command
 from tests.servers import metric, wait_for
 
 
 def test_the_first_of_three_batched_requests_leaves_and_the_others_are_answered(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+    one_worker: SharedService, senders: ThreadPoolExecutor
 ) -> None:
-    with fake_service(fake_settings, instances="1", max_batch_size="4") as (url, _):
+    url, gate = one_worker.url, one_worker.gate
+    with one_worker.used():
         for leave_while in ("waiting", "running"):
-            (tmp_path / "gate").unlink(missing_ok=True)
-            (tmp_path / "gate.held").unlink(missing_ok=True)
+            gate.unlink(missing_ok=True)
+            gate.with_suffix(".held").unlink(missing_ok=True)
             blocker = senders.submit(predict, url, command(held=True))
-            wait_for((tmp_path / "gate.held").exists)
+            wait_for(gate.with_suffix(".held").exists)
             gone = raw_request(url, command(held=True))
             wait_for(lambda: metric(url, "serving_queue_depth") == 1)
             others = [senders.submit(predict, url, command(class_index=i)) for i in (3, 4)]
@@ -26,7 +28,7 @@ def test_the_first_of_three_batched_requests_leaves_and_the_others_are_answered(
             if leave_while == "waiting":
                 gone.close()
                 wait_for(lambda before=cancelled: metric(url, "serving_cancelled_total") > before)  # type: ignore[misc]
-            (tmp_path / "gate").touch()
+            gate.touch()
             assert [f.result().json()["prediction"] for f in (blocker, *others)] == ["0", "3", "4"]
             wait_for(lambda: metric(url, "serving_free_slots") == 256)
             gone.close()

@@ -77,6 +77,7 @@ def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
 ) -> None:
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
     settings = {"SERVING_SHUTDOWN_DELAY_S": "3600", "SERVING_WEB_PROCESSES": web_processes}
+    settings |= {"SERVING_INSTANCES": "1"}
     command_line = ["serving", "tests.fake", "--port", str(port)]
 
     def leaves(connection: http.client.HTTPConnection) -> bool:
@@ -107,7 +108,8 @@ def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
 @pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_after_the_delay_the_service_ends(fake_settings: dict[str, str], web_processes: str) -> None:
-    with fake_service(fake_settings, shutdown_delay_s="0.2", web_processes=web_processes) as (_, server):
+    more = {"shutdown_delay_s": "0.2", "web_processes": web_processes, "instances": "1"}
+    with fake_service(fake_settings, **more) as (_, server):
         server.terminate()
         assert server.wait(30) == 0
 

@@ -29,14 +29,14 @@ from serving.errors import (
 from serving.settings import Settings
 from serving.tasks.image_classification import image_signatures
 from serving.tensors import Item, Signature
-from tests.e2e.conftest import CLASSES
+from tests.e2e.conftest import CLASSES, obedient
 from tests.fake import BACKEND
 from tests.fake.backend import LENGTHS, SEVERAL, Failure, colour, command_numbers, command_several
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     """The event loop of the engine's client."""
     return "asyncio"
@@ -101,12 +101,15 @@ KINDS = {
 
 
 class Engine:
-    """One running engine, asked through its first signature unless another is named."""
+    """One running engine, asked through the signature at `place` unless another is named."""
 
     def __init__(self, handle: EngineHandle, kinds: list[Kind], gate: Path) -> None:
         self.kinds = kinds
         self.gate = gate
+        self.place = 0
+        self.workers: list[psutil.Process] = []
         self.states: Counter[State] = Counter()
+        self.before: dict[int, Counter[int]] = {}
         self.client = EngineClient(handle.fds, lambda state, _: self.states.update([state]))
         self.client.open()
         self.memory = self.client.memory
@@ -118,9 +121,10 @@ class Engine:
         failure: Failure = Failure.NONE,
         seconds: float = 30,
         bulk: bool = False,
-        place: int = 0,
+        place: int | None = None,
     ) -> list[int]:
         """The classes that are answered to these commands."""
+        place = self.place if place is None else place
         kind = self.kinds[place]
         items = [kind.item(held, failure, index) for index in indices]
         with self.client.acquire(bulk, len(items)) as slots:
@@ -135,10 +139,33 @@ class Engine:
         """Returns as soon as so many items wait."""
         await until(lambda: self.memory.state.tolist().count(State.QUEUED) == count)
 
-    def executions(self, place: int = 0) -> dict[int, int]:
-        """How many batches there were of each size."""
+    def executions(self, place: int | None = None) -> dict[int, int]:
+        """How many batches there were of each size since the test began."""
+        place = self.place if place is None else place
         batches = self.client.statistics.by_batch_size(place)
-        return {size: batch.executions for size, batch in batches.items()}
+        now = Counter({size: batch.executions for size, batch in batches.items()})
+        return dict(now - self.before.get(place, Counter()))
+
+    @asynccontextmanager
+    async def used(self, kind: Kind) -> AsyncIterator["Engine"]:
+        """Closes the gate for one test that asks through this signature; opens it after."""
+        for file in (self.gate, self.gate.with_suffix(".held")):
+            file.unlink(missing_ok=True)
+        self.place = self.kinds.index(kind)
+        self.states.clear()
+        self.before = {}
+        self.before = {each: Counter(self.executions(each)) for each in range(len(self.kinds))}
+        try:
+            yield self
+            await asyncio.wait_for(self.client.drained(), 20)
+        finally:
+            self.open_gate()
+
+
+def workers() -> list[psutil.Process]:
+    """Those of all engines in this process."""
+    children = psutil.Process(os.getpid()).children()
+    return [child for child in children if "serving.engine.worker" in child.cmdline()]
 
 
 @asynccontextmanager
@@ -152,15 +179,25 @@ async def running(
         monkeypatch.setenv(name, value)
     plan = EnginePlan(BACKEND, tuple(kind.signature for kind in kinds))
     provider = LocalEngine(Settings(), lambda _: plan)
+    others = workers()
     handle = await provider.first()
     engine = Engine(handle, list(kinds), Path(settings["FAKE_GATE"]))
+    engine.workers = [worker for worker in workers() if worker not in others]
     try:
-        yield engine
-        await asyncio.wait_for(engine.client.drained(), 20)
+        async with engine.used(kinds[0]):
+            yield engine
     finally:
-        engine.open_gate()
         engine.client.close()
         await handle.release()
+
+
+@pytest.fixture(scope="module")
+async def all_kinds(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    """An engine with every signature, for the tests that break no worker."""
+    settings = obedient(fake_model, tmp_path_factory.mktemp("shared"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        async with running(monkeypatch, settings, *KINDS.values()) as engine:
+            yield engine
 
 
 @pytest.fixture(params=KINDS)
@@ -183,10 +220,8 @@ async def held_by(engine: Engine) -> "asyncio.Task[list[int]]":
     return task
 
 
-async def test_answers_come_back_in_order_and_in_batches(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
-) -> None:
-    async with running(monkeypatch, fake_settings, kind) as engine:
+async def test_answers_come_back_in_order_and_in_batches(all_kinds: Engine, kind: Kind) -> None:
+    async with all_kinds.used(kind) as engine:
         first = await held_by(engine)
         many = asyncio.ensure_future(engine.ask(3, 1, 4, 1, 5))
         await engine.waiting(5)
@@ -209,11 +244,14 @@ async def test_answers_come_back_in_order_and_in_batches(
 async def test_one_poisonous_item_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
     fake_settings: dict[str, str],
+    all_kinds: Engine,
     kind: Kind,
     failure: Failure,
     error: type[ServingError],
 ) -> None:
-    async with running(monkeypatch, fake_settings, kind) as engine:
+    crashes = failure is Failure.EXIT
+    chosen = running(monkeypatch, fake_settings, kind) if crashes else all_kinds.used(kind)
+    async with chosen as engine:
         first = await held_by(engine)
         asked = [engine.ask(1, 2), engine.ask(7, failure=failure), engine.ask(3)]
         tasks = [asyncio.ensure_future(question) for question in asked]
@@ -225,9 +263,9 @@ async def test_one_poisonous_item_fails_alone(
 
 
 async def test_an_answer_that_is_not_finite_fails_where_it_must_not_be(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+    all_kinds: Engine,
 ) -> None:
-    async with running(monkeypatch, fake_settings, KINDS["several"]) as engine:
+    async with all_kinds.used(KINDS["several"]) as engine:
         with pytest.raises(InternalError):
             await engine.ask(1, failure=Failure.NOT_FINITE)
         assert await engine.ask(1) == [1]
@@ -241,17 +279,14 @@ async def test_a_worker_that_is_killed_costs_no_item(
         many = asyncio.ensure_future(engine.ask(*range(6)))
         await engine.waiting(6)
         engine.open_gate()
-        for child in psutil.Process(os.getpid()).children():
-            if "serving.engine.worker" in child.cmdline():
-                child.kill()
+        for worker in engine.workers:
+            worker.kill()
         assert await first == [99]
         assert await many == list(range(6))
 
 
-async def test_deadline_and_cancellation_leave_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
-) -> None:
-    async with running(monkeypatch, fake_settings, kind) as engine:
+async def test_deadline_and_cancellation_leave_nothing_behind(all_kinds: Engine, kind: Kind) -> None:
+    async with all_kinds.used(kind) as engine:
         first = await held_by(engine)
         late = asyncio.ensure_future(engine.ask(1, 2, 3, seconds=-1))
         leaving = asyncio.ensure_future(engine.ask(4, 5))
@@ -270,10 +305,8 @@ async def test_deadline_and_cancellation_leave_nothing_behind(
         assert await engine.ask(6) == [6]
 
 
-async def test_bulk_gives_way_and_leaves_half_of_the_slots(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
-) -> None:
-    async with running(monkeypatch, fake_settings, kind) as engine:
+async def test_bulk_gives_way_and_leaves_half_of_the_slots(all_kinds: Engine, kind: Kind) -> None:
+    async with all_kinds.used(kind) as engine:
         ended: list[str] = []
 
         async def ask(name: str, bulk: bool) -> None:
@@ -292,17 +325,15 @@ async def test_bulk_gives_way_and_leaves_half_of_the_slots(
         assert ended == ["interactive", "bulk", "bulk", "bulk"]
 
 
-async def test_slots_are_extended_all_or_none(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
-) -> None:
-    async with running(monkeypatch, fake_settings, kind) as engine:
+async def test_slots_are_extended_all_or_none(all_kinds: Engine, kind: Kind) -> None:
+    async with all_kinds.used(kind) as engine:
         items = [kind.item(False, Failure.NONE, index) for index in range(16)]
         with engine.client.acquire() as slots:
             with pytest.raises(OverloadedError):
                 slots.extend(16, bulk=False)
             assert engine.memory.free_slots == 15
             slots.extend(15, bulk=False)
-            outcomes = await slots.submit(0, items, time.monotonic() + 30, False)
+            outcomes = await slots.submit(engine.place, items, time.monotonic() + 30, False)
         answers = [kind.answer(*pair) for pair in zip(items, outcomes, strict=True)]
         assert answers == list(range(16))
 
@@ -330,9 +361,9 @@ async def test_a_full_device_halves_the_batches_and_loses_nothing(
 
 
 async def test_signatures_that_wait_together_are_computed_apart(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+    all_kinds: Engine,
 ) -> None:
-    async with running(monkeypatch, fake_settings, *KINDS.values(), max_batch_size="8") as engine:
+    async with all_kinds.used(KINDS["picture"]) as engine:
         first = await held_by(engine)
         asked = [asyncio.ensure_future(engine.ask(5, 6, place=place)) for place in (2, 1, 0)]
         await engine.waiting(6)

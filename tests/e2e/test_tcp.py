@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -43,6 +43,9 @@ class Service:
 
     url: str
     port: int
+    gate: Path = Path()
+    before: dict[str, float] = field(default_factory=dict)
+    """What `growth` counts from."""
 
     def connect(self, key: str | None = None) -> TcpClient:
         return TcpClient("127.0.0.1", self.port, key)
@@ -57,7 +60,25 @@ class Service:
         return float(found[1]) if found else 0.0
 
     def answered(self, status: int, code: str) -> float:
-        return self.metric(f'serving_requests_total{{code="{code}",path="tcp",status="{status}"}}')
+        return self.metric(answers_of(status, code))
+
+    def growth(self, name: str) -> float:
+        """How much a series has grown since the test began."""
+        return self.metric(name) - self.before[name]
+
+
+def answers_of(status: int, code: str) -> str:
+    """The series that counts these answers."""
+    return f'serving_requests_total{{code="{code}",path="tcp",status="{status}"}}'
+
+
+CLIENT_GONE = answers_of(499, "client_gone")
+COUNTED = (
+    "serving_expired_total",
+    "serving_cancelled_total",
+    "serving_infer_seconds_count",
+    CLIENT_GONE,
+)
 
 
 @contextlib.contextmanager
@@ -67,18 +88,31 @@ def serving(**env: str) -> Iterator[Service]:
         yield Service(url, port)
 
 
-@pytest.fixture
-def service(gate: Path) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """For tests that hold nothing, and set nothing."""
+    gate = tmp_path_factory.mktemp("shared") / "gate"
     with serving(FAKE_GATE=str(gate)) as running:
-        yield running
+        yield replace(running, gate=gate)
         gate.touch()
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Service]:
-    """For tests that hold nothing."""
-    with serving() as running:
+@pytest.fixture
+def held(shared: Service) -> Iterator[Service]:
+    """The same, idle and with a closed gate."""
+    wait_for(lambda: shared.metric("serving_free_slots") == 40)
+    for file in (shared.gate, shared.gate.with_suffix(".held")):
+        file.unlink(missing_ok=True)
+    yield replace(shared, before={name: shared.metric(name) for name in COUNTED})
+    shared.gate.touch()
+
+
+@pytest.fixture
+def service(gate: Path) -> Iterator[Service]:
+    """One for a test that ends it."""
+    with serving(FAKE_GATE=str(gate)) as running:
         yield running
+        gate.touch()
 
 
 def frame(photo: bytes, number: int = 7, options: bytes = b"") -> bytes:
@@ -101,11 +135,11 @@ def read_answers(connection: socket.socket) -> list[Answer]:
     return answers
 
 
-def test_answers_are_those_of_http(onnx_service: Service) -> None:
+def test_answers_are_those_of_http(onnx: Service) -> None:
     photo = pictures.jpeg()
-    url = f"{onnx_service.url}/predict"
+    url = f"{onnx.url}/predict"
     over_http = requests.post(f"{url}?top_k=3", data=photo, timeout=30).json()
-    with onnx_service.connect() as client:
+    with onnx.connect() as client:
         answer = client.predict(photo, top_k=3)
         plain = client.predict(photo)
     assert answer.status == 200
@@ -114,18 +148,16 @@ def test_answers_are_those_of_http(onnx_service: Service) -> None:
     assert [s["label"] for s in answer.content["top"]] == [s["label"] for s in over_http["top"]]
     assert set(answer.content["ms"]) == {"decode", "queue", "infer", "total"}
     assert "top" not in plain.content
-    assert onnx_service.answered(200, "ok") == 2
+    assert onnx.answered(200, "ok") == 2
 
 
-@pytest.fixture(scope="module")
-def onnx_service() -> Iterator[Service]:
-    port = servers.free_port()
-    env = {"SERVING_LOG_LEVEL": "error", "SERVING_TCP_PORT": str(port)}
-    with servers.api("fastapi_onnx", env) as url:
-        yield Service(url, port)
+@pytest.fixture
+def onnx(onnx_url: str, onnx_tcp_port: int) -> Service:
+    """The shared service of the default model."""
+    return Service(onnx_url, onnx_tcp_port)
 
 
-def test_the_command(onnx_service: Service, tmp_path: Path) -> None:
+def test_the_command(onnx: Service, tmp_path: Path) -> None:
     photo, text = tmp_path / "photo.jpg", tmp_path / "text.txt"
     photo.write_bytes(pictures.jpeg())
     text.write_text("no picture")
@@ -141,7 +173,7 @@ def test_the_command(onnx_service: Service, tmp_path: Path) -> None:
             check=False,
         )
 
-    url = f"tcp://127.0.0.1:{onnx_service.port}"
+    url = f"tcp://127.0.0.1:{onnx.port}"
     good = run(str(photo), SERVING_URL=url)
     assert good.returncode == 0
     assert re.fullmatch(rf"{photo}: .+ [\d.]+ % \([\d.]+ ms\)\n", good.stdout)
@@ -277,53 +309,53 @@ def test_a_failing_computation_is_a_500_that_tells_nothing(shared: Service, fail
         assert client.predict(command()).status == 200
 
 
-def test_a_deadline(service: Service, gate: Path) -> None:
-    with service.connect() as client:
-        held = client.send(command(held=True))
-        wait_for(gate.with_suffix(".held").exists)
+def test_a_deadline(held: Service) -> None:
+    with held.connect() as client:
+        first = client.send(command(held=True))
+        wait_for(held.gate.with_suffix(".held").exists)
         late = client.send(command(), timeout_ms=100)
         answer = client.receive()
         assert (answer.id, answer.status, answer.content["code"]) == (late, 504, "deadline_exceeded")
-        gate.touch()
-        assert client.receive().id == held
-    assert service.metric("serving_expired_total") == 1
+        held.gate.touch()
+        assert client.receive().id == first
+    assert held.growth("serving_expired_total") == 1
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_a_client_that_leaves_costs_no_computation(service: Service, gate: Path, half: bool) -> None:
-    with service.connect() as staying, service.raw() as leaving:
+def test_a_client_that_leaves_costs_no_computation(held: Service, half: bool) -> None:
+    with held.connect() as staying, held.raw() as leaving:
         staying.send(command(held=True))
-        wait_for(gate.with_suffix(".held").exists)
+        wait_for(held.gate.with_suffix(".held").exists)
         leaving.sendall(frame(command()) * 3)
-        wait_for(lambda: service.metric("serving_free_slots") == 36)
+        wait_for(lambda: held.metric("serving_free_slots") == 36)
         if half:
             leaving.shutdown(socket.SHUT_WR)
         else:
             leaving.close()
-        wait_for(lambda: service.metric("serving_cancelled_total") == 3)
-        gate.touch()
+        wait_for(lambda: held.growth("serving_cancelled_total") == 3)
+        held.gate.touch()
         assert staying.receive().status == 200
-    wait_for(lambda: service.metric("serving_free_slots") == 40)
-    assert service.metric("serving_infer_seconds_count") == 1
-    assert service.answered(499, "client_gone") == 3
+    wait_for(lambda: held.metric("serving_free_slots") == 40)
+    assert held.growth("serving_infer_seconds_count") == 1
+    assert held.growth(CLIENT_GONE) == 3
 
 
-def test_a_connection_has_a_bound_of_its_own(service: Service, gate: Path) -> None:
+def test_a_connection_has_a_bound_of_its_own(held: Service) -> None:
     """Its 33rd request is not read; others come through, up to the service's own bound."""
-    with service.connect() as client, service.connect() as other:
+    with held.connect() as client, held.connect() as other:
         client.send(command(held=True))
-        wait_for(gate.with_suffix(".held").exists)
+        wait_for(held.gate.with_suffix(".held").exists)
         for _ in range(40):
             client.send(command())
-        wait_for(lambda: service.metric("serving_free_slots") == 8)
+        wait_for(lambda: held.metric("serving_free_slots") == 8)
         for _ in range(8):
             other.send(command())
-        wait_for(lambda: service.metric("serving_free_slots") == 0)
+        wait_for(lambda: held.metric("serving_free_slots") == 0)
         other.send(command())
         refused = other.receive()
         assert (refused.status, refused.content["code"]) == (503, "overloaded")
         assert refused.content["retry_after"] >= 1
-        gate.touch()
+        held.gate.touch()
         assert [client.receive().status for _ in range(41)] == [200] * 41
         assert [other.receive().status for _ in range(8)] == [200] * 8
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,16 @@ from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields, Prepared
 from serving.tasks.image_classification import IMAGE, TENSOR
 from serving.tasks.registry import planner
+from tests.e2e.conftest import obedient
 from tests.fake import BACKEND
 from tests.fake.backend import Failure, command, command_tensor
 
 pytestmark = pytest.mark.anyio
 
+SMALL = {"SERVING_INSTANCES": "1", "SERVING_QUEUE_SIZE": "16"}
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     """The event loop that the service runs on."""
     return "asyncio"
@@ -55,13 +58,24 @@ async def engine(
 ) -> AsyncIterator[InferenceService]:
     """A service whose workers obey; the workers read the same environment."""
     named = {f"SERVING_{name.upper()}": value for name, value in more.items()}
-    for name, value in {**settings, "SERVING_QUEUE_SIZE": "16", **named}.items():
+    for name, value in {**settings, **SMALL, **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
     provider = LocalEngine(chosen, planner(BACKEND, chosen))
     service = InferenceService(Model.read(chosen.model_dir), chosen, Metrics(), provider)
     async with service.running():
         yield service
+
+
+@pytest.fixture(scope="module")
+async def shared(
+    fake_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[InferenceService]:
+    """A service for the tests that hold and count nothing, and crash no worker."""
+    settings = obedient(fake_model, tmp_path_factory.mktemp("shared"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        async with engine(monkeypatch, settings, max_batch_size="4") as service:
+            yield service
 
 
 def soon(seconds: float = 30) -> float:
@@ -185,9 +199,9 @@ async def test_one_poisonous_tensor_fails_alone(
 
 
 async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+    shared: InferenceService,
 ) -> None:
-    async with engine(monkeypatch, fake_settings, max_batch_size="4") as service:
+    async with nullcontext(shared) as service:
         poison = command_tensor(failure=Failure.RAISE)
         with pytest.raises(InternalError):
             await service.active.infer([tensors(command_tensor(), poison, poison)], within())
@@ -203,6 +217,7 @@ async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
 async def test_a_worker_that_dies_costs_no_tensor(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
+    others = psutil.Process(os.getpid()).children()
     async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
@@ -210,7 +225,7 @@ async def test_a_worker_that_dies_costs_no_tensor(
         await until(lambda: free_slots(service) == 9)
         (tmp_path / "gate").touch()
         for child in psutil.Process(os.getpid()).children():
-            if "serving.engine.worker" in child.cmdline():
+            if child not in others and "serving.engine.worker" in child.cmdline():
                 child.kill()
         assert classes(await first) == [99]
         assert classes(await many) == list(range(6))
@@ -253,9 +268,9 @@ async def test_a_request_is_admitted_whole_or_not_at_all(
 
 
 async def test_logits_of_tensors_need_not_be_finite(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+    shared: InferenceService,
 ) -> None:
-    async with engine(monkeypatch, fake_settings) as service:
+    async with nullcontext(shared) as service:
         found = await service.active.infer(
             [tensors(command_tensor(failure=Failure.NOT_FINITE))], within()
         )
@@ -265,9 +280,9 @@ async def test_logits_of_tensors_need_not_be_finite(
 
 
 async def test_a_tensor_of_another_shape_is_refused(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str]
+    shared: InferenceService,
 ) -> None:
-    async with engine(monkeypatch, fake_settings) as service:
+    async with nullcontext(shared) as service:
         with pytest.raises(InvalidTensorError, match="shape"):
             await service.active.infer([numbered(1)[:, :, :4]], within())
         assert free_slots(service) == 16
@@ -275,10 +290,10 @@ async def test_a_tensor_of_another_shape_is_refused(
 
 @pytest.mark.parametrize("runs_inline", [True, False])
 async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], runs_inline: bool
+    monkeypatch: pytest.MonkeyPatch, shared: InferenceService, runs_inline: bool
 ) -> None:
     threads: list[threading.Thread] = []
-    async with engine(monkeypatch, fake_settings) as service:
+    async with nullcontext(shared) as service:
         task = service.active.task
         preprocess, postprocess = task.preprocess, task.postprocess
 

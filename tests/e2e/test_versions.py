@@ -73,7 +73,7 @@ def test_a_version_may_have_more_labels(fake_settings: dict[str, str], tmp_path:
     port = servers.free_port()
     settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
     with (
-        fake_service(settings, admin_key="chief", tcp_port=str(port)) as (url, _),
+        fake_service(settings, instances="1", admin_key="chief", tcp_port=str(port)) as (url, _),
         TcpClient("127.0.0.1", port) as client,
     ):
         path, photo = f"{url}/predict?top_k=5", command(class_index=4)

@@ -10,7 +10,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,18 +27,45 @@ HEAD = (
 ).encode()
 
 
-@pytest.fixture
-def stub() -> Iterator[StubApi]:
+@pytest.fixture(scope="module")
+def module_stub() -> Iterator[StubApi]:
     with stub_api() as made:
         yield made
 
 
 @pytest.fixture
-def page(stub: StubApi) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+def stub(module_stub: StubApi) -> StubApi:
+    module_stub.reset()
+    return module_stub
+
+
+@contextmanager
+def page_before(stub: StubApi) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     port = free_port()
     env = {"UI_PORT": str(port), "UI_API_URL": stub.url, "UI_MAX_UPLOAD_MB": "1"}
     with running(["flask_app"], f"http://127.0.0.1:{port}/healthz", env) as process:
         yield port, process
+
+
+@pytest.fixture
+def own_page(stub: StubApi) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    with page_before(stub) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def module_page(module_stub: StubApi) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    with page_before(module_stub) as made:
+        yield made
+
+
+@pytest.fixture
+def page(
+    stub: StubApi, module_page: tuple[int, subprocess.Popen[str]]
+) -> tuple[int, subprocess.Popen[str]]:
+    """The page that the tests share, in front of a stub that has been reset."""
+    assert stub.port
+    return module_page
 
 
 def ask(port: int, body: bytes = PHOTO) -> tuple[int, bytes]:
@@ -141,19 +168,19 @@ def test_over_the_limit(page: tuple[int, subprocess.Popen[str]]) -> None:
 
 
 def test_the_end_waits_for_what_was_accepted(
-    stub: StubApi, page: tuple[int, subprocess.Popen[str]]
+    stub: StubApi, own_page: tuple[int, subprocess.Popen[str]]
 ) -> None:
     stub.held.clear()
     answers: list[tuple[int, bytes]] = []
-    asking = threading.Thread(target=lambda: answers.append(ask(page[0])))
+    asking = threading.Thread(target=lambda: answers.append(ask(own_page[0])))
     asking.start()
     until(lambda: stub.inside == 1, "the request at the API")
-    page[1].send_signal(signal.SIGTERM)
-    until(lambda: refused(page[0]), "new connections to be refused")
+    own_page[1].send_signal(signal.SIGTERM)
+    until(lambda: refused(own_page[0]), "new connections to be refused")
     stub.held.set()
     asking.join()
     assert answers[0][0] == 200
-    assert page[1].wait(15) == 0
+    assert own_page[1].wait(15) == 0
 
 
 def refused(port: int) -> bool:
