@@ -1,6 +1,7 @@
 """`create_app`: puts settings, model, inference service, protocols and middleware together."""
 
 import copy
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -87,7 +88,9 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
 
 def document(app: FastAPI, service: InferenceService, catalog: ModelCatalog) -> dict[str, Any]:
     """Returns the OpenAPI document, with what the model in service takes and answers."""
-    schema = copy.deepcopy(FastAPI.openapi(app))
+    with warnings.catch_warnings():  # of operations with one name: they get names of their own
+        warnings.simplefilter("ignore", UserWarning)
+        schema = copy.deepcopy(FastAPI.openapi(app))
     describe_model(schema, service.active.task, catalog.entries)
     return schema
 

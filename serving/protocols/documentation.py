@@ -1,6 +1,7 @@
 """What OpenAPI says of errors, and of the model in service; FastAPI has made the rest."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,7 +81,8 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
     of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
     entry = (of_requests or [*entries.values()])[-1]
     for path, operations in paths.items():
-        for operation in operations.values():
+        for method, operation in operations.items():
+            operation["operationId"] = re.sub(r"\W+", "_", f"{method}{path}").strip("_")
             fill_in(operation, entry)
             content = operation.get("requestBody", {}).get("content", {})
             for body in content.values():

@@ -120,10 +120,12 @@ def predictions_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
     documentation = documented_call(pipeline.admission.check_key, BODIES, TorchServeError)
 
-    @router.post("/predictions/{model}", summary="Call the model", **documentation)
-    @router.post("/predictions/{model}/{version}", summary="Call a version", **documentation)
-    @router.put("/predictions/{model}", include_in_schema=False)
-    @router.put("/predictions/{model}/{version}", include_in_schema=False)
+    both = ["POST", "PUT"]
+
+    @router.api_route("/predictions/{model}", methods=both, summary="Call the model", **documentation)
+    @router.api_route(
+        "/predictions/{model}/{version}", methods=both, summary="Call a version", **documentation
+    )
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         entry = find(catalog, model, version)
         if entry.takes_tensors:
