@@ -1,4 +1,4 @@
-"""Lists the samples on the page: images, which draw_samples.py draws, sentences, and questions."""
+"""Lists the samples on the page: images drawn by training/draw_samples.py, sentences, and questions."""
 
 from dataclasses import dataclass
 from pathlib import Path

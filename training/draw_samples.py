@@ -1,4 +1,4 @@
-"""Draws the sample images: `python -m flask_app.draw_samples`.
+"""Draws the sample images: `python -m training.draw_samples`.
 
 Every image is painted at twice its size from a mask and a height map per shape, lit from the upper
 left, and then downsized. Seeds are fixed, so that the files are always the same.
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flask_app.canvas import SCALE, Canvas, Colour, smooth, soft
 from flask_app.samples import FOLDER
+from training.canvas import SCALE, Canvas, Colour, smooth, soft
 
 
 def fried_egg(canvas: Canvas) -> None:
