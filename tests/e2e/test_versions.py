@@ -1,9 +1,12 @@
 """Versions of a model are switched while the service runs."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -63,6 +66,33 @@ def test_versions_are_switched_without_a_failed_request(
         assert all(answer.label in names for answer in answers)
         assert {str(answer.label).split("-")[0] for answer in answers} == {"one", "two"}
         wait_for(lambda: len(programs(server, WORKER)) == 2)
+
+
+@pytest.mark.slow
+def test_a_request_that_has_found_a_version_is_answered_by_it(
+    fake_settings: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    picture, chief = command(class_index=3), {"Authorization": "Bearer chief"}
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n"
+    with (
+        fake_service(settings, instances="1", admin_key="chief") as (url, _),
+        socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=20) as client,
+        ThreadPoolExecutor(1) as executor,
+    ):
+        client.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 100")  # it has found the model, and waits
+        post = partial(requests.post, f"{url}/admin/version", headers=chief, timeout=60)
+        switching = executor.submit(post, json={"version": "2"})
+        wait_for(lambda: requests.get(f"{url}/model", timeout=10).json()["version"] == "2")
+        assert predict(url, picture).json()["prediction"] == "two-3"
+        assert not switching.done()
+        client.sendall(picture)
+        assert b'"prediction":"one-3"' in client.recv(4096)
+        assert switching.result().json() == {"version": "2"}
 
 
 @pytest.mark.slow

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from serving.errors import ServingError
 from serving.http.body import WORTH_IT, accepted_encoding, packed
@@ -22,7 +22,6 @@ from serving.protocols.v2.repository import Repository, only_ready
 
 PREFIX = "/v2"
 TAGS: list[str | Enum] = ["Open Inference Protocol"]
-Version = Annotated[str, Path(openapi_examples={"first": {"value": "1"}})]  # Swagger fills it in
 STATUS = {422: 400}  # the protocol has no other number for a request that is wrong
 INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
 
@@ -71,20 +70,12 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
     """Adds what can be asked about a model, with and without its version."""
 
     def about(suffix: str, summary: str, describe: Callable[[CatalogEntry], dict[str, Any]]) -> None:
-        @router.get(
-            "/v2/models/{model}" + suffix,
-            summary=summary,
-            responses=documented_errors(404, 503, model=ErrorText),
-        )
-        async def any_version(model: str) -> Response:
-            return json_response(describe(catalog.find(model)))
+        model, responses = "/v2/models/{model}", documented_errors(404, 503, model=ErrorText)
+        version = f"{model}/versions/{{version}}"
 
-        @router.get(
-            "/v2/models/{model}/versions/{version}" + suffix,
-            summary=f"{summary}, of one version",
-            responses=documented_errors(404, 503, model=ErrorText),
-        )
-        async def one_version(model: str, version: Version) -> Response:
+        @router.get(model + suffix, summary=summary, responses=responses)
+        @router.get(version + suffix, summary=f"{summary}, of one version", responses=responses)
+        async def answer(model: str, version: str | None = None) -> Response:
             return json_response(describe(catalog.find(model, version)))
 
     def ready(model: CatalogEntry) -> dict[str, Any]:
