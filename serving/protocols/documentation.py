@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,6 +11,7 @@ from serving.http.responses import dump_json
 from serving.protocols.admission import KeyCheck
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.tasks.base import Schema, Task, json_value
+from serving.tensors import EXAMPLE_LENGTHS
 
 COMPONENTS = "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -117,7 +118,7 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, li
     Tensors are zeros. Empty if they would be large, or there is none.
     """
     if entry.takes_tensors:
-        shapes = [[1, *(max(1, size) for size in spec.dims)] for spec in entry.inputs]
+        shapes = [[1, *example_shape(spec)] for spec in entry.inputs]
         if sum(map(math.prod, shapes)) > MOST_ZEROS:
             return []
         return [
@@ -136,10 +137,14 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, li
     ]
 
 
+def example_shape(spec: ColumnSpec) -> Iterator[int]:
+    """Yields the sizes of an item; axes that vary are as long as warm-up's shortest items."""
+    for size, most in zip(spec.dims, spec.limits or spec.dims, strict=True):
+        yield min(EXAMPLE_LENGTHS[0], most) if size < 0 else size
+
+
 def zeros(shape: list[int], is_bool: bool) -> Any:
     """Returns nested lists of zeros, of a batch's only item."""
-    if len(shape) == 1:
-        return False if is_bool else 0
     value: Any = False if is_bool else 0
     for size in reversed(shape[1:]):
         value = [value] * size
