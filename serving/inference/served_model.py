@@ -8,10 +8,9 @@ outputs, postprocess. Made by `service.py`, called by the protocols.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -156,16 +155,16 @@ class ServedModel:
 
     # from start to end
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def __enter__(self) -> Self:
         """Keeps the model open for a request that has found it, whatever replaces it meanwhile."""
         self._requests += 1
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            if self._left is not None and not self._requests:
-                self._left.set()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends the request."""
+        self._requests -= 1
+        if self._left is not None and not self._requests:
+            self._left.set()
 
     async def close(self) -> None:
         """Gives the engine back, when every request that has found this model is answered."""

@@ -3,9 +3,10 @@
 A protocol brings `decode`, which makes a `Call` of a body, and formats the answer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -57,21 +58,19 @@ class Pipeline:
         ClientDisconnect when the client leaves first.
         """
         options = self.admission.admit(request, model, signature)
-        with model.in_use():
+        with model:
             async with self.admission.body(request) as body:
-                inline = inline_bytes is None or len(body) <= inline_bytes
-                call = await self.decoded(lambda: decode(body), inline, options)
+                if inline_bytes is None or len(body) <= inline_bytes:
+                    call = decode(body)
+                else:
+                    call = await self.service.run_on_thread(partial(decode, body), options.bulk)
                 answer = await unless_disconnected(request, self.answer(call, options))
         RequestContext.of(request).set_timings(answer.timings)
         return call, answer
 
-    async def decoded(self, decode: Callable[[], C], inline: bool, options: RequestOptions) -> C:
-        """Returns the call that `decode` makes, here if it is `inline`, else on a thread."""
-        return decode() if inline else await self.service.run_on_thread(decode, options.bulk)
-
-    async def answer(self, call: Call, options: RequestOptions) -> Answer:
+    def answer(self, call: Call, options: RequestOptions) -> Coroutine[Any, Any, Answer]:
         """Answers a call. Raises what `ServedModel.predict` and `infer` raise."""
         options = options.within(call.timeout_us)
         if call.tensors is None:
-            return await call.model.predict(call.inputs, call.top_k, options)
-        return await call.model.infer(call.tensors, options)
+            return call.model.predict(call.inputs, call.top_k, options)
+        return call.model.infer(call.tensors, options)

@@ -273,7 +273,7 @@ class Connection:
         pipeline = self._pipeline
         model, admitted = pipeline.service.active, self._admitted(options)
         model.refuse_if_full(admitted.bulk)
-        with model.in_use():
+        with model:
             async with pipeline.admission.reader.collect(self._chunks()) as body:
                 self._read_next()
                 given = Input(len(body), partial(fields_from_body, model.task, body, None))

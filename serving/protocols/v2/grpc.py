@@ -182,9 +182,12 @@ class Service:
         """Infers. Raises ServingError."""
         entry = self.catalog.find(request.model_name, request.model_version or None)
         options = self._admit(context, entry)
-        with entry.model.in_use(), self.admission.held(request.ByteSize()):
+        with entry.model, self.admission.held(request.ByteSize()):
             decode = partial(messages.decode, request, entry, entry.model.largest_request)
-            call = await self.pipeline.decoded(decode, not messages.is_large(request), options)
+            if messages.is_large(request):
+                call = await self.service.run_on_thread(decode, options.bulk)
+            else:
+                call = decode()
             answer = await self.pipeline.answer(call, options)
         own.set_timings(answer.timings)
         return messages.encode(call, answer)
