@@ -15,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from serving.tasks.python import check
 from tests import graphs, servers
 from tests.e2e.test_any_model import post, started
 
@@ -108,6 +109,16 @@ def test_an_answer_that_is_not_finite_is_the_servers_error(numbers: tuple[str, s
         given.set_data_from_numpy(np.array([kind], object))
         with pytest.raises(InferenceServerException, match="INTERNAL"):
             client.infer("numbers", [given])
+
+
+def test_check_refuses_an_answer_that_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which the backend would set for good
+    for kind, status in (("", 0), ("inf", 1)):
+        request = json.dumps({"not_finite": kind})
+        assert check.main(["tests.fake.python_task:Numbers", "--request", request]) == status
+    assert "not finite" in capsys.readouterr().err
 
 
 def test_a_float_of_a_python_task_has_64_bits_everywhere(numbers: tuple[str, str]) -> None:
@@ -225,14 +236,14 @@ def test_a_number_beyond_its_type_names_the_input(
     assert (answer.status_code, answer.json()["error"]) == (400, words)
 
 
-def test_every_documented_example_answers_200(graph: tuple[str, str], url: str) -> None:
-    for base in (graph[0], url):
+def test_every_documented_example_answers_200(graph: tuple[str, str], url: str, onnx_url: str) -> None:
+    for base in (graph[0], url, onnx_url):
         document = requests.get(f"{base}/openapi.json", timeout=20).json()
         paths = document["paths"]
         assert {"/v2/models/{model}/infer", "/v1/models/{model}:predict", "/v2/repository/index"} <= set(
             paths
         )
-        assert ("/predictions/{model}" in paths) is ("/predict" in paths) is (base == url)
+        assert ("/predictions/{model}" in paths) is ("/predict" in paths) is (base != graph[0])
         for path, operations in paths.items():
             for method, operation in operations.items():
                 named = path
