@@ -50,7 +50,7 @@ class TracedServer(Server):
         url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/predict"
         content = {"image": base64.b64encode(EXAMPLE.read_bytes()).decode()}
         await asyncio.to_thread(requests.post, url, json=content, timeout=30)
-        while self.server_state.connections:  # noqa: ASYNC110 its end is no part of the next one
+        while self.server_state.connections:  # noqa: ASYNC110 it must end before the trace begins
             await asyncio.sleep(0.01)
         sys.setprofile(self._note)
         await asyncio.to_thread(requests.post, url, json=content, timeout=30)

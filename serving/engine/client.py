@@ -283,10 +283,8 @@ class EngineClient:
             if outcome:
                 future.set_result(outcome)
             else:
-                failure_is_client_error = memory.layout.signatures[
-                    memory.signature[slot]
-                ].failure_is_client_error
-                future.set_exception(error_for(state, failure_is_client_error))
+                signature = memory.layout.signatures[memory.signature[slot]]
+                future.set_exception(error_for(state, signature.failure_is_client_error))
         memory.discard(slot)
         self._release(slot)
 

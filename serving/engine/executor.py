@@ -195,15 +195,12 @@ class BatchExecutor:
             # the batch's future keeps the error, whose traceback would keep the tensors that did not fit
             error.__traceback__ = error.__cause__ = error.__context__ = None
         except Exception as error:
-            memory = self._memory
-            failure_is_client_error = memory.signatures[
-                memory.signature[slots[0]]
-            ].signature.failure_is_client_error
+            is_client_error = self._signature_slots(slots).signature.failure_is_client_error
             if len(slots) > 1:
-                level = "info" if failure_is_client_error else "warning"
+                level = "info" if is_client_error else "warning"
                 logger().log(LEVELS[level], "a batch failed, its items are tried alone", size=len(slots))
                 parts = [[slot] for slot in slots]
-            elif failure_is_client_error:
+            elif is_client_error:
                 reason = " ".join(str(error).split())[:MAX_REASON]
                 logger().info("an item cannot be computed", reason=reason)
             else:
@@ -212,13 +209,17 @@ class BatchExecutor:
             self._free_buffers.append(batch.buffer)
         return None, parts
 
+    def _signature_slots(self, slots: list[int]) -> SignatureSlots:
+        """Returns the tensors of the signature that the slots of a batch share."""
+        return self._memory.signatures[self._memory.signature[slots[0]]]
+
     def _write(self, slots: list[int], outputs: Sequence[Array]) -> None:
         """Writes outputs, each [slots, ...], into the slots and reports them.
 
         Where the signature says so, they must be finite, or their slots are FAILED.
         """
         memory = self._memory
-        each = memory.signatures[memory.signature[slots[0]]]
+        each = self._signature_slots(slots)
         finished = time.monotonic()
         usable = np.ones(len(slots), bool)
         if each.signature.checks_finite:
@@ -253,7 +254,7 @@ class BatchExecutor:
         Returns the batch in parts of the new cap, or no parts if it was a single input.
         """
         memory = self._memory
-        size = self._padded_count(memory.signatures[memory.signature[slots[0]]].signature, len(slots))
+        size = self._padded_count(self._signature_slots(slots).signature, len(slots))
         memory.out_of_memory[self._index] += 1
         cap = min(self._queue.cap, batch_sizes.halved(size, self.buckets))
         logger().warning("out of device memory", size=size, cap=cap, reason=reason, worker=self._index)
@@ -271,7 +272,7 @@ class BatchExecutor:
         batch has no more elements than warm-up found to pay. The batch with the oldest item comes first.
         """
         memory = self._memory
-        each = memory.signatures[memory.signature[slots[0]]]
+        each = self._signature_slots(slots)
         signature = each.signature
         most = signature.batch_size or self._queue.cap
         if not signature.input_axes:
@@ -302,7 +303,7 @@ class BatchExecutor:
         Returns a function that computes their outputs, each [slots, ...].
         """
         memory = self._memory
-        each = memory.signatures[memory.signature[slots[0]]]
+        each = self._signature_slots(slots)
         signature = each.signature
         size = self._padded_count(signature, len(slots))
         is_only_request = self.all_cores_backend is not None and sum(memory.in_flight) <= 1

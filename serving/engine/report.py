@@ -48,9 +48,14 @@ class WorkerReport(Profile):
     """What `auto` has chosen their number by."""
 
     @property
+    def device_type(self) -> str:
+        """Returns `cpu` or `cuda`; all workers of an engine have the same."""
+        return self.info.device.partition(":")[0]
+
+    @property
     def on_gpu(self) -> bool:
         """Whether the workers compute on a GPU."""
-        return self.info.device != "cpu"
+        return self.device_type != "cpu"
 
     @property
     def slowest_ms(self) -> float:

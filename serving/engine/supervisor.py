@@ -206,7 +206,7 @@ class Supervisor:
         return WorkerArgs(
             index=process.index,
             parent=os.getpid(),
-            device=self._report.info.device.partition(":")[0] if self._report else self._settings.device,
+            device=self._report.device_type if self._report else self._settings.device,
             backend=self._backend,
             model_dir=str(self._model.path),
             version=self._model.description.version,
@@ -225,9 +225,9 @@ class Supervisor:
         if self._report is None:
             self._report = report
             report.web_processes = self.layout.frontends
-        device, first = report.info.device, self._report.info.device
-        if device.partition(":")[0] != first.partition(":")[0]:
-            self._fail_start(f"one worker runs on {first}, another on {device}: {report.info}")
+        if report.device_type != self._report.device_type:
+            first, other = self._report.device_type, report.device_type
+            self._fail_start(f"one worker runs on {first}, another on {other}: {report.info}")
             return
         if report.gpu_uuid:
             self._gpus.watch(process.index, process.gpu, report.gpu_uuid)

@@ -81,6 +81,7 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
     paths = schema["paths"]
     of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
     entry = (of_requests or [*entries.values()])[-1]
+    values = example_values(entry, task)
     for path, operations in paths.items():
         for method, operation in operations.items():
             operation["operationId"] = re.sub(r"\W+", "_", f"{method}{path}").strip("_")
@@ -88,7 +89,7 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
             content = operation.get("requestBody", {}).get("content", {})
             for body in content.values():
                 body["schema"] = hoisted(schema, body["schema"])
-            if content and (values := example_values(entry, task)):
+            if content and values:
                 add_example(path, content, values, task.json_example)
     if task.request_signature is None:
         for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too

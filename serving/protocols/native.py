@@ -131,13 +131,8 @@ def predict_router(pipeline: Pipeline) -> APIRouter:
         """
         model = pipeline.service.active
         inline_bytes = model.task.inline_limit if model.task.list_fields else None
-
-        def decode(body: bytes) -> NativeCall:
-            asked = request.query_params.get("top_k")
-            top_k = parse_number(asked, "top_k", model.task.most_candidates)
-            return decoded(model, body, request.headers.get("content-type"), top_k)
-
-        call, answer = await pipeline.http(request, model, decode, inline_bytes=inline_bytes)
+        read = partial(decode, model, request)
+        call, answer = await pipeline.http(request, model, read, inline_bytes=inline_bytes)
         task, with_top = answer.task, call.with_top
         answers = [task.to_json(candidates, with_top) for candidates in answer.candidates]
         return json_response(answers if call.is_list else answers[0])
@@ -153,11 +148,13 @@ class NativeCall(Call):
     with_top: bool = False
 
 
-def decoded(model: ServedModel, body: bytes, content_type: str | None, top_k: int | None) -> NativeCall:
-    """Returns the call that a body makes. Raises RequestError.
+def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
+    """Returns the call that a request with this body makes. Raises RequestError.
 
     The body itself is only read here where it may have lists; else it is where its input is prepared.
     """
+    top_k = parse_number(request.query_params.get("top_k"), "top_k", model.task.most_candidates)
+    content_type = request.headers.get("content-type")
     find = partial(fields_from_body, model.task, body, content_type, lists=True)
     inputs, rows = [Input(len(body), find)], None
     if model.task.list_fields:

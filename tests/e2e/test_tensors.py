@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ async def engine(
 
 
 @pytest.fixture(scope="module")
-async def shared(
+async def service(
     fake_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[InferenceService]:
     """A service for the tests that hold and count nothing, and crash no worker."""
@@ -199,19 +199,18 @@ async def test_one_poisonous_tensor_fails_alone(
 
 
 async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
-    shared: InferenceService,
+    service: InferenceService,
 ) -> None:
-    async with nullcontext(shared) as service:
-        poison = command_tensor(failure=Failure.RAISE)
-        with pytest.raises(InternalError):
-            await service.active.infer([tensors(command_tensor(), poison, poison)], within())
-        files = (command(), b"no picture", b"neither")
-        pictures = [picture(data) for data in files]
-        with pytest.raises(InvalidImageError) as caught:
-            await service.active.predict(pictures, 1, within())
-        assert caught.value.detail.startswith("element 1: not a JPEG")
-        await until(lambda: free_slots(service) == 16)
-        assert classes(await service.active.infer([numbered(2)], within())) == [2]
+    poison = command_tensor(failure=Failure.RAISE)
+    with pytest.raises(InternalError):
+        await service.active.infer([tensors(command_tensor(), poison, poison)], within())
+    files = (command(), b"no picture", b"neither")
+    pictures = [picture(data) for data in files]
+    with pytest.raises(InvalidImageError) as caught:
+        await service.active.predict(pictures, 1, within())
+    assert caught.value.detail.startswith("element 1: not a JPEG")
+    await until(lambda: free_slots(service) == 16)
+    assert classes(await service.active.infer([numbered(2)], within())) == [2]
 
 
 async def test_a_worker_that_dies_costs_no_tensor(
@@ -268,44 +267,39 @@ async def test_a_request_is_admitted_whole_or_not_at_all(
 
 
 async def test_logits_of_tensors_need_not_be_finite(
-    shared: InferenceService,
+    service: InferenceService,
 ) -> None:
-    async with nullcontext(shared) as service:
-        found = await service.active.infer(
-            [tensors(command_tensor(failure=Failure.NOT_FINITE))], within()
-        )
-        assert not np.isfinite(found.arrays[0]).all()
-        with pytest.raises(InvalidTensorError, match="element 0"):
-            service.active.check_finite(found)
+    found = await service.active.infer([tensors(command_tensor(failure=Failure.NOT_FINITE))], within())
+    assert not np.isfinite(found.arrays[0]).all()
+    with pytest.raises(InvalidTensorError, match="element 0"):
+        service.active.check_finite(found)
 
 
 async def test_a_tensor_of_another_shape_is_refused(
-    shared: InferenceService,
+    service: InferenceService,
 ) -> None:
-    async with nullcontext(shared) as service:
-        with pytest.raises(InvalidTensorError, match="shape"):
-            await service.active.infer([numbered(1)[:, :, :4]], within())
-        assert free_slots(service) == 16
+    with pytest.raises(InvalidTensorError, match="shape"):
+        await service.active.infer([numbered(1)[:, :, :4]], within())
+    assert free_slots(service) == 16
 
 
 @pytest.mark.parametrize("runs_inline", [True, False])
 async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
-    monkeypatch: pytest.MonkeyPatch, shared: InferenceService, runs_inline: bool
+    monkeypatch: pytest.MonkeyPatch, service: InferenceService, runs_inline: bool
 ) -> None:
     threads: list[threading.Thread] = []
-    async with nullcontext(shared) as service:
-        task = service.active.task
-        preprocess, postprocess = task.preprocess, task.postprocess
+    task = service.active.task
+    preprocess, postprocess = task.preprocess, task.postprocess
 
-        def prepared(fields: Fields, inspected: object | None = None) -> Prepared:
-            return replace(preprocess(fields, inspected), runs_inline=runs_inline)
+    def prepared(fields: Fields, inspected: object | None = None) -> Prepared:
+        return replace(preprocess(fields, inspected), runs_inline=runs_inline)
 
-        def answers(*arguments: Any) -> list[Candidate]:
-            threads.append(threading.current_thread())
-            return postprocess(*arguments)
+    def answers(*arguments: Any) -> list[Candidate]:
+        threads.append(threading.current_thread())
+        return postprocess(*arguments)
 
-        monkeypatch.setattr(task, "preprocess", prepared)
-        monkeypatch.setattr(task, "postprocess", answers)
-        found = await service.active.predict([picture(command(class_index=4))], 1, within())
+    monkeypatch.setattr(task, "preprocess", prepared)
+    monkeypatch.setattr(task, "postprocess", answers)
+    found = await service.active.predict([picture(command(class_index=4))], 1, within())
     assert found.candidates[0][0]["index"] == 4
     assert [thread is threading.main_thread() for thread in threads] == [runs_inline]

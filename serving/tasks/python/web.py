@@ -93,7 +93,8 @@ class PythonRequests(Task):
             raise InvalidJsonError("the body is empty")
         if len(data) > self._most:
             raise PayloadTooLargeError(f"the request has more than {self._most} bytes")
-        check_json(data)
+        if JSON_BODY in fields:
+            check_json(data)
         return Prepared([[np.frombuffer(data, np.uint8)]])
 
     def postprocess(
