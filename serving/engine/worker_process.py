@@ -48,8 +48,8 @@ class WorkerProcess:
     hung_since: float | None = None
     """Time of the first check that found its heartbeat too old; None while the heartbeat is fresh."""
 
-    core_wait_s: dict[int, float] = field(default_factory=dict)
-    """Seconds for which each of its threads had waited for a core at `hung_since`."""
+    thread_times: dict[int, cpus.ThreadTimes] = field(default_factory=dict)
+    """The times of its threads at `hung_since`."""
 
     crashes: int = 0
     """Deaths in a row after it was ready; a long life resets the count."""
@@ -108,12 +108,11 @@ class WorkerProcess:
             self.hung_since = None
             return False
         if self.hung_since is None:
-            self.hung_since, self.core_wait_s = now, cpus.core_wait_s(self.popen.pid)
-        if now - self.hung_since < grace_s:
+            self.hung_since, self.thread_times = now, cpus.thread_times(self.popen.pid)
+        elapsed = now - self.hung_since
+        if elapsed < grace_s:
             return False
-        waits_now = cpus.core_wait_s(self.popen.pid).items()
-        waits = [seconds - self.core_wait_s.get(thread, seconds) for thread, seconds in waits_now]
-        return now - self.hung_since - max(waits, default=0.0) >= grace_s
+        return elapsed - cpus.core_wait_s(self.popen.pid, self.thread_times, elapsed) >= grace_s
 
     def heartbeat_age(self, memory: Memory, now: float) -> float:
         """Returns for how many seconds it has computed one batch, or not answered while idle.

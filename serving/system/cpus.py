@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
 _granted = math.inf
@@ -43,18 +44,47 @@ def usable(cgroup: Path = CGROUP) -> int:
     return max(1, math.floor(min(quota(cgroup), _granted, affinity) + 0.5))
 
 
-def core_wait_s(process: int) -> dict[int, float]:
-    """Returns by thread id for how many seconds a process's threads were ready but had no core.
+class ThreadTimes(NamedTuple):
+    """What the kernel has counted of a thread until now."""
+
+    on_core_s: float
+    waited_s: float
+    """Ready without a core; a wait is counted when it ends."""
+
+    ready: bool
+    """It runs now, or waits for a core."""
+
+
+def thread_times(process: int) -> dict[int, ThreadTimes]:
+    """Returns the times of a process's threads, by thread id.
 
     Empty on other systems than Linux, and for a process that has ended.
     """
-    seconds = {}
+    times = {}
     with contextlib.suppress(OSError):  # not on Linux, or it has just ended
         for thread in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
-                nanoseconds = int((thread / "schedstat").read_text().split()[1])
-                seconds[int(thread.name)] = nanoseconds / 1e9
-    return seconds
+                on_core, waited = (thread / "schedstat").read_text().split()[:2]
+                state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+                times[int(thread.name)] = ThreadTimes(
+                    int(on_core) / 1e9, int(waited) / 1e9, state == "R"
+                )
+    return times
+
+
+def core_wait_s(process: int, since: dict[int, ThreadTimes], elapsed_s: float) -> float:
+    """Returns the longest time that one of a process's threads waited for a core, in seconds.
+
+    `since` are its threads' times `elapsed_s` ago; a thread begun in between does not count. One that is
+    ready now, but had no core for most of this time, is still in a wait that is not counted yet.
+    """
+    waits = [0.0]
+    for thread, now in thread_times(process).items():
+        if before := since.get(thread):
+            waits.append(now.waited_s - before.waited_s)
+            if now.ready:
+                waits.append(elapsed_s - (now.on_core_s - before.on_core_s))
+    return max(waits)
 
 
 def lower_priority(steps: int = 5) -> None:

@@ -17,6 +17,7 @@ from serving.engine.worker_args import WorkerArgs
 from serving.engine.worker_process import WorkerProcess, describe_exit
 from serving.settings import Settings
 from serving.system import cpus
+from tests.servers import wait_for
 from tests.unit.serving.engine.conftest import LAYOUT
 
 
@@ -28,33 +29,47 @@ def place() -> Iterator[WorkerProcess]:
         popen.kill()
 
 
-def test_a_worker_counts_as_hung_at_a_second_look_only(place: WorkerProcess) -> None:
+def test_a_worker_counts_as_hung_at_a_second_look_only(
+    place: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.system.cpus.thread_times", lambda _: {})
     assert not place.is_hung(True, 100.0, 0.5)  # all processes may just have been paused
     assert not place.is_hung(True, 100.2, 0.5)
     assert not place.is_hung(False, 100.4, 0.5)
     assert not place.is_hung(True, 100.6, 0.5)
-    assert place.is_hung(True, 101.2 + 60, 0.5)  # it may have waited for a core, but not for a minute
+    assert place.is_hung(True, 101.2, 0.5)
 
 
 def test_a_worker_that_gets_no_core_does_not_count_as_hung(
     place: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited = {1: 5.0, 2: 7.0}
-    monkeypatch.setattr("serving.system.cpus.core_wait_s", lambda _: dict(waited))
+    def times(**threads: tuple[float, float, bool]) -> None:
+        by_id = {int(name[1:]): cpus.ThreadTimes(*values) for name, values in threads.items()}
+        monkeypatch.setattr("serving.system.cpus.thread_times", lambda _: by_id)
+
+    times(t1=(0, 5.0, False), t2=(0, 7.0, False))
     assert not place.is_hung(True, 100.0, 0.5)
-    waited |= {1: 5.9, 3: 8.0}  # the third one has just begun
+    times(t1=(0, 5.9, False), t2=(0, 7.0, False), t3=(0, 8.0, True))  # the third one has just begun
     assert not place.is_hung(True, 101.0, 0.5)
+    assert place.is_hung(True, 101.5, 0.5)
+    times(t1=(0.1, 5.0, True), t2=(0, 7.0, False))  # still in its wait, which is not counted yet
+    assert not place.is_hung(True, 101.5, 0.5)
+    times(t1=(1.5, 5.0, True), t2=(0, 7.0, False))  # it has a core, and does not end
     assert place.is_hung(True, 101.5, 0.5)
 
 
-def test_the_wait_for_a_core_is_known(place: WorkerProcess) -> None:
+def test_the_times_of_threads_are_known(place: WorkerProcess) -> None:
     if not Path("/proc/self/schedstat").exists():
-        pytest.skip("this kernel does not count it")
-    assert place.popen
-    assert set(cpus.core_wait_s(place.popen.pid)) == {place.popen.pid}
-    place.popen.kill()
-    place.popen.wait()
-    assert cpus.core_wait_s(place.popen.pid) == {}
+        pytest.skip("this kernel does not count them")
+    own = cpus.thread_times(os.getpid())[os.getpid()]
+    assert own.ready
+    assert own.on_core_s > 0
+    program = place.popen
+    assert program
+    wait_for(lambda: not cpus.thread_times(program.pid)[program.pid].ready)  # it waits for input
+    program.kill()
+    program.wait()
+    assert cpus.thread_times(program.pid) == {}
 
 
 @pytest.mark.parametrize("delay_us", [0, 500_000])
