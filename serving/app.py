@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
 from serving import __version__
 from serving.engine.provider import EngineProvider, LocalEngine
-from serving.http.middleware import AccessLogMiddleware, ErrorMiddleware, HeadMiddleware
-from serving.http.responses import ErrorResponses
+from serving.http.middleware import (
+    AccessLogMiddleware,
+    ErrorMiddleware,
+    ErrorResponse,
+    text_error,
+)
 from serving.inference.service import InferenceService
 from serving.logging import configure_logging
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.protocols import admin, native, tfserving, torchserve
-from serving.protocols.admission import Admission
 from serving.protocols.catalog import ModelCatalog
 from serving.protocols.documentation import describe_model
 from serving.protocols.pipeline import Pipeline
@@ -57,7 +61,7 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     metrics = Metrics(provider.shares_ports)
     model = Model.read_checked(settings.model_dir, settings.model_sha256)
     service = InferenceService(model, settings, metrics, provider)
-    pipeline, catalog = Pipeline(service, Admission(settings)), ModelCatalog(service)
+    pipeline, catalog = Pipeline(service), ModelCatalog(service)
     tcp = TcpServer(pipeline)
     tracer = make_tracer(settings)
 
@@ -79,9 +83,12 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     )
     app.state.service = service
     app.openapi = partial(document, app, service, catalog)  # type: ignore[method-assign]
-    errors = ErrorResponses()
+    errors: dict[str, ErrorResponse] = {}
     for router in routers(pipeline, catalog, errors):
         app.router.routes.extend(router.routes)  # `include_router` adds a layer to every request: 20 us
+    for route in app.router.routes:
+        if isinstance(route, APIRoute) and route.methods == {"GET"}:
+            route.methods.add("HEAD")  # answered as GET; the HTTP server leaves the body out
     app.middleware_stack = middleware_stack(app, settings, metrics, errors, tracer)
     return app
 
@@ -99,7 +106,7 @@ def middleware_stack(
     app: FastAPI,
     settings: Settings,
     metrics: Metrics,
-    errors: ErrorResponses,
+    errors: dict[str, ErrorResponse],
     tracer: "Tracer | None",
 ) -> ASGIApp:
     """Returns the layers around the router, in place of FastAPI's: one of them answers all errors."""
@@ -112,10 +119,12 @@ def middleware_stack(
             allow_headers=CORS_REQUEST_HEADERS,
             expose_headers=CORS_RESPONSE_HEADERS,
         )
-    return AccessLogMiddleware(HeadMiddleware(stack), metrics, tracer)
+    return AccessLogMiddleware(stack, metrics, tracer)
 
 
-def routers(pipeline: Pipeline, catalog: ModelCatalog, errors: ErrorResponses) -> Iterator[APIRouter]:
+def routers(
+    pipeline: Pipeline, catalog: ModelCatalog, errors: dict[str, ErrorResponse]
+) -> Iterator[APIRouter]:
     """Yields the paths of the native API and of the protocols that are on; adds their errors' shapes."""
     settings = pipeline.service.settings
     yield native.create_router(pipeline)
@@ -123,14 +132,13 @@ def routers(pipeline: Pipeline, catalog: ModelCatalog, errors: ErrorResponses) -
         yield admin.create_router(pipeline, settings.admin_key)
     if "v2" in settings.protocols:
         yield v2.create_router(pipeline, catalog)
-        errors.add("v2", v2.error_response)
+        errors["v2"] = text_error
     if "tfserving" in settings.protocols:
         yield tfserving.create_router(pipeline, catalog)
-        errors.add(tfserving.SEGMENT, tfserving.error_response)
+        errors[tfserving.SEGMENT] = text_error
     if "torchserve" in settings.protocols:
         yield torchserve.create_router(pipeline, catalog)
-        for segment in torchserve.SEGMENTS:
-            errors.add(segment, torchserve.error_response)
+        errors |= dict.fromkeys(torchserve.SEGMENTS, torchserve.error_response)
 
 
 def grpc_server(

@@ -1,17 +1,18 @@
-"""Reads a request's body within its limits, its JSON and its forms; the protocols call it.
+"""Bodies of requests, read within their limits, and of answers: JSON, forms, gzip and deflate.
 
-Also gzip and deflate of whole bodies, both ways; a body that unpacks to more than its limit is refused.
+A body that unpacks to more than its limit is refused. The protocols call this.
 """
 
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
-from fastapi import Request
+import orjson
+from fastapi import Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
@@ -35,7 +36,6 @@ FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of zero, RFC 9110
 LARGE = 64 * 1024  # bytes; more is a thread's work
 FAST = 1
 WORTH_IT = 512  # bytes; a smaller answer travels in one packet anyway
-
 
 HALF_SURROGATE = re.compile(rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])")
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
@@ -140,11 +140,25 @@ def decode_json(
         raise InvalidJsonError(f"the {name} is not JSON: {error}"[:200]) from error
 
 
+def dump_json(content: Any) -> bytes:
+    """Returns JSON. Whole numbers keep all their digits: orjson has no more than 64 bits."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        return msgspec.json.encode(content)
+
+
+def json_response(
+    content: dict[str, Any] | list[dict[str, Any]],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Returns `content`, anything that `dump_json` takes, as application/json."""
+    return Response(dump_json(content), status, headers, "application/json")
+
+
 def file_from_form(
-    body: bytes,
-    boundary: bytes | None,
-    fields: Sequence[str],
-    nameless: bool = False,
+    body: bytes, boundary: bytes | None, fields: Sequence[str], nameless: bool = False
 ) -> bytes:
     """Returns the one file in one of these fields of a multipart form (RFC 7578).
 

@@ -1,13 +1,17 @@
-"""The layers around every HTTP request, from the outside in: access log, HEAD, (CORS,) errors.
+"""The layers around every HTTP request, from the outside in: access log, (CORS,) errors.
 
 `app.create_app` stacks them in place of FastAPI's own, which answer errors in two more places.
 """
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from fastapi import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serving.errors import ServingError
+from serving.http.body import json_response
 from serving.http.request_context import (
     CLIENT_GONE,
     QUIET_PATHS,
@@ -16,11 +20,13 @@ from serving.http.request_context import (
     record,
     to_client_error,
 )
-from serving.http.responses import ErrorResponses
 from serving.metrics import Metrics
 
 if TYPE_CHECKING:
     from serving.http.tracing import Tracer
+
+ErrorResponse = Callable[[ServingError, RequestContext], Response]
+"""Makes the answer for an error, in a protocol's shape."""
 
 
 class AccessLogMiddleware:
@@ -81,28 +87,11 @@ def header(scope: Scope, wanted: bytes) -> bytes | None:
     return next((value for name, value in scope["headers"] if name == wanted), None)
 
 
-class HeadMiddleware:
-    """Answers HEAD as GET; the HTTP server leaves the body out."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes everything on; the server's own scope still says HEAD."""
-        if scope.get("method") != "HEAD":
-            await self.app(scope, receive, send)
-            return
-        as_get = {**scope, "method": "GET"}
-        try:
-            await self.app(as_get, receive, send)
-        finally:
-            scope["route"] = as_get.get("route")
-
-
 class ErrorMiddleware:
     """Answers every exception of a handler or of the router, in the shape of the path's protocol."""
 
-    def __init__(self, app: ASGIApp, responses: ErrorResponses) -> None:
+    def __init__(self, app: ASGIApp, responses: Mapping[str, ErrorResponse]) -> None:
+        """`responses` has the shapes other than the native one, by the first segment of the path."""
         self.app = app
         self.responses = responses
 
@@ -118,6 +107,19 @@ class ErrorMiddleware:
             answer = to_client_error(error, context)
             if context.status:
                 raise
-            response = self.responses.response(scope["path"], answer, context)
+            first_segment = scope["path"].removeprefix("/").partition("/")[0]
+            response = self.responses.get(first_segment, native_error)(answer, context)
         if response is not None:  # outside of `except`: the traceback holds the request's body
             await response(scope, receive, send)
+
+
+def native_error(error: ServingError, context: RequestContext) -> Response:
+    """Returns `{"detail", "code", "request_id"}` with the error's status and headers."""
+    body = {"detail": error.detail, "code": error.code, "request_id": context.request_id}
+    return json_response(body, error.status, error.headers)
+
+
+def text_error(error: ServingError, _: RequestContext) -> Response:
+    """Returns `{"error": "..."}`; protocols of this shape have 400 for every request that is wrong."""
+    status = 400 if error.status == 422 else error.status
+    return json_response({"error": error.detail}, status, error.headers)

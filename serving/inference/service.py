@@ -1,9 +1,8 @@
 """The models in service, for all protocols of a web process: start, versions, readiness, end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 from serving.engine import topology
 from serving.engine.provider import EngineHandle, EngineProvider
@@ -15,8 +14,6 @@ from serving.logging import logger
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
-
-T = TypeVar("T")
 
 
 class InferenceService:
@@ -30,7 +27,9 @@ class InferenceService:
         self.metrics = metrics
         self.provider = provider
         self._active: ServedModel | None = None
-        self._threads = ThreadPool(topology.decoding_threads(settings))
+        self.threads = ThreadPool(topology.decoding_threads(settings))
+        """Threads for blocking work: as many as cores."""
+
         self._not_ready = False
         self._draining = False
         self._switching = asyncio.Lock()
@@ -39,7 +38,7 @@ class InferenceService:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serves from the moment when the workers are ready until the block ends."""
-        self._threads.start()
+        self.threads.start()
         await self.adopt(await self.provider.first())
         try:
             yield
@@ -49,11 +48,11 @@ class InferenceService:
             if active:
                 active.client.close()
                 await active.handle.release()
-            self._threads.close()
+            self.threads.close()
 
     async def adopt(self, handle: EngineHandle) -> None:
         """Puts an engine into service; returns when its predecessor has answered all it had taken."""
-        new = ServedModel(handle, self.settings, self.metrics, self._threads)
+        new = ServedModel(handle, self.settings, self.metrics, self.threads)
         new.draining = self._draining
         new.client.open()
         old, self._active = self._active, new
@@ -150,7 +149,3 @@ class InferenceService:
     def _check_not_draining(self) -> None:
         if self._draining:
             raise DrainingError("the service is shutting down")
-
-    async def run_on_thread(self, work: Callable[[], T], bulk: bool) -> T:
-        """Runs blocking work on one of the preprocessing threads: there are as many as cores."""
-        return await self._threads.run(work, bulk)

@@ -6,11 +6,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, SecretStr
 
-from serving.http.body import decode_json
-from serving.http.responses import json_response
-from serving.protocols.admission import DirectRoute, KeyCheck
+from serving.http.body import decode_json, json_response
 from serving.protocols.documentation import documented_errors
-from serving.protocols.pipeline import Pipeline
+from serving.protocols.pipeline import DirectRoute, KeyCheck, Pipeline
 
 VERSION = "^[1-9][0-9]{0,9}$"
 BODY: dict[str, Any] = {
@@ -56,7 +54,7 @@ def create_router(pipeline: Pipeline, key: SecretStr) -> APIRouter:
         Answers when the version before has answered all it had accepted, and is gone.
         """
         check_key.check(request.headers.get("authorization", ""))
-        async with pipeline.admission.body(request) as content:
+        async with pipeline.reader.read(request) as content:
             wanted: VersionRequest = decode_json(REQUEST, content)
         version = await pipeline.service.load_version(wanted.version)
         return json_response({"version": version})

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequestError, InvalidTensorError
-from serving.http.body import decode_json
-from serving.http.responses import dump_json
+from serving.http.body import decode_json, dump_json
 from serving.inference.served_model import Answer, Input, check_count
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.datatypes import BYTES, DTYPES

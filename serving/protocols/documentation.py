@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from serving.http.responses import dump_json
-from serving.protocols.admission import KeyCheck
+from serving.http.body import dump_json
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.pipeline import KeyCheck
 from serving.tasks.base import Schema, Task, json_value
 from serving.tensors import EXAMPLE_LENGTHS
 
@@ -83,6 +83,7 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
     entry = (of_requests or [*entries.values()])[-1]
     values = example_values(entry, task)
     for path, operations in paths.items():
+        operations.pop("head", None)  # the same as GET
         for method, operation in operations.items():
             operation["operationId"] = re.sub(r"\W+", "_", f"{method}{path}").strip("_")
             fill_in(operation, entry)

@@ -10,12 +10,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 from serving.description import ImagePipeline, TextPipeline, Thresholds
-from serving.http.responses import json_response
+from serving.http.body import json_response
 from serving.inference.served_model import Input, ServedModel
-from serving.protocols.admission import DirectRoute, parse_number
 from serving.protocols.documentation import documented_errors
 from serving.protocols.fields import fields_from_body, rows_of
-from serving.protocols.pipeline import Call, Pipeline
+from serving.protocols.pipeline import Call, DirectRoute, Pipeline, parse_number
 
 
 class HealthResponse(BaseModel):
@@ -122,7 +121,7 @@ def predict_router(pipeline: Pipeline) -> APIRouter:
         "/predict",
         summary="Ask the model",
         responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
-        dependencies=pipeline.admission.check_key.documented(),
+        dependencies=pipeline.check_key.documented(),
     )
     async def predict(request: Request) -> Response:
         """Send JSON; a request of one field may also be the body itself, or a form's field.

@@ -39,9 +39,8 @@ from serving.errors import (
     SlowBodyError,
     UnauthorizedError,
 )
-from serving.http.body import decode_json
+from serving.http.body import decode_json, dump_json
 from serving.http.request_context import CLIENT_GONE, RequestContext, choose_id, record, to_client_error
-from serving.http.responses import dump_json
 from serving.inference.served_model import Input, RequestOptions
 from serving.logging import logger
 from serving.protocols.fields import fields_from_body
@@ -274,7 +273,7 @@ class Connection:
         model, admitted = pipeline.service.active, self._admitted(options)
         model.refuse_if_full(admitted.bulk)
         with model:
-            async with pipeline.admission.reader.collect(self._chunks()) as body:
+            async with pipeline.reader.collect(self._chunks()) as body:
                 self._read_next()
                 given = Input(len(body), partial(fields_from_body, model.task, body, None))
                 call = Call(model, [given], top_k=options.top_k or 1)
@@ -289,7 +288,7 @@ class Connection:
 
     def _check_key(self, options: Options) -> None:
         """Raises UnauthorizedError unless a frame of this connection has brought the key."""
-        key = self._pipeline.admission.check_key
+        key = self._pipeline.check_key
         self._authorized |= key.matches((options.key or "").encode())
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")

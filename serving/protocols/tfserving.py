@@ -14,23 +14,19 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from serving.base64 import decode_base64
-from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundError, ServingError
-from serving.http.body import decode_json
-from serving.http.request_context import RequestContext
-from serving.http.responses import json_response
+from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundError
+from serving.http.body import decode_json, json_response
 from serving.inference.served_model import Answer, check_count
-from serving.protocols.admission import DirectRoute
 from serving.protocols.catalog import CatalogEntry, ColumnSpec, ModelCatalog
 from serving.protocols.columns import ColumnCall, Values, call_of, check_size, fits, json_array
 from serving.protocols.datatypes import BYTES, DATATYPES
 from serving.protocols.documentation import ErrorText, documented_call, documented_errors
 from serving.protocols.fields import commas
-from serving.protocols.pipeline import LARGE, Pipeline
+from serving.protocols.pipeline import LARGE, DirectRoute, Pipeline
 from serving.tensors import Array
 
 SEGMENT = "v1"
 SIGNATURE = "serving_default"
-STATUS = {422: 400}
 TAGS: list[str | Enum] = ["TensorFlow Serving"]
 BODY = {
     "type": "object",
@@ -57,11 +53,6 @@ class PredictRequest(msgspec.Struct):
 REQUEST = msgspec.json.Decoder(PredictRequest)
 TEXT = msgspec.json.Decoder(B64 | str)
 TEXTS = msgspec.json.Decoder(list[B64 | str])
-
-
-def error_response(error: ServingError, _: RequestContext) -> Response:
-    """Returns `{"error": "..."}`."""
-    return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
 def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
@@ -270,7 +261,7 @@ def predict_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the two paths of `:predict`."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
     content = {"application/json": {"schema": BODY}}
-    documentation = documented_call(pipeline.admission.check_key, content, ErrorText)
+    documentation = documented_call(pipeline.check_key, content, ErrorText)
 
     @router.post("/v1/models/{model}:predict", summary="Call a model", **documentation)
     @router.post(

@@ -14,16 +14,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.body import file_from_form, parsed_content_type
+from serving.http.body import file_from_form, json_response, parsed_content_type
 from serving.http.request_context import RequestContext
-from serving.http.responses import json_response
 from serving.inference.served_model import Input
 from serving.inference.service import InferenceService
-from serving.protocols.admission import DirectRoute
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.documentation import BINARY, documented_call, documented_errors
 from serving.protocols.fields import FORM, JSON, fields_from_json, value_of
-from serving.protocols.pipeline import Call, Pipeline
+from serving.protocols.pipeline import Call, DirectRoute, Pipeline
 from serving.tasks.base import Candidate, Fields, Task
 
 SEGMENTS = ("predictions", "ping", "models")
@@ -118,7 +116,7 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
 def predictions_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the paths of `/predictions`, with and without a version."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    documentation = documented_call(pipeline.admission.check_key, BODIES, TorchServeError)
+    documentation = documented_call(pipeline.check_key, BODIES, TorchServeError)
 
     both = ["POST", "PUT"]
 

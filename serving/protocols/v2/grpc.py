@@ -49,7 +49,6 @@ class Service:
         service = pipeline.service
         self.pipeline = pipeline
         self.service = service
-        self.admission = pipeline.admission
         self.catalog = catalog
         self.repository = Repository(service, catalog)
         self.reader = MessageReadLimiter(service.settings)
@@ -99,7 +98,7 @@ class Service:
             response = None
             with self.calls.recording(name, context) as outcome:
                 if kind is pb.ModelInferRequest:
-                    self.admission.check_key.check(authorization(context))
+                    self.pipeline.check_key.check(authorization(context))
                 # in no variable: gRPC keeps the frame of a call that is aborted until a collection
                 response = await answer(
                     parsed(kind, await self.reader.read(context.read)), context, outcome.own
@@ -113,7 +112,7 @@ class Service:
     async def _stream(self, _: object, context: Context) -> None:
         """Answers a stream; its requests are counted, the stream itself only where it fails."""
         try:
-            self.admission.check_key.check(authorization(context))
+            self.pipeline.check_key.check(authorization(context))
             await self.streams.serve(context, partial(self._answer_of_stream, context))
         except Exception as error:
             await self.calls.fail(STREAM, context, error)
@@ -182,10 +181,10 @@ class Service:
         """Infers. Raises ServingError."""
         entry = self.catalog.find(request.model_name, request.model_version or None)
         options = self._admit(context, entry)
-        with entry.model, self.admission.held(request.ByteSize()):
+        with entry.model, self.pipeline.reader.held(request.ByteSize()):
             decode = partial(messages.decode, request, entry, entry.model.largest_request)
             if messages.is_large(request):
-                call = await self.service.run_on_thread(decode, options.bulk)
+                call = await self.service.threads.run(decode, options.bulk)
             else:
                 call = decode()
             answer = await self.pipeline.answer(call, options)
@@ -210,15 +209,9 @@ class Service:
         return pb.RepositoryModelUnloadResponse()
 
     def _admit(self, context: Context, entry: CatalogEntry) -> RequestOptions:
-        """Admits a call as `Admission.admit` does, with the client's own deadline."""
+        """Admits a call as `Pipeline.admit` does, with the client's own deadline."""
         headers = dict(context.invocation_metadata() or ())
-        options = self.admission.admit_headers(
-            authorization(context),
-            headers.get("x-request-timeout-ms"),
-            headers.get("x-priority"),
-            entry.model,
-            entry.signature,
-        )
+        options = self.pipeline.admit(headers, entry.model, entry.signature)
         remaining = context.time_remaining()
         return options if remaining is None else options.within(max(1000, int(remaining * 1e6)))
 

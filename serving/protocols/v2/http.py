@@ -7,28 +7,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from serving.errors import ServingError
-from serving.http.body import WORTH_IT, accepted_encoding, packed
-from serving.http.request_context import RequestContext
-from serving.http.responses import json_response
+from serving.http.body import WORTH_IT, accepted_encoding, json_response, packed
 from serving.inference.service import InferenceService
-from serving.protocols.admission import DirectRoute
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.columns import ColumnCall
 from serving.protocols.documentation import BINARY, ErrorText, documented_call, documented_errors
-from serving.protocols.pipeline import LARGE, Pipeline
+from serving.protocols.pipeline import LARGE, DirectRoute, Pipeline
 from serving.protocols.v2 import codec, metadata
 from serving.protocols.v2.repository import Repository, only_ready
 
 PREFIX = "/v2"
 TAGS: list[str | Enum] = ["Open Inference Protocol"]
-STATUS = {422: 400}  # the protocol has no other number for a request that is wrong
 INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
-
-
-def error_response(error: ServingError, _: RequestContext) -> Response:
-    """Returns `{"error": "..."}`."""
-    return json_response({"error": error.detail}, STATUS.get(error.status, error.status), error.headers)
 
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
@@ -103,7 +93,7 @@ def infer_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the two infer paths, with and without a version."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
     content = {"application/json": {"schema": codec.SCHEMA}, "application/octet-stream": BINARY}
-    documentation = documented_call(pipeline.admission.check_key, content, ErrorText)
+    documentation = documented_call(pipeline.check_key, content, ErrorText)
 
     @router.post("/v2/models/{model}/infer", summary="Ask a model", **documentation)
     @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **documentation)
@@ -141,9 +131,8 @@ async def respond(request: Request, body: bytes, json_bytes: int | None) -> Resp
 def repository_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns the repository's paths. Reading is free; loading exists where an admin key is set."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    admission, service = pipeline.admission, pipeline.service
-    repository = Repository(service, catalog)
-    is_allowed = service.settings.admin_key is not None
+    repository = Repository(pipeline.service, catalog)
+    is_allowed = pipeline.service.settings.admin_key is not None
     documentation: dict[str, Any] = {  # FastAPI's own types
         "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, model=ErrorText),
         "include_in_schema": is_allowed,
@@ -156,13 +145,13 @@ def repository_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX}}}},
     )
     async def index(request: Request) -> Response:
-        async with admission.small_body(request) as content:
+        async with pipeline.small_reader.read(request) as content:
             return json_response(repository.index(only_ready(content)))
 
     @router.post("/v2/repository/models/{model}/load", summary="Serve a version", **documentation)
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
-        async with admission.body(request) as content:
+        async with pipeline.reader.read(request) as content:
             await repository.load(model, content)
         return json_response({})
 

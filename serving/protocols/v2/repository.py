@@ -10,8 +10,8 @@ import msgspec
 from serving.errors import NotSupportedError
 from serving.http.body import decode_json
 from serving.inference.service import InferenceService
-from serving.protocols.admission import KeyCheck
 from serving.protocols.catalog import ModelCatalog
+from serving.protocols.pipeline import KeyCheck
 
 MAX_VERSIONS = 1000
 Version = Annotated[int, msgspec.Meta(ge=1, le=10**10 - 1)]

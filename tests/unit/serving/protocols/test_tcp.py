@@ -51,7 +51,7 @@ def test_an_answer_that_is_late_is_no_error(data: bytes) -> None:
     async def serve() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
-        server = TcpServer(Pipeline(classifier, MagicMock()))
+        server = TcpServer(Pipeline(classifier))
         await Connection(server, reader, cast(asyncio.StreamWriter, Gone())).run()
 
     asyncio.run(serve())

@@ -8,7 +8,7 @@ import pytest
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from serving.protocols.admission import unless_disconnected
+from serving.protocols.pipeline import unless_disconnected
 
 
 class Client:
