@@ -1,6 +1,7 @@
 """Tasks: what a request means, from its fields to tensors and from tensors to its answer.
 
 A task declares the fields of its requests and answers; the protocols derive all they need from them.
+`Classification` is what tasks with classes share.
 """
 
 import base64
@@ -9,7 +10,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import pydantic
+
 from serving.model import Model
+from serving.scores import ACTIVATIONS, best
 from serving.settings import Settings
 from serving.tensors import Array, Item, Signature
 
@@ -198,3 +202,54 @@ class Task:
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
         """Returns the JSON of an answer; `with_top` adds all candidates."""
         raise NotImplementedError
+
+
+class LabelProbability(pydantic.BaseModel):
+    """One class."""
+
+    label: str
+    probability: float = pydantic.Field(ge=0, le=1, json_schema_extra={"format": "float"})
+
+
+class PredictResponse(pydantic.BaseModel):
+    """The most probable class; `top` only when `top_k` was asked for."""
+
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={"example": {"prediction": "Bread", "probability": 0.97}}
+    )
+
+    prediction: str
+    probability: float = pydantic.Field(ge=0, le=1)
+    top: list[LabelProbability] | None = pydantic.Field(default=None, description="Most probable first.")
+
+
+class Classification(Task):
+    """Softmax or sigmoid, and the best classes of the only item's logits."""
+
+    answer_schema = PredictResponse.model_json_schema()
+    answer = fields_of(LabelProbability.model_json_schema())
+
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        text = parts.model.description.text
+        self.labels = parts.model.labels
+        self.most_candidates = len(self.labels)
+        self._activation = ACTIVATIONS[text.activation if text else "softmax"]
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns the most probable classes."""
+        ((logits,),) = outputs
+        return [vars(score) for score in best(self.labels, logits, top_k, self._activation)]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+        """Returns the best class, and with `with_top` all candidates."""
+        first = candidates[0]
+        content = {"prediction": first["label"], "probability": first["probability"]}
+        if with_top:
+            content["top"] = [
+                {"label": candidate["label"], "probability": candidate["probability"]}
+                for candidate in candidates
+            ]
+        return content

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from serving.backends.base import Backend
-from serving.tasks.base import Fields, Prepared, TaskParts, fields_of
-from serving.tasks.classification import Classification
+from serving.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
 from serving.tasks.image.decode import INLINE_BYTES, ImageDecoder
 from serving.tasks.image.jpeg import Header
 from serving.tensors import Signature, TensorSpec

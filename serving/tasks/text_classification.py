@@ -7,8 +7,7 @@ from pydantic import BaseModel, Field
 from serving.errors import ConfigurationError, InvalidTextError, TextTooLongError
 from serving.model import Model
 from serving.task_kinds import TEXT_CLASSIFICATION, kind_of
-from serving.tasks.base import Fields, Prepared, TaskParts, fields_of
-from serving.tasks.classification import Classification
+from serving.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
 from serving.tasks.text import TextTask
 from serving.tensors import Signature, TensorSpec
 
