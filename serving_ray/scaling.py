@@ -28,8 +28,7 @@ class Load:
         Both are 0 while nothing is computed. Raises UnavailableError before the model is loaded.
         """
         model = self._service.active
-        metadata = model.metadata()
-        totals = [model.statistics(index) for index in range(len(metadata.signatures))]
+        totals = [model.statistics(index) for index in range(len(model.signatures))]
         now = (
             time.monotonic(),
             sum(batch.infer_ns for _, by_size in totals for batch in by_size.values()),
@@ -38,7 +37,7 @@ class Load:
         )
         seconds, infer_ns, queue_ns, requests = (a - b for a, b in zip(now, self._before, strict=True))
         self._before = now
-        workers = max(1, metadata.ready_instances)
+        workers = max(1, model.ready_instances)
         return {
             "busy": max(0.0, infer_ns / 1e9 / workers / max(seconds, 1e-9)),
             "queue_s": max(0.0, queue_ns / 1e9 / max(requests, 1)),

@@ -93,8 +93,7 @@ class Slots:
 
     def extend(self, count: int, bulk: bool) -> None:
         """Takes as many more slots, all or none. Raises OverloadedError."""
-        if count:
-            self.indices += self.client.acquire(bulk, count).indices
+        self.indices += self.client.acquire(bulk, count).indices
 
     async def submit(
         self, signature: int, items: Sequence[Item], deadline: float, bulk: bool

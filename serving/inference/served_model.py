@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from serving.description import ModelDescription
 from serving.engine import gpu_monitor
 from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import Health
@@ -35,7 +34,7 @@ from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.base import Candidate, Fields, Prepared, Task
 from serving.tasks.registry import task_of
-from serving.tensors import Array, Signature
+from serving.tensors import Array
 
 SLOW = 750.0  # inputs a second; an event loop decodes more images than that of 400x300 pixels
 Prepare = Callable[[], Awaitable[list[Prepared]]]
@@ -59,10 +58,6 @@ class RequestOptions:
     bulk: bool = False
     """Whether it gives way to all other requests."""
 
-    def deadline(self) -> float:
-        """Returns the deadline, a time of time.monotonic(), counted from now: the body is here."""
-        return time.monotonic() + self.timeout_ms / 1000
-
     def within(self, microseconds: int) -> "RequestOptions":
         """Returns options for a request whose body asks for less time; 0 asks for no limit."""
         if not microseconds:
@@ -84,24 +79,6 @@ class Answer:
     """[items, *shape] for each output of the tensor signature; empty for a task's inputs."""
 
     timings: Timings
-
-
-@dataclass(frozen=True)
-class ModelMetadata:
-    """The model in service, as protocols describe it to their clients."""
-
-    description: ModelDescription
-    version: str
-    task: Task
-    signatures: tuple[Signature, ...]
-    backend: str
-    """Library and version, such as `onnxruntime 1.31.1`."""
-
-    on_gpu: bool
-    instances: int
-    ready_instances: int
-    batch_cap: int
-    """Largest batch that warm-up chose."""
 
 
 @dataclass(slots=True)
@@ -128,7 +105,9 @@ class ServedModel:
     ) -> None:
         self.handle = handle
         self.description = handle.model.description
+        self.report = handle.report
         self.signatures = handle.fds.layout.signatures
+        self.instances = handle.fds.layout.workers
         self.draining = False
         """Whether new requests are refused, because the service ends."""
 
@@ -137,15 +116,15 @@ class ServedModel:
         self._largest_body = settings.max_body_bytes
         self._requests = 0
         self._left: asyncio.Event | None = None
-        self.task = task_of(handle.model, settings, handle.report.schemas, self.signatures)
+        self.task = task_of(handle.model, settings, self.report.schemas, self.signatures)
         self.client = EngineClient(handle.fds, metrics.observe_item)
         cores, wanted = cpus.usable(), throughput(handle)
-        on_gpu = handle.report.on_gpu
+        on_gpu = self.report.on_gpu
         if not on_gpu:  # the web processes and the workers have the same cores
             wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
-        self.web_processes = handle.report.web_processes
+        self.web_processes = self.report.web_processes
         self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
-            on_gpu and self.web_processes >= cores - handle.fds.layout.workers
+            on_gpu and self.web_processes >= cores - self.instances
         )
         """Whether the event loop prepares cheap inputs: where one thread a web process keeps all workers
         busy, and beside a GPU where every core has a web process already."""
@@ -199,20 +178,10 @@ class ServedModel:
 
     # what it is
 
-    def metadata(self) -> ModelMetadata:
-        """Returns the description that protocols give their clients."""
-        report = self.handle.report
-        return ModelMetadata(
-            description=self.description,
-            version=self.description.version,
-            task=self.task,
-            signatures=self.signatures,
-            backend=report.info.backend,
-            on_gpu=report.on_gpu,
-            instances=self.handle.fds.layout.workers,
-            ready_instances=self.client.memory.ready_workers[0],
-            batch_cap=report.batch_cap,
-        )
+    @property
+    def ready_instances(self) -> int:
+        """Workers that are ready to compute."""
+        return self.client.memory.ready_workers[0]
 
     def describe(self) -> dict[str, Any]:
         """Returns the content of `GET /model`."""
@@ -220,7 +189,7 @@ class ServedModel:
         fields |= {"thresholds", "accuracy"}
         if self.description.text:
             fields.add("text")
-        report, memory, task = self.handle.report, self.client.memory, self.task
+        report, memory, task = self.report, self.client.memory, self.task
         return {
             **self.description.model_dump(include=fields),
             "title": self.description.title,
@@ -229,7 +198,7 @@ class ServedModel:
             "example": task.json_example,
             "limits": {"request_bytes": self._largest_body, **task.limits},
             **asdict(report.info),
-            "instances": memory.ready_workers[0],
+            "instances": self.ready_instances,
             "web_processes": self.web_processes,
             "web_processes_reason": report.web_processes_reason,
             "max_batch_size": memory.smallest_cap or report.batch_cap,
@@ -308,12 +277,13 @@ class ServedModel:
         """
         self.check_open()
         check_count(count, self.largest_request)
-        loop, bulk = asyncio.get_running_loop(), options.bulk
-        admitted_at, deadline = time.monotonic(), options.deadline()
+        bulk = options.bulk
+        admitted_at = time.monotonic()
+        deadline = admitted_at + options.timeout_ms / 1000
         candidates: list[list[Candidate]] = []
         try:
             with self.client.acquire(bulk, count) as slots:
-                async with asyncio.timeout_at(loop.time() + deadline - admitted_at):
+                async with asyncio.timeout(options.timeout_ms / 1000):
                     prepared = await prepare()
                     items = [item for each in prepared for item in each.items]
                     if len(items) > count:

@@ -19,10 +19,7 @@ from serving.settings import Settings
 class InferenceService:
     """Holds the model in service, and switches its versions; made by `app.create_app`."""
 
-    def __init__(
-        self, model: Model, settings: Settings, metrics: Metrics, provider: EngineProvider
-    ) -> None:
-        self.model = model
+    def __init__(self, settings: Settings, metrics: Metrics, provider: EngineProvider) -> None:
         self.settings = settings
         self.metrics = metrics
         self.provider = provider

@@ -1,6 +1,6 @@
 """`/admin`: which version of the model is served. Exists only where an admin key is set."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -11,20 +11,16 @@ from serving.protocols.documentation import documented_errors
 from serving.protocols.pipeline import DirectRoute, KeyCheck, Pipeline
 
 VERSION = "^[1-9][0-9]{0,9}$"
-BODY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"version": {"type": "string", "pattern": VERSION}},
-    "required": ["version"],
-}
 
 
 class VersionRequest(msgspec.Struct):
-    """The version to serve from now on; BODY is its schema for OpenAPI."""
+    """The version to serve from now on."""
 
     version: Annotated[str, msgspec.Meta(pattern=VERSION)]
 
 
 REQUEST = msgspec.json.Decoder(VersionRequest)
+SCHEMA = msgspec.json.schema(VersionRequest)
 
 
 class VersionResponse(BaseModel):
@@ -44,7 +40,7 @@ def create_router(pipeline: Pipeline, key: SecretStr) -> APIRouter:
         response_model=VersionResponse,
         responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503),
         openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": BODY}}}
+            "requestBody": {"required": True, "content": {"application/json": {"schema": SCHEMA}}}
         },
         dependencies=check_key.documented(),
     )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from serving.http.body import dump_json
@@ -124,7 +125,7 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, li
         if sum(map(math.prod, shapes)) > MOST_ZEROS:
             return []
         return [
-            (spec, shape, zeros(shape, spec.datatype == "BOOL"))
+            (spec, shape, np.zeros(shape[1:], bool if spec.datatype == "BOOL" else int).tolist())
             for spec, shape in zip(entry.inputs, shapes, strict=True)
         ]
     example: Any = task.example  # a mapping of fields, or the one field of a Python task
@@ -143,14 +144,6 @@ def example_shape(spec: ColumnSpec) -> Iterator[int]:
     """Yields the sizes of an item; axes that vary are as long as warm-up's shortest items."""
     for size, most in zip(spec.dims, spec.limits or spec.dims, strict=True):
         yield min(EXAMPLE_LENGTHS[0], most) if size < 0 else size
-
-
-def zeros(shape: list[int], is_bool: bool) -> Any:
-    """Returns nested lists of zeros, of a batch's only item."""
-    value: Any = False if is_bool else 0
-    for size in reversed(shape[1:]):
-        value = [value] * size
-    return value
 
 
 def add_example(

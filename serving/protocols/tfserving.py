@@ -69,7 +69,15 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
     check_size(given, entry, most)
     by_rows = given is body.instances
-    count, values = (rows if by_rows else columns)(given, entry, most)
+    parts = rows(given, entry, most) if by_rows else columns(given, entry)
+    values = {
+        spec.name: column(msgspec.Raw(parts[spec.name]), spec, most)
+        for spec in entry.inputs
+        if spec.name in parts
+    }
+    count, *others = {len(content) for content in values.values()}
+    if others:
+        raise InvalidRequestError("the inputs have different numbers of rows")
     return call_of(entry, count, values, by_rows=by_rows)
 
 
@@ -118,36 +126,23 @@ def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
     return given
 
 
-def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> tuple[int, dict[str, Values]]:
-    """Parses `instances`: objects that name the inputs, or values of the only one."""
+def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> dict[str, bytes]:
+    """Returns the JSON of each input's batch in `instances`: objects of the inputs, or values of one."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
-        return joined([column(raw, only_input(entry), most)])
+        return {only_input(entry).name: bytes(raw)}
     found = decode_json(named_decoder(known_names(entry), rows=True), raw)
     check_count(len(found), most)
     values = [values_of(each, entry) for each in found]
     if any(each.keys() != values[0].keys() for each in values):
         raise InvalidRequestError("all instances need the same inputs")
-    return joined(
-        [
-            column(msgspec.Raw(b"[" + b",".join(each[spec.name] for each in values) + b"]"), spec, most)
-            for spec in entry.inputs
-            if spec.name in values[0]
-        ]
-    )
+    return {name: b"[" + b",".join(each[name] for each in values) + b"]" for name in values[0]}
 
 
-def columns(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> tuple[int, dict[str, Values]]:
-    """Parses `inputs`: an object of the inputs' columns, or the column of the only one."""
+def columns(raw: msgspec.Raw, entry: CatalogEntry) -> dict[str, bytes]:
+    """Returns the JSON of each input's batch in `inputs`: an object of them, or the only one."""
     if bytes(memoryview(raw)[:1]) != b"{":
-        return joined([column(raw, only_input(entry), most)])
-    values = values_of(decode_json(named_decoder(known_names(entry), rows=False), raw), entry)
-    return joined(
-        [
-            column(msgspec.Raw(values[spec.name]), spec, most)
-            for spec in entry.inputs
-            if spec.name in values
-        ]
-    )
+        return {only_input(entry).name: bytes(raw)}
+    return values_of(decode_json(named_decoder(known_names(entry), rows=False), raw), entry)
 
 
 def only_input(entry: CatalogEntry) -> ColumnSpec:
@@ -158,16 +153,8 @@ def only_input(entry: CatalogEntry) -> ColumnSpec:
     return entry.default_input
 
 
-def joined(found: list[tuple[str, Values]]) -> tuple[int, dict[str, Values]]:
-    """Returns the number of rows of columns, and the columns. Raises InvalidRequestError."""
-    count, *others = {len(content) for _, content in found}
-    if others:
-        raise InvalidRequestError("the inputs have different numbers of rows")
-    return count, dict(found)
-
-
-def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> tuple[str, Values]:
-    """Parses the batch of an input, and returns the input's name, too."""
+def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
+    """Parses the batch of an input. Raises InvalidJsonError or InvalidRequestError."""
     content: Values
     if spec.datatype != BYTES:
         content = numeric_column(raw, spec, most)
@@ -178,7 +165,7 @@ def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> tuple[str, Values]:
     else:  # a single text may come without brackets
         content = [element(decode_json(TEXT, raw, spec.name), spec)]
     check_count(len(content), most)
-    return spec.name, content
+    return content
 
 
 def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:

@@ -150,15 +150,15 @@ def answer(task: Task, top: Sequence[Candidate]) -> Any:
 
 def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
     """Returns what TorchServe tells of a model, as far as it has a meaning here."""
-    model = entry.model.metadata()
+    model = entry.model
     return {
         "modelName": entry.name,
         "modelVersion": entry.version,
         "modelUrl": service.settings.model_dir.name,
-        "runtime": model.backend,
+        "runtime": model.report.info.backend,
         "minWorkers": model.instances,
         "maxWorkers": model.instances,
-        "batchSize": model.batch_cap,
+        "batchSize": model.report.batch_cap,
         "maxBatchDelay": service.settings.max_queue_delay_us // 1000,
         "loadedAtStartup": True,
         "workers": [

@@ -32,7 +32,6 @@ from serving.errors import (
 from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.inference.service import InferenceService
 from serving.metrics import Metrics
-from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields, Prepared
 from serving.tasks.image_classification import IMAGE, TENSOR
@@ -62,7 +61,7 @@ async def engine(
         monkeypatch.setenv(name, value)
     chosen = Settings()
     provider = LocalEngine(chosen, planner(BACKEND, chosen))
-    service = InferenceService(Model.read(chosen.model_dir), chosen, Metrics(), provider)
+    service = InferenceService(chosen, Metrics(), provider)
     async with service.running():
         yield service
 

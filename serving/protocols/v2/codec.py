@@ -33,14 +33,6 @@ from serving.protocols.columns import (
 )
 from serving.protocols.datatypes import BYTES, DTYPES
 from serving.protocols.fields import commas, without_texts
-from serving.protocols.v2.parameters import (
-    MAX_CLASSES,
-    MAX_TIMEOUT_US,
-    Parameters,
-    check_parameters,
-    flag,
-    whole_number,
-)
 from serving.tensors import Array
 
 HEADER = "Inference-Header-Content-Length"
@@ -49,6 +41,11 @@ LENGTH = struct.Struct("<I")
 
 OTHER_COMMAS = 16 * 1024  # of a request, which are not between its elements
 MAX_PARAMETERS_BYTES = 8192  # of JSON: objects of many keys would take many times their bytes
+RESERVED = "triton_"
+SHARED_MEMORY = "shared memory is not supported: send the data"
+MAX_TIMEOUT_US = 2**53
+MAX_CLASSES = 2**31 - 1
+Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -192,6 +189,31 @@ def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
     parameters: Parameters = decode_json(SCALARS, raw) or {}
     check_parameters(parameters)
     return parameters
+
+
+def check_parameters(parameters: Parameters) -> None:
+    """Raises InvalidRequestError for names that Triton reserves, and for shared memory."""
+    for name in parameters:
+        if name.startswith(RESERVED):
+            raise InvalidRequestError(f"parameters that begin with {RESERVED} are reserved: {name[:80]}")
+        if name.startswith("shared_memory"):
+            raise InvalidRequestError(SHARED_MEMORY)
+
+
+def whole_number(parameters: Parameters, name: str, largest: int) -> int:
+    """Returns a parameter from 0 to `largest`; 0 where it is absent. Raises InvalidRequestError."""
+    value = parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
+        raise InvalidRequestError(f"{name} must be a whole number from 0 to {largest}")
+    return value
+
+
+def flag(parameters: Parameters, name: str) -> bool | None:
+    """Returns a boolean parameter, None where it is absent. Raises InvalidRequestError."""
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be true or false")
+    return value
 
 
 def requested(output: RequestedOutput, binary: bool) -> WantedOutput:

@@ -20,15 +20,17 @@ from serving.protocols.columns import (
     item_shape,
 )
 from serving.protocols.datatypes import BYTES, DATATYPES, DTYPES
-from serving.protocols.v2.codec import MAX_TENSORS, binary_data, binary_values
-from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
-from serving.protocols.v2.parameters import (
+from serving.protocols.v2.codec import (
     MAX_CLASSES,
+    MAX_TENSORS,
     MAX_TIMEOUT_US,
     Parameters,
+    binary_data,
+    binary_values,
     check_parameters,
     whole_number,
 )
+from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 16 * 1024  # numbers

@@ -14,11 +14,9 @@ from serving.protocols.columns import ColumnCall
 from serving.protocols.documentation import BINARY, ErrorText, documented_call, documented_errors
 from serving.protocols.pipeline import LARGE, DirectRoute, Pipeline
 from serving.protocols.v2 import codec, metadata
-from serving.protocols.v2.repository import Repository, only_ready
+from serving.protocols.v2.repository import INDEX_SCHEMA, Repository, only_ready
 
-PREFIX = "/v2"
 TAGS: list[str | Enum] = ["Open Inference Protocol"]
-INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
 
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
@@ -34,15 +32,11 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
 def add_server_routes(router: APIRouter, service: InferenceService) -> None:
     """Adds metadata and health of the server."""
 
-    @router.get(
-        PREFIX, summary="The server and its extensions", responses=documented_errors(model=ErrorText)
-    )
+    @router.get("/v2", summary="The server and its extensions")
     async def server() -> Response:
         return json_response(metadata.server_metadata())
 
-    @router.get(
-        "/v2/health/live", summary="The process answers", responses=documented_errors(model=ErrorText)
-    )
+    @router.get("/v2/health/live", summary="The process answers")
     async def live() -> Response:
         return json_response({"live": True})
 
@@ -142,7 +136,7 @@ def repository_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
         "/v2/repository/index",
         summary="The versions that there are",
         responses=documented_errors(400, 408, 413, 415, 503, model=ErrorText),
-        openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX}}}},
+        openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX_SCHEMA}}}},
     )
     async def index(request: Request) -> Response:
         async with pipeline.small_reader.read(request) as content:

@@ -8,7 +8,7 @@ from typing import Any
 
 from serving import __version__
 from serving.engine.statistics import BatchTotals, Totals
-from serving.inference.served_model import ModelMetadata
+from serving.inference.served_model import ServedModel
 from serving.inference.service import InferenceService
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.datatypes import BYTES
@@ -40,15 +40,15 @@ def metadata(entry: CatalogEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "versions": [entry.version],
-        "platform": platform(entry.model.metadata()),
+        "platform": platform(entry.model),
         "inputs": [tensor(spec) for spec in entry.inputs],
         "outputs": [tensor(spec) for spec in entry.outputs],
     }
 
 
-def platform(model: ModelMetadata) -> str:
+def platform(model: ServedModel) -> str:
     """Returns `onnxruntime` or `torch`."""
-    return model.backend.split()[0]
+    return model.report.info.backend.split()[0]
 
 
 def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
             "dims": list(spec.dims),
         }
 
-    settings, model = service.settings, entry.model.metadata()
+    settings, model = service.settings, entry.model
     return {
         "name": entry.name,
         "platform": platform(model),
@@ -73,12 +73,12 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
         "instance_group": [
             {
                 "name": f"{entry.name}_0",
-                "kind": "KIND_GPU" if model.on_gpu else "KIND_CPU",
+                "kind": "KIND_GPU" if model.report.on_gpu else "KIND_CPU",
                 "count": model.instances,
             }
         ],
         "dynamic_batching": {
-            "preferred_batch_size": settings.preferred_batch_sizes or [model.batch_cap],
+            "preferred_batch_size": settings.preferred_batch_sizes or [model.report.batch_cap],
             "max_queue_delay_microseconds": settings.max_queue_delay_us,
         },
         "parameters": {DESCRIPTION: {"string_value": model.description.json_text()}},

@@ -55,6 +55,7 @@ class LoadRequest(msgspec.Struct):
 
 
 INDEX = msgspec.json.Decoder(IndexRequest)
+INDEX_SCHEMA = msgspec.json.schema(IndexRequest)
 LOAD = msgspec.json.Decoder(LoadRequest)
 CONFIG = msgspec.json.Decoder(LoadConfig)
 

@@ -3,7 +3,6 @@
 The class itself is imported and called by the worker only, see `backend.py`.
 """
 
-import base64
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from serving.tasks.base import (
     TaskParts,
     field_of,
     fields_of,
+    json_value,
 )
 from serving.tasks.python.backend import Status
 from serving.tensors import Array, Signature, TensorSpec
@@ -88,7 +88,7 @@ class PythonRequests(Task):
         data = fields.get(JSON_BODY)
         if data is None:
             whole = fields if is_object(self.request_schema) else fields["request"]
-            data = orjson.dumps(whole, default=json_default)
+            data = orjson.dumps(whole, default=json_value)
         if not data:
             raise InvalidJsonError("the body is empty")
         if len(data) > self._most:
@@ -141,10 +141,3 @@ def check_json(data: bytes) -> None:
             orjson.loads(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidJsonError(f"the body is not JSON: {error}"[:200]) from error
-
-
-def json_default(value: Any) -> str:
-    """Returns bytes as base64. Raises TypeError for what JSON has no form for."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError

@@ -43,7 +43,10 @@ def test_gpus_are_counted_from_0_as_only_the_assigned_ones_are_seen() -> None:
 
 
 class Service:
-    """Statistics and metadata of an inference service and its model."""
+    """Statistics of an inference service and its model, with two workers."""
+
+    signatures = ("image", "tensor")
+    ready_instances = 2
 
     def __init__(self) -> None:
         self.totals, self.batches = Totals(), BatchTotals()
@@ -52,10 +55,6 @@ class Service:
     def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
         """Has all figures under the first signature."""
         return (Totals(), {}) if signature else (self.totals, {1: self.batches})
-
-    def metadata(self) -> SimpleNamespace:
-        """Two workers."""
-        return SimpleNamespace(ready_instances=2, signatures=("image", "tensor"))
 
 
 def test_a_replica_reports_what_happened_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
