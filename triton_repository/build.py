@@ -32,7 +32,6 @@ CARRIED = (
     "tasks/__init__",
     "tasks/image/__init__",
     "tasks/image/decode",
-    "tasks/image/jpeg",
     "tasks/image/resize",
     "tasks/python/__init__",
     "tasks/python/task",

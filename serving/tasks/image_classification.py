@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 
 from serving.backends.base import Backend
 from serving.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
-from serving.tasks.image.decode import INLINE_BYTES, ImageDecoder
-from serving.tasks.image.jpeg import Header
+from serving.tasks.image.decode import INLINE_BYTES, Header, ImageDecoder
 from serving.tensors import Signature, TensorSpec
 
 IMAGE, TENSOR = 0, 1

@@ -3,14 +3,22 @@
 Called by `inference/` on a decoding thread, or on the event loop for images that are cheap to decode.
 The pixels equal those of torchvision's Resize, CenterCrop and second Resize within one grey level; they
 are Pillow's own where the pipeline is `exact`. But large JPEG files are decoded at a reduced scale
-(`draft`), which is several times faster. `jpeg.py` decodes plain JPEG files, Pillow all others. Triton's
-photo model carries a copy of this folder.
+(`draft`), which is several times faster.
+
+Most JPEG files in requests are plain: baseline or progressive, grey or three colours, nothing unusual in
+their segments. libjpeg-turbo decodes them faster than Pillow, to Pillow's own pixels. Pillow decodes all
+other files, for example those with EXIF, which may rotate the image, and those that libjpeg-turbo
+complains of. Triton's photo model carries a copy of this folder.
 """
 
+import importlib
 import io
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +30,21 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from serving.description import ImagePipeline
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.tasks.image import jpeg
-from serving.tasks.image.jpeg import JPEG, MAX_SCANS, SCAN, Header
 from serving.tasks.image.resize import MAX_SIMD_PIXELS, DecodedImage, Resizer, size_of
+
+TURBO: Callable[..., Any] | None = None
+with suppress(ImportError):  # no wheel for this system
+    TURBO = importlib.import_module("simplejpeg").decode_jpeg
+
+JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the size
+SEQUENTIAL, PROGRESSIVE, SCAN_MARKER = (0xC0, 0xC1), 0xC2, 0xDA
+TABLES = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman, quantisation, restarts; and comments
+APPLICATION = frozenset(range(0xE0, 0xF0)) - {0xE1}  # all but EXIF and XMP
+SMALLEST_SIDE = 16  # below it several scales give the same size, and libjpeg-turbo takes another one
+MAX_SEGMENTS = 64
+MAX_SCANS = 100  # a progressive JPEG has about ten; each is a pass over all pixels
+SCALES = (8, 4, 2)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_TILES = 100_000  # strips or tiles of a TIFF
@@ -52,6 +72,16 @@ MAX_OCCURRENCES = (
     (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow joins them one by one
     (PNG, b"iCCP", 8, "colour profiles"),  # each may unpack to a megabyte
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Header of a JPEG file, up to its first scan."""
+
+    width: int
+    height: int
+    plain: bool
+    """True if `decode_jpeg` reads the file as Pillow would."""
 
 
 class BoundedFile(io.BytesIO):
@@ -90,7 +120,7 @@ class ImageDecoder:
         `decode` takes the header and does not read it again. Other formats are never known to be cheap:
         their cost does not follow from their bytes and pixels.
         """
-        header = jpeg.read_header(data) if len(data) <= INLINE_BYTES else None
+        header = read_header(data) if len(data) <= INLINE_BYTES else None
         if header is None or header.width * header.height > INLINE_PIXELS:
             return None
         return header
@@ -103,18 +133,18 @@ class ImageDecoder:
         """
         if not data:
             raise InvalidImageError("the image is empty")
-        plain = self._decode_plain_jpeg(data, header or jpeg.read_header(data))
+        plain = self._decode_plain_jpeg(data, header or read_header(data))
         return self._decode_by_pillow(data) if plain is None else self._transform(plain)
 
     def _decode_plain_jpeg(self, data: bytes, header: Header | None) -> NDArray[np.uint8] | None:
         """Decodes a plain JPEG, scaled to a size that the SIMD resizer takes; None: Pillow has to."""
-        if jpeg.TURBO is None or header is None or not header.plain:
+        if TURBO is None or header is None or not header.plain:
             return None
         self._check_size(header.width, header.height)
-        scale = jpeg.scale(header, self.draft_size(header.width, header.height))
+        scale = jpeg_scale(header, self.draft_size(header.width, header.height))
         if header.width * header.height > MAX_SIMD_PIXELS * scale * scale:
             return None
-        return jpeg.decode(data, header, scale)
+        return decode_jpeg(data, header, scale)
 
     def _decode_by_pillow(self, data: bytes) -> NDArray[np.uint8]:
         with (
@@ -192,6 +222,67 @@ class ImageDecoder:
         if pipeline.enlarge:
             pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
         return pixels
+
+
+def read_header(data: bytes) -> Header | None:
+    """Reads a file's header; returns None for other formats and for broken headers."""
+    if not data.startswith(JPEG):
+        return None
+    place, known = len(JPEG), True
+    for _ in range(MAX_SEGMENTS):
+        if len(data) < place + 10 or data[place] != 0xFF:
+            return None
+        marker, size = data[place + 1], data[place + 2] << 8 | data[place + 3]
+        if marker in FRAMES:
+            precision, height, width, colours = struct.unpack_from(">BHHB", data, place + 4)
+            known = known and precision == 8 and colours in (1, 3)
+            known = known and min(width, height) >= SMALLEST_SIDE
+            plain = known and has_plain_scans(data, place + 2 + size, marker, colours)
+            return Header(width, height, plain)
+        known = known and (marker in TABLES or marker in APPLICATION)
+        place += 2 + size
+    return None
+
+
+def has_plain_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
+    """Returns whether nothing but tables precedes the scans, and there are not too many scans.
+
+    `place` is the end of the frame's segment, `frame` its marker.
+    """
+    if frame not in SEQUENTIAL and frame != PROGRESSIVE:
+        return False
+    for _ in range(MAX_SEGMENTS):
+        if len(data) < place + 5 or data[place] != 0xFF:
+            return False
+        marker = data[place + 1]
+        if marker == SCAN_MARKER:
+            one_scan = frame in SEQUENTIAL and data[place + 4] == colours
+            return one_scan or data.count(SCAN) <= MAX_SCANS
+        if marker not in TABLES and marker not in APPLICATION:
+            return False
+        place += 2 + (data[place + 2] << 8 | data[place + 3])
+    return False
+
+
+def jpeg_scale(header: Header, least: tuple[int, int]) -> int:
+    """Returns the divisor that shrinks to no less than `least` (width, height), as Pillow's `draft`."""
+    most = min(header.width // max(1, least[0]), header.height // max(1, least[1]))
+    return next((divisor for divisor in SCALES if divisor <= most), 1)
+
+
+def decode_jpeg(data: bytes, header: Header, divisor: int) -> NDArray[np.uint8] | None:
+    """Decodes a `plain` file to RGB, uint8 [height, width, 3], both sides divided and rounded up.
+
+    Returns None if libjpeg-turbo complains of anything: Pillow accepts some of these files.
+    """
+    assert TURBO is not None  # noqa: S101 the caller has checked it
+    width, height = -(-header.width // divisor), -(-header.height // divisor)
+    least = {} if divisor == 1 else {"min_width": width, "min_height": height}
+    try:
+        pixels: NDArray[np.uint8] = TURBO(data, "RGB", **least)
+    except ValueError:
+        return None
+    return pixels if pixels.shape == (height, width, 3) else None
 
 
 def check_size(width: int, height: int, most: int) -> None:

@@ -1,4 +1,4 @@
-"""`serving.tasks.image.jpeg`: which files are plain, and that those have Pillow's own pixels."""
+"""`serving.tasks.image.decode`: which JPEG files are plain, and that those have Pillow's own pixels."""
 
 import struct
 from typing import Any
@@ -12,9 +12,15 @@ from PIL import Image
 
 from serving.description import ImagePipeline
 from serving.errors import ImageTooLargeError, InvalidImageError
-from serving.tasks.image import jpeg
-from serving.tasks.image.decode import INLINE_BYTES, ImageDecoder
-from serving.tasks.image.jpeg import MAX_SCANS, MAX_SEGMENTS, SMALLEST_SIDE, Header
+from serving.tasks.image import decode
+from serving.tasks.image.decode import (
+    INLINE_BYTES,
+    MAX_SCANS,
+    MAX_SEGMENTS,
+    SMALLEST_SIDE,
+    Header,
+    ImageDecoder,
+)
 from serving.tasks.image.resize import MAX_SIMD_PIXELS
 from tests import pictures
 from tests.pictures import jpeg_with, segment
@@ -23,7 +29,7 @@ MEAN, STD = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 SQUEEZED = ImagePipeline(resize=(224, 224), mean=MEAN, std=STD)
 CROPPED = ImagePipeline(resize=40, center_crop=32, enlarge=(96, 96), mean=MEAN, std=STD)
 MAX_PIXELS = 4_000_000
-needs_turbo = pytest.mark.skipif(jpeg.TURBO is None, reason="simplejpeg has no wheel for this system")
+needs_turbo = pytest.mark.skipif(decode.TURBO is None, reason="simplejpeg has no wheel for this system")
 
 
 def both_ways(
@@ -32,7 +38,7 @@ def both_ways(
     """Decoded as installed, and by Pillow alone."""
     decoder = ImageDecoder(pipeline, MAX_PIXELS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jpeg, "TURBO", None)
+        patch.setattr(decode, "TURBO", None)
         by_pillow = decoder.decode(data)
     return decoder.decode(data), by_pillow
 
@@ -71,7 +77,7 @@ def test_plain_files_have_pillows_pixels(
     width: int, height: int, mode: str, pipeline: ImagePipeline, options: dict[str, Any]
 ) -> None:
     data = pictures.encode(pictures.plate(width, height).convert(mode), **options)
-    head = jpeg.read_header(data)
+    head = decode.read_header(data)
     assert head == Header(width, height, plain=min(width, height) >= SMALLEST_SIDE)
     found, by_pillow = both_ways(data, pipeline)
     assert np.array_equal(found, by_pillow)
@@ -123,7 +129,7 @@ def pieces(*scans: bytes, frame: int = 0xC0, colours: int = 3, precision: int = 
     ],
 )
 def test_what_is_plain(data: bytes, plain: bool) -> None:
-    head = jpeg.read_header(data)
+    head = decode.read_header(data)
     assert head is not None
     assert head.plain is plain
 
@@ -151,7 +157,7 @@ def resized(data: bytes, width: int, height: int) -> bytes:
     ids=["plain", "exif", "progressive", "claim", "many segments", "padded", "cut", "start", "png"],
 )
 def test_a_jpegs_size_is_known_before_it_is_read(data: bytes, size: tuple[int, int] | None) -> None:
-    head = jpeg.read_header(data)
+    head = decode.read_header(data)
     assert (head and (head.width, head.height)) == size
 
 
@@ -172,7 +178,7 @@ def test_a_jpegs_size_is_known_before_it_is_read(data: bytes, size: tuple[int, i
 )
 def test_a_small_jpeg_is_cheap(data: bytes, cheap: bool) -> None:
     header = ImageDecoder(SQUEEZED, MAX_PIXELS).inline_header(data)
-    assert header == (jpeg.read_header(data) if cheap else None)
+    assert header == (decode.read_header(data) if cheap else None)
 
 
 @pytest.mark.parametrize("data", [pictures.jpeg(), pictures.rotated(6)], ids=["plain", "exif"])
@@ -183,7 +189,7 @@ def test_a_header_that_is_given_is_not_read_again(data: bytes, monkeypatch: pyte
     def never(_: bytes) -> None:
         raise AssertionError("it was read again")
 
-    monkeypatch.setattr(jpeg, "read_header", never)
+    monkeypatch.setattr(decode, "read_header", never)
     assert np.array_equal(decoder.decode(data, header), expected)
 
 
@@ -201,7 +207,7 @@ def test_the_size_is_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was decoded")
 
-    monkeypatch.setattr(jpeg, "TURBO", never)
+    monkeypatch.setattr(decode, "TURBO", never)
     with pytest.raises(ImageTooLargeError):
         ImageDecoder(SQUEEZED, MAX_PIXELS).decode(resized(pictures.jpeg(), 7000, 7000))
     wide = pictures.encode(pictures.plate(MAX_SIMD_PIXELS // 300, 320))  # too large for the resizer
