@@ -71,8 +71,8 @@ class ModelResponse(BaseModel):
 
 def create_router(pipeline: Pipeline) -> APIRouter:
     """Returns all native paths."""
-    router, service = APIRouter(), pipeline.service
-    router.routes.extend(predict_router(pipeline).routes)
+    router, service = APIRouter(route_class=DirectRoute), pipeline.service
+    add_predict(router, pipeline)
 
     @router.get("/health/live", summary="The process answers", response_model=HealthResponse)
     async def live() -> Response:
@@ -113,9 +113,8 @@ def create_router(pipeline: Pipeline) -> APIRouter:
     return router
 
 
-def predict_router(pipeline: Pipeline) -> APIRouter:
-    """Returns `POST /predict`."""
-    router = APIRouter(route_class=DirectRoute)
+def add_predict(router: APIRouter, pipeline: Pipeline) -> None:
+    """Adds `POST /predict`."""
 
     @router.post(
         "/predict",
@@ -135,8 +134,6 @@ def predict_router(pipeline: Pipeline) -> APIRouter:
         task, with_top = answer.task, call.with_top
         answers = [task.to_json(candidates, with_top) for candidates in answer.candidates]
         return json_response(answers if call.is_list else answers[0])
-
-    return router
 
 
 @dataclass

@@ -34,9 +34,10 @@ BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI; `Key
 
 
 class DirectRoute(APIRoute):
-    """Calls its handler with the request and the path's parameters; FastAPI documents it, no more.
+    """Calls its handler with the path's parameters and, if it takes it, the request.
 
-    Parsing bodies, headers and queries is the handler's, so that a key is checked before a body is read.
+    FastAPI documents it, no more. Parsing bodies, headers and queries is the handler's, so that a key is
+    checked before a body is read.
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +45,9 @@ class DirectRoute(APIRoute):
         if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
         else:
-            response = await self.endpoint(request=Request(scope, receive), **scope["path_params"])
+            takes_request = self.dependant.request_param_name is not None
+            given = {"request": Request(scope, receive)} if takes_request else {}
+            response = await self.endpoint(**given, **scope["path_params"])
             await response(scope, receive, send)
 
 

@@ -221,9 +221,9 @@ def encode(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths under `/v1`."""
-    router = APIRouter(tags=TAGS)
+    router = APIRouter(route_class=DirectRoute, tags=TAGS)
     about: dict[str, Any] = {"responses": documented_errors(404, 503, model=ErrorText)}
-    router.routes.extend(predict_router(pipeline, catalog).routes)
+    add_predict(router, pipeline, catalog)
 
     @router.get("/v1/models/{model}", summary="Which version is served", **about)
     @router.get("/v1/models/{model}/versions/{version}", summary="Whether a version is served", **about)
@@ -238,15 +238,14 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
         return json_response(metadata_of(catalog.find(model, version)))
 
     @router.post("/v1/models/{rest:path}", include_in_schema=False)
-    async def other_verb() -> Response:
+    async def other_verb(rest: str) -> Response:  # noqa: ARG001
         raise NotFoundError("only :predict can be asked of a model")
 
     return router
 
 
-def predict_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns the two paths of `:predict`."""
-    router = APIRouter(route_class=DirectRoute, tags=TAGS)
+def add_predict(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds the two paths of `:predict`."""
     content = {"application/json": {"schema": BODY}}
     documentation = documented_call(pipeline.check_key, content, ErrorText)
 
@@ -265,8 +264,6 @@ def predict_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
             inline,
         )
         return json_response(encode(outputs_of(call, answer), call.by_rows))
-
-    return router
 
 
 def status_of(entry: CatalogEntry) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths."""
-    router, service = APIRouter(tags=TAGS), pipeline.service
+    router, service = APIRouter(route_class=DirectRoute, tags=TAGS), pipeline.service
     about: dict[str, Any] = {"responses": documented_errors(404, 503, model=TorchServeError)}
-    router.routes.extend(predictions_router(pipeline, catalog).routes)
+    add_predictions(router, pipeline, catalog)
 
     @router.get(
         "/ping",
@@ -113,9 +113,8 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     return router
 
 
-def predictions_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns the paths of `/predictions`, with and without a version."""
-    router = APIRouter(route_class=DirectRoute, tags=TAGS)
+def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds the paths of `/predictions`, with and without a version."""
     documentation = documented_call(pipeline.check_key, BODIES, TorchServeError)
 
     both = ["POST", "PUT"]
@@ -136,8 +135,6 @@ def predictions_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
 
         _, found = await pipeline.http(request, entry.model, decode, inline_bytes=None)
         return json_response(answer(found.task, found.candidates[0]))
-
-    return router
 
 
 def answer(task: Task, top: Sequence[Candidate]) -> Any:

@@ -21,11 +21,11 @@ TAGS: list[str | Enum] = ["Open Inference Protocol"]
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     """Returns all paths under `/v2`."""
-    router, service = APIRouter(tags=TAGS), pipeline.service
-    add_server_routes(router, service)
-    add_model_routes(router, service, catalog)
-    router.routes.extend(infer_router(pipeline, catalog).routes)
-    router.routes.extend(repository_router(pipeline, catalog).routes)
+    router = APIRouter(route_class=DirectRoute, tags=TAGS)
+    add_server_routes(router, pipeline.service)
+    add_model_routes(router, pipeline.service, catalog)
+    add_infer_routes(router, pipeline, catalog)
+    add_repository_routes(router, pipeline, catalog)
     return router
 
 
@@ -83,9 +83,8 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
     about("/stats", "Counts and durations", statistics)
 
 
-def infer_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns the two infer paths, with and without a version."""
-    router = APIRouter(route_class=DirectRoute, tags=TAGS)
+def add_infer_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds the two infer paths, with and without a version."""
     content = {"application/json": {"schema": codec.SCHEMA}, "application/octet-stream": BINARY}
     documentation = documented_call(pipeline.check_key, content, ErrorText)
 
@@ -101,8 +100,6 @@ def infer_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
         inline = None if entry.is_quick_to_parse or codec.is_small(header) else LARGE
         call, answer = await pipeline.http(request, entry.model, decode, entry.signature, inline)
         return await respond(request, *codec.encode(call, answer))
-
-    return router
 
 
 async def respond(request: Request, body: bytes, json_bytes: int | None) -> Response:
@@ -122,9 +119,8 @@ async def respond(request: Request, body: bytes, json_bytes: int | None) -> Resp
     return Response(body, media_type=media_type, headers=headers)
 
 
-def repository_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns the repository's paths. Reading is free; loading exists where an admin key is set."""
-    router = APIRouter(route_class=DirectRoute, tags=TAGS)
+def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds the repository's paths. Reading is free; loading exists where an admin key is set."""
     repository = Repository(pipeline.service, catalog)
     is_allowed = pipeline.service.settings.admin_key is not None
     documentation: dict[str, Any] = {  # FastAPI's own types
@@ -154,5 +150,3 @@ def repository_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
         repository.check_allowed(request.headers.get("authorization", ""))
         repository.unload(model)
         return json_response({})
-
-    return router
