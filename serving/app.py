@@ -19,7 +19,7 @@ from serving.engine.provider import EngineProvider, LocalEngine
 from serving.http.middleware import (
     AccessLogMiddleware,
     ErrorMiddleware,
-    ErrorResponse,
+    ErrorShape,
     text_error,
 )
 from serving.inference.service import InferenceService
@@ -83,7 +83,7 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     )
     app.state.service = service
     app.openapi = partial(document, app, service, catalog)  # type: ignore[method-assign]
-    errors: dict[str, ErrorResponse] = {}
+    errors: dict[str, ErrorShape] = {}
     for router in routers(pipeline, catalog, errors):
         app.router.routes.extend(router.routes)  # `include_router` adds a layer to every request: 20 us
     for route in app.router.routes:
@@ -106,7 +106,7 @@ def middleware_stack(
     app: FastAPI,
     settings: Settings,
     metrics: Metrics,
-    errors: dict[str, ErrorResponse],
+    errors: dict[str, ErrorShape],
     tracer: "Tracer | None",
 ) -> ASGIApp:
     """Returns the layers around the router, in place of FastAPI's: one of them answers all errors."""
@@ -123,7 +123,7 @@ def middleware_stack(
 
 
 def routers(
-    pipeline: Pipeline, catalog: ModelCatalog, errors: dict[str, ErrorResponse]
+    pipeline: Pipeline, catalog: ModelCatalog, errors: dict[str, ErrorShape]
 ) -> Iterator[APIRouter]:
     """Yields the paths of the native API and of the protocols that are on; adds their errors' shapes."""
     settings = pipeline.service.settings

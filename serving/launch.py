@@ -87,7 +87,7 @@ def start(arguments: list[str], environment: Mapping[str, str]) -> subprocess.Po
 
 
 def end_with_parent(parent: int) -> None:
-    """Makes the end of `parent`, a process id, send SIGTERM to this process; on Linux."""
+    """Makes the end of `parent`, a process id, send SIGTERM to this process."""
     if not set_pdeathsig(parent, signal.SIGTERM):
         signal.raise_signal(signal.SIGTERM)
 

@@ -195,12 +195,7 @@ class EngineClient:
             self._idle.set()
 
     def enqueue(
-        self,
-        slot: int,
-        signature: int,
-        item: Item,
-        deadline: float,
-        bulk: bool,
+        self, slot: int, signature: int, item: Item, deadline: float, bulk: bool
     ) -> asyncio.Future[ItemResult]:
         """Writes an item into an acquired slot and queues the slot; see `Slots.submit`."""
         memory = self.memory

@@ -35,8 +35,7 @@ def exclusive_epoll(fds: Iterable[int]) -> "select.epoll | None":
     inherit them, so a worker that is replaced keeps its place.
     """
     linux = re.match(r"(\d+)\.(\d+)", platform.release())
-    known = linux is not None and tuple(map(int, linux.groups())) >= WAKES_ANOTHER
-    if not known or not hasattr(select, "EPOLLEXCLUSIVE"):
+    if linux is None or tuple(map(int, linux.groups())) < WAKES_ANOTHER:
         return None
     epoll = select.epoll()
     for fd in fds:

@@ -133,7 +133,6 @@ class Supervisor:
         self._resources.close()
 
     def _run(self) -> None:
-        """Runs the supervisor's thread."""
         try:
             while not self._closing.is_set():
                 self._start_due()

@@ -4,7 +4,6 @@ Called at start by the supervisor, the workers, the frontends and the cluster.
 """
 
 import math
-import sys
 from pathlib import Path
 
 from serving.settings import Settings
@@ -52,8 +51,7 @@ def most_web_processes(settings: Settings) -> int:
     """Returns the number of frontends, the processes that speak HTTP and decode; for `auto` the most.
 
     `auto` is 1 on up to two cores: there one frontend answers more than the workers compute beside it,
-    and saves the memory of another and of the cluster's parent. Several cannot take a free TCP port, and
-    have run on Linux only.
+    and saves the memory of another and of the cluster's parent. Several cannot take a free TCP port.
 
     A GPU computes faster than one process decodes: every core that no worker needs gets a frontend. That
     number is exact, because a GPU's worker pins the slots of all of them. On a CPU the slots of those
@@ -62,7 +60,7 @@ def most_web_processes(settings: Settings) -> int:
     if settings.web_processes != "auto":
         return settings.web_processes
     cores = cpus.usable()
-    if cores <= 2 or settings.tcp_port == 0 or sys.platform != "linux":
+    if cores <= 2 or settings.tcp_port == 0:
         return 1
     most = min(MOST_WEB_PROCESSES, cores)
     if settings.device == "cuda" or (settings.device == "auto" and gpu_is_possible()):

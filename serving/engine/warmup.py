@@ -133,12 +133,8 @@ def largest_ms(backend: Backend, signature: Signature) -> float:
         return 0.0
     started = time.perf_counter()
     try:
-        run(
-            backend,
-            signature,
-            signature.batch_size or 1,
-            signature.sizes_at(max(signature.limits.values())),
-        )
+        largest = signature.sizes_at(max(signature.limits.values()))
+        run(backend, signature, signature.batch_size or 1, largest)
     except (ConfigurationError, OutOfDeviceMemoryError) as error:
         logger().warning("the largest item cannot be computed", reason=str(error))
     return round((time.perf_counter() - started) * 1000, 3)

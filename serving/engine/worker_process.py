@@ -23,7 +23,6 @@ from serving.system import cpus
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_CRASH_BACKOFF_S = 0.1, 10.0, 1.0
 HEALTHY_AFTER_S = 10.0
-F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # Linux
 
 LOAD_TIMEOUT_S = 600
 MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES = 3.0, 20  # of the slowest measured batch
@@ -208,10 +207,9 @@ def describe_exit(code: int) -> str:
 def pipe(records: int) -> tuple[int, int]:
     """Returns (reader, writer) of a pipe with room for this many records. Raises OSError."""
     reader, writer = os.pipe()
-    if sys.platform == "linux":
-        needed = 2 * records * RECORD_BYTES
-        if fcntl.fcntl(writer, F_GETPIPE_SZ) < needed:
-            fcntl.fcntl(writer, F_SETPIPE_SZ, needed)
+    needed = 2 * records * RECORD_BYTES
+    if fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) < needed:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, needed)
     return reader, writer
 
 

@@ -25,7 +25,7 @@ from serving.metrics import Metrics
 if TYPE_CHECKING:
     from serving.http.tracing import Tracer
 
-ErrorResponse = Callable[[ServingError, RequestContext], Response]
+ErrorShape = Callable[[ServingError, RequestContext], Response]
 """Makes the answer for an error, in a protocol's shape."""
 
 
@@ -90,7 +90,7 @@ def header(scope: Scope, wanted: bytes) -> bytes | None:
 class ErrorMiddleware:
     """Answers every exception of a handler or of the router, in the shape of the path's protocol."""
 
-    def __init__(self, app: ASGIApp, responses: Mapping[str, ErrorResponse]) -> None:
+    def __init__(self, app: ASGIApp, responses: Mapping[str, ErrorShape]) -> None:
         """`responses` has the shapes other than the native one, by the first segment of the path."""
         self.app = app
         self.responses = responses

@@ -215,7 +215,6 @@ class HttpProtocol(HttpToolsProtocol):
         raise httptools.HttpParserError("the head is not accepted")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Notes which request is being answered."""
         self._answering = cycle
         self._response.expects_head = True
         super()._start_asgi_task(cycle, app)

@@ -313,7 +313,6 @@ class Connection:
             raise SlowBodyError(f"the {part} did not arrive in time") from error
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        """Reads the body."""
         while self._unread:
             chunk = await self._reader.read(min(self._unread, CHUNK_BYTES))
             if not chunk:

@@ -37,10 +37,7 @@ def quota(cgroup: Path = CGROUP) -> float:
 
 def usable(cgroup: Path = CGROUP) -> int:
     """Returns how many cores this process may use, at least 1: the least of affinity, quota, grant."""
-    try:
-        affinity = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        affinity = os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0))
     return max(1, math.floor(min(quota(cgroup), _granted, affinity) + 0.5))
 
 
@@ -58,10 +55,10 @@ class ThreadTimes(NamedTuple):
 def thread_times(process: int) -> dict[int, ThreadTimes]:
     """Returns the times of a process's threads, by thread id.
 
-    Empty on other systems than Linux, and for a process that has ended.
+    Empty for a process that has ended.
     """
     times = {}
-    with contextlib.suppress(OSError):  # not on Linux, or it has just ended
+    with contextlib.suppress(OSError):  # it has just ended
         for thread in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
                 on_core, waited = (thread / "schedstat").read_text().split()[:2]
@@ -94,10 +91,6 @@ def lower_priority(steps: int = 5) -> None:
     soon as it has something to do.
     """
     wanted = min(19, os.getpriority(os.PRIO_PROCESS, 0) + steps)
-    try:
-        threads = [int(thread) for thread in os.listdir("/proc/self/task")]  # noqa: PTH208 not Path's
-    except OSError:
-        threads = [0]  # not on Linux, where a process has one priority
-    for thread in threads:
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 not Path's
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.setpriority(os.PRIO_PROCESS, thread, wanted)
+            os.setpriority(os.PRIO_PROCESS, int(thread), wanted)

@@ -7,7 +7,6 @@ SIGINT prints a traceback, and the kernel drops a SIGTERM to process 1 of a cont
 import ctypes
 import os
 import signal
-import sys
 
 PR_SET_PDEATHSIG = 1
 
@@ -19,12 +18,11 @@ def end_on_signals() -> None:
 
 
 def set_pdeathsig(parent: int, number: signal.Signals) -> bool:
-    """Asks the kernel, on Linux, for a signal when the thread that started this process ends.
+    """Asks the kernel for a signal when the thread that started this process ends.
 
     Returns whether the process `parent` still is this process's parent.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
 

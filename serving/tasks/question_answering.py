@@ -93,7 +93,6 @@ class QuestionAnswering(TextTask):
     )
 
     def __init__(self, parts: TaskParts) -> None:
-        """Takes what `TextTask` takes. Raises ConfigurationError."""
         super().__init__(parts)
         specials = self._tokenizer.num_special_tokens_to_add(is_pair=True)
         room = max(1, self._most_tokens - specials - USUAL_QUESTION)

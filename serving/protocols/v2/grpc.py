@@ -40,12 +40,7 @@ Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
 class Service:
     """The methods of GRPCInferenceService, and of gRPC's own health service."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        catalog: ModelCatalog,
-        tracer: "Tracer | None",
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None") -> None:
         service = pipeline.service
         self.pipeline = pipeline
         self.service = service

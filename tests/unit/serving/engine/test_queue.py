@@ -2,7 +2,6 @@
 
 import os
 import platform
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,9 +92,4 @@ def test_a_record_wakes_the_first_idle_worker_and_no_other(workers: Workers) -> 
 @pytest.mark.parametrize("release", ["5.4.0-216-generic", "4.4.0", "4.19-rc3", "unknown"])
 def test_an_older_linux_wakes_all_workers(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     monkeypatch.setattr(platform, "release", lambda: release)
-    assert queue.exclusive_epoll([]) is None
-
-
-def test_so_does_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(select, "EPOLLEXCLUSIVE", raising=False)
     assert queue.exclusive_epoll([]) is None
