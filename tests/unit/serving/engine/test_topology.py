@@ -1,7 +1,5 @@
 """How many workers, web processes and threads there are on machines of several sizes."""
 
-import sys
-
 import pytest
 
 from serving.engine import topology
@@ -58,8 +56,6 @@ def test_two_cores_have_one_web_process_and_more_cores_may_have_several(
     assert [most(monkeypatch, cores) for cores in (1, 2, 3, 16, 192)] == [1, 1, 3, 16, 64]
     assert most(monkeypatch, 2, web_processes=3) == most(monkeypatch, 64, web_processes=3) == 3
     assert most(monkeypatch, 16, tcp_port=0) == 1
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert most(monkeypatch, 16) == 1
 
 
 def test_beside_a_gpu_they_take_the_cores_that_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
