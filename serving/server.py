@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gc
 import os
+import resource
 import signal
 import socket
 import time
@@ -19,8 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from serving.errors import ConfigurationError
-from serving.http.connections import Connections, most_connections
-from serving.http.protocol import HttpProtocol
+from serving.http.protocol import Connections, HttpProtocol
 from serving.inference.service import InferenceService
 from serving.logging import logger
 from serving.settings import Settings
@@ -31,6 +31,8 @@ ROOM_AT_ONCE = 32
 ACCEPT_PAUSE_S = 0.1  # where there is no descriptor left for a connection
 COMPLAIN_S = 1.0
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+OTHER_DESCRIPTORS = 128  # of the engine, the logs, the libraries
+FEWEST_CONNECTIONS = 16
 UNREAD_MS = 60_000  # a client that acknowledges nothing for so long is gone
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n"
@@ -218,6 +220,21 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what start has made stays; the collector need not look at it again
         await self._ended.wait()
+
+
+def most_connections(settings: Settings) -> int:
+    """Returns how many HTTP connections there may be, and raises the limit of descriptors for them."""
+    others = OTHER_DESCRIPTORS
+    others += settings.tcp_max_connections if settings.tcp_port is not None else 0
+    others += settings.grpc_max_connections if settings.grpc_port is not None else 0
+    wanted = settings.max_connections + others
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return settings.max_connections
+    if soft < possible:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    return max(FEWEST_CONNECTIONS, possible - others)
 
 
 def bind(settings: Settings) -> socket.socket:

@@ -52,7 +52,7 @@ class InheritedServer(Server):
         """Accepts a connection, at once or after the others had time to."""
         assert self._listener is not None  # noqa: S101 it is what has become readable
         model = self._service.active
-        counts = model.client.memory.connections
+        counts = model.client.memory.counts.connections
         counts[model.handle.fds.frontend] = own = self._open_connections()
         if own <= min(counts[: model.web_processes]) + FEW:
             super()._on_connections()

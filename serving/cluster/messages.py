@@ -42,17 +42,18 @@ def send_engine(
         "layout": asdict(fds.layout),
         "report": REPORT.dump_python(report, mode="json"),
     }
-    numbers = [fds.memory_fd, *fds.work_fds, fds.done_fd, fds.wakeup_fd]
+    numbers = [fds.memory_fd, fds.counts_fd, *fds.work_fds, fds.done_fd, fds.wakeup_fd]
     socket.send_fds(sock, [json.dumps(message).encode()], numbers)
 
 
 def engine_fds(message: dict[str, Any], numbers: list[int]) -> EngineFds:
     """Returns what `send_engine` sent; `numbers` are the descriptors as received."""
-    memory_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
+    memory_fd, counts_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
     return EngineFds(
         frontend=message["frontend"],
         layout=LAYOUT.validate_python(message["layout"]),
         memory_fd=memory_fd,
+        counts_fd=counts_fd,
         work_fds=(interactive_fd, bulk_fd),
         done_fd=done_fd,
         wakeup_fd=wakeup_fd,

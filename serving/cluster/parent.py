@@ -22,6 +22,7 @@ from typing import Any
 from serving.cluster import balance, messages
 from serving.cluster.frontend_process import FrontendProcess
 from serving.engine import scratch, topology
+from serving.engine.memory import ServiceCounts
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
@@ -71,6 +72,7 @@ class Cluster:
         """Web processes; until the first engine has been loaded the most that there may be."""
 
         self._count_reason: str | None = None
+        self._counts = ServiceCounts(self._count)
         self._frontends: dict[int, FrontendProcess] = {}
         self._engines: list[SharedEngine] = []
         """Engines in use; the last one is the version in service."""
@@ -206,6 +208,7 @@ class Cluster:
         for engine in self._engines:
             engine.supervisor.cancel_requests_of(frontend.index)
             engine.release(frontend)
+        self._counts.in_flight[frontend.index] = self._counts.connections[frontend.index] = 0
         self._watch()
         if not self._stopping:
             logger().error("a web process died", web=frontend.index, exit_code=code)
@@ -239,7 +242,7 @@ class Cluster:
         """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
         model = Model.read(self._settings.model_dir, version)
         backend, signatures = await asyncio.to_thread(self._plan, model)
-        supervisor = Supervisor(backend, model, signatures, self._settings, self._count)
+        supervisor = Supervisor(backend, model, signatures, self._settings, self._counts, self._count)
         self._loading.append(supervisor)
         try:
             if self._stopping:

@@ -136,7 +136,7 @@ class EngineClient:
     def open(self) -> None:
         """Takes over this frontend's slots, and cancels what a predecessor that died left in them."""
         self._loop = asyncio.get_running_loop()
-        self.memory = Memory(self._fds.memory_fd, self._fds.layout)
+        self.memory = Memory(self._fds.memory_fd, self._fds.layout, self._fds.counts_fd)
         self.statistics = Statistics(self.memory, self._frontend)
         count = self.memory.layout.slots_per_frontend
         os.set_blocking(self._fds.done_fd, False)
@@ -154,11 +154,6 @@ class EngineClient:
     def health(self) -> Health:
         """Health that the supervisor has published."""
         return Health(self.memory.health[0])
-
-    @property
-    def alone(self) -> bool:
-        """True if at most one slot is taken in the whole service."""
-        return sum(self.memory.in_flight) <= 1
 
     def acquire(self, bulk: bool = False, count: int = 1) -> Slots:
         """Takes free slots, all or none; bulk leaves half of them free. Raises OverloadedError."""
@@ -188,11 +183,17 @@ class EngineClient:
 
     def _publish(self) -> None:
         in_flight = self.memory.layout.slots_per_frontend - len(self._free)
-        self.memory.in_flight[self._frontend] = in_flight
+        self._count(in_flight)
         if in_flight:
             self._idle.clear()
         else:
             self._idle.set()
+
+    def _count(self, in_flight: int) -> None:
+        """Publishes how many slots of this engine are taken, and the change for the service."""
+        own, frontend = self.memory.in_flight, self._frontend
+        self.memory.counts.in_flight[frontend] += in_flight - own[frontend]
+        own[frontend] = in_flight
 
     def enqueue(
         self, slot: int, signature: int, item: Item, deadline: float, bulk: bool
@@ -316,3 +317,4 @@ class EngineClient:
             if future is not None and not future.done():
                 future.set_exception(UnavailableError("the service has shut down"))
         self._futures.clear()  # there is nothing to watch
+        self._count(0)

@@ -302,11 +302,10 @@ class BatchExecutor:
 
         Returns a function that computes their outputs, each [slots, ...].
         """
-        memory = self._memory
         each = self._signature_slots(slots)
         signature = each.signature
         size = self._padded_count(signature, len(slots))
-        is_only_request = self.all_cores_backend is not None and sum(memory.in_flight) <= 1
+        is_only_request = self.all_cores_backend is not None and self._memory.counts.alone
         all_cores = is_only_request and self._trial.use_all_cores()
         backend = self.all_cores_backend if all_cores else self.backend
         assert backend is not None  # noqa: S101 load comes first

@@ -1,5 +1,7 @@
 """Shared memory of one engine: the slots, and the state of the engine, its workers and its frontends.
 
+`ServiceCounts` is the shared memory of the whole service, whatever the number of its engines.
+
 The supervisor makes an anonymous file and passes its descriptor on; a container's small /dev/shm does
 not limit such a file. Every process maps the file. Every number is aligned and has one writer at a time,
 and a record is sent through a pipe only after the numbers of its slot were written.
@@ -15,6 +17,7 @@ import mmap
 import os
 import sys
 import tempfile
+import weakref
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -99,6 +102,9 @@ class EngineFds:
     frontend: int
     layout: SlotLayout
     memory_fd: int
+    counts_fd: int
+    """Of `ServiceCounts`."""
+
     work_fds: tuple[int, int]
     """Write ends of the work pipes: interactive, bulk."""
 
@@ -155,6 +161,28 @@ def anonymous_file(size: int) -> int:
     return fd
 
 
+class ServiceCounts:
+    """Counts of a service, one for each frontend, which writes its own; all engines add to them.
+
+    What starts the frontends makes them, and clears those of a frontend that has died.
+    """
+
+    def __init__(self, frontends: int = 1, fd: int | None = None) -> None:
+        """Maps the file of this descriptor; None: makes one, all zeros. Raises OSError."""
+        if fd is None:
+            fd = anonymous_file(PAGE)
+            weakref.finalize(self, os.close, fd)
+        self.fd = fd
+        both = memoryview(mmap.mmap(fd, PAGE)).cast("i")
+        self.in_flight = both[:frontends]  # of all engines
+        self.connections = both[len(both) // 2 :][:frontends]  # as of the last one it accepted
+
+    @property
+    def alone(self) -> bool:
+        """True if at most one slot is taken in the whole service."""
+        return sum(self.in_flight) <= 1
+
+
 class TensorSlots:
     """One tensor of all slots: an array [slots, *shape], or flat [slots, elements] where sizes vary."""
 
@@ -191,9 +219,10 @@ class SignatureSlots:
 class Memory:
     """Views into the mapping: arrays indexed by slot, by worker or by frontend."""
 
-    def __init__(self, fd: int, layout: SlotLayout) -> None:
+    def __init__(self, fd: int, layout: SlotLayout, counts_fd: int | None) -> None:
         self.fd = fd
         self.layout = layout
+        self.counts = ServiceCounts(layout.frontends, counts_fd)
         self._map = mmap.mmap(fd, self.size(layout))
         self._whole = memoryview(self._map)
         self._address = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
@@ -210,8 +239,6 @@ class Memory:
 
         # frontends, each written by itself
         self.in_flight = self._array("i", frontends)
-        self.connections = self._array("i", frontends)  # as of the last one that any of them accepted
-
         row = statistics_row(layout.max_batch)
         self.statistics = [[self._array("q", row) for _ in layout.signatures] for _ in range(frontends)]
 
@@ -268,11 +295,11 @@ class Memory:
         return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
 
     @classmethod
-    def create(cls, layout: SlotLayout) -> "Memory":
-        """Makes a new mapping, all zeros. Raises OSError."""
+    def create(cls, layout: SlotLayout, counts_fd: int | None = None) -> "Memory":
+        """Makes a new mapping, all zeros, with counts of its own by default. Raises OSError."""
         fd = anonymous_file(cls.size(layout))
         try:
-            return cls(fd, layout)
+            return cls(fd, layout, counts_fd)
         except OSError:
             os.close(fd)
             raise

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from serving.engine.memory import EngineFds
+from serving.engine.memory import EngineFds, ServiceCounts
 from serving.engine.report import WorkerReport
 from serving.engine.supervisor import Supervisor
 from serving.model import Model
@@ -65,6 +65,7 @@ class LocalEngine:
     def __init__(self, settings: Settings, plan: Planner) -> None:
         self._settings = settings
         self._plan = plan
+        self._counts = ServiceCounts()
         self._loading: Supervisor | None = None
         self._stopped = False
 
@@ -85,7 +86,7 @@ class LocalEngine:
     async def _load(self, version: str | None) -> EngineHandle:
         model = Model.read(self._settings.model_dir, version)
         backend, signatures = await asyncio.to_thread(self._plan, model)  # may start a process
-        self._loading = supervisor = Supervisor(backend, model, signatures, self._settings)
+        self._loading = supervisor = Supervisor(backend, model, signatures, self._settings, self._counts)
         try:
             if self._stopped:
                 supervisor.abort_start()

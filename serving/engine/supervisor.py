@@ -15,7 +15,7 @@ from serving.backends import batch_sizes
 from serving.engine import queue, scratch, topology, worker_process
 from serving.engine.client import NOTICE
 from serving.engine.gpu_monitor import GpuMonitor
-from serving.engine.memory import EngineFds, Health, Memory, SlotLayout, send
+from serving.engine.memory import EngineFds, Health, Memory, ServiceCounts, SlotLayout, send
 from serving.engine.report import REPORT, WorkerReport
 from serving.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
 from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe, requeue_inflight
@@ -35,11 +35,13 @@ class Supervisor:
         model: Model,
         signatures: tuple[Signature, ...],
         settings: Settings,
+        counts: ServiceCounts,
         frontends: int = 1,
     ) -> None:
         self._backend = backend
         self._model = model
         self._settings = settings
+        self._counts = counts
         self.version = model.description.version
         per_device = topology.instances(settings)
         gpus = topology.gpus(settings)
@@ -80,7 +82,7 @@ class Supervisor:
     def _allocate(self) -> None:
         """Makes memory, pipes and the thread, or frees all of it and raises OSError or RuntimeError."""
         with contextlib.ExitStack() as stack:
-            self.memory = Memory.create(self.layout)
+            self.memory = Memory.create(self.layout, self._counts.fd)
             stack.callback(self.memory.close)
             self._scratch = scratch.create()
             stack.callback(scratch.remove, self._scratch)
@@ -113,6 +115,7 @@ class Supervisor:
             frontend=frontend,
             layout=self.layout,
             memory_fd=self.memory.fd,
+            counts_fd=self._counts.fd,
             work_fds=(self._work[0][1], self._work[1][1]),
             done_fd=self._done[frontend][0],
             wakeup_fd=self._wakeup[1],
@@ -123,7 +126,7 @@ class Supervisor:
         slots_per_frontend = self.layout.slots_per_frontend
         for slot in range(frontend * slots_per_frontend, (frontend + 1) * slots_per_frontend):
             self.memory.cancelled[slot] = 1
-        self.memory.in_flight[frontend] = self.memory.connections[frontend] = 0
+        self.memory.in_flight[frontend] = 0
 
     def close(self) -> None:
         """Ends the workers and frees the engine; a worker may finish its batch within the hang limit."""
@@ -213,6 +216,7 @@ class Supervisor:
             gpu=process.gpu,
             layout=self.layout,
             memory_fd=self.memory.fd,
+            counts_fd=self._counts.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
             done_fds=tuple(writer for _, writer in self._done),
             epoll_fd=epoll.fileno() if epoll else None,

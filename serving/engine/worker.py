@@ -52,7 +52,7 @@ class Worker:
         self._args = args
         own = {"devices": [args.gpu], "device": args.device}
         self._settings = settings.model_copy(update=own)
-        self._memory = Memory(args.memory_fd, args.layout)
+        self._memory = Memory(args.memory_fd, args.layout, args.counts_fd)
         self._queue = WorkQueue(
             self._memory, args.index, args.work_fds, args.control_fd, settings, args.epoll_fd
         )

@@ -35,6 +35,7 @@ class WorkerArgs:
 
     layout: SlotLayout
     memory_fd: int
+    counts_fd: int
     work_fds: tuple[int, int]
     """Read ends of the work pipes: interactive, bulk."""
 
@@ -52,4 +53,4 @@ class WorkerArgs:
         """Descriptors that the worker inherits."""
         waits = () if self.epoll_fd is None else (self.epoll_fd,)
         own = (*waits, self.control_fd, self.status_fd)
-        return (self.memory_fd, *self.work_fds, *self.done_fds, *own)
+        return (self.memory_fd, self.counts_fd, *self.work_fds, *self.done_fds, *own)

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 protocol of one connection: uvicorn's, with bounds on what a client may cost.
+"""The HTTP/1.1 protocol of connections: uvicorn's, with bounds on what a client may cost.
 
 `server.py` makes one for every connection it accepts; uvicorn by hand takes it with
 `--http serving.http.protocol:HttpProtocol`. Each docstring says what the method does beyond uvicorn's of
@@ -17,8 +17,6 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from serving.http.connections import Connections
-
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -32,6 +30,49 @@ STATUS_LINES = {  # RFC 9110's instead of Python's, which are older before 3.13
     b"HTTP/1.1 413 Request Entity Too Large": b"HTTP/1.1 413 Content Too Large",
     b"HTTP/1.1 422 Unprocessable Entity": b"HTTP/1.1 422 Unprocessable Content",
 }
+
+
+class Connections:
+    """Connections of one web process, counted up to `most`; `server.py` opens them.
+
+    A connection that waits for its client, for a request or for the rest of one, can be closed without
+    harm to the service; the one that has waited longest goes first. A flood of idle or slow connections
+    so pushes out itself, and a client that sends a whole request at once is answered.
+    """
+
+    def __init__(self, most: int = 4096, head_s: float = 20.0, write_s: float = 30.0) -> None:
+        self.most = most
+        self.head_s = head_s  # for a request's head, and for the rest of a body after its answer
+        self.write_s = write_s  # for a client to read a full buffer of answers
+        self.open = 0
+        self.draining = False  # the service is about to end: newest requests are the last ones
+        self._waiting: dict[asyncio.Transport, None] = {}
+
+    def opened(self) -> bool:
+        """Counts one more; False where all are being answered, and it must be `closed` again at once."""
+        self.open += 1
+        return self.open <= self.most or self.make_room()
+
+    def closed(self) -> None:
+        """Counts one fewer."""
+        self.open -= 1
+
+    def mark_idle(self, connection: asyncio.Transport) -> None:
+        """Notes that its client is to send something; one that waits already keeps its place."""
+        self._waiting.setdefault(connection)
+
+    def mark_busy(self, connection: asyncio.Transport) -> None:
+        """Notes that it has a whole request, or is gone."""
+        self._waiting.pop(connection, None)
+
+    def make_room(self) -> bool:
+        """Closes the connection that has waited longest; False where none waits."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return False
+        self.mark_busy(oldest)
+        oldest.abort()
+        return True
 
 
 class ResponseTransport(asyncio.Transport):

@@ -312,7 +312,7 @@ class ServedModel:
         The event loop saves two changes of threads. It prepares small inputs that the task knows to be
         cheap, where the workers are slow or idle enough.
         """
-        on_event_loop = self.prepares_on_event_loop or self.client.alone
+        on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
         if given.size <= self.task.inline_limit and not bulk and on_event_loop:
             fields = given.read()
             inspected = self.task.inspect(fields)

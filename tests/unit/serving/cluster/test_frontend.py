@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Iterator
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -43,8 +42,8 @@ class Accepting(frontend.InheritedServer):
         self.connections.most = 16
         self.accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.own = counts[0]
-        memory, fds = SimpleNamespace(connections=counts), SimpleNamespace(frontend=0)
-        active = Mock(web_processes=2, **{"client.memory": memory, "handle.fds": fds})
+        active = Mock(web_processes=2)
+        active.handle.fds.frontend, active.client.memory.counts.connections = 0, counts
         self._service._active = active
 
     def connect(self, connection: socket.socket) -> None:

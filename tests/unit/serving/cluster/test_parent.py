@@ -186,8 +186,11 @@ async def test_the_connections_of_a_dead_web_process_are_gone(
     parent: cluster.Cluster, frontends: list[End]
 ) -> None:
     tell(parent, frontends[0][0], 2)
+    for counts in (parent._counts.connections, parent._counts.in_flight):
+        counts[0], counts[1] = 2, 1
     parent._on_death(frontends[0][0], -9)
     assert parent._next_ping is None
+    assert list(parent._counts.connections) == list(parent._counts.in_flight) == [0, 1]
 
 
 @pytest.mark.parametrize("port", ["tcp_port", "grpc_port"])
@@ -219,7 +222,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(frontends
         while True:
             messages.send(silent.sock, "ping")
     engine = Mock(version="1", report=reported())
-    engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
+    engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
     cluster.SharedEngine(0, engine).send_to(silent)
     assert silent.popen.wait(20) == -9
 
@@ -229,7 +232,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     """The supervisors of versions 1 and 2, as the parent loads them."""
     made = [Mock(version=version, report=reported()) for version in ("1", "2")]
     for engine in made:
-        engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, (0, 0), 0, 0)
+        engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
     monkeypatch.setattr(cluster, "planner", lambda *_: lambda _: EnginePlan("no:Backend", ()))
     monkeypatch.setattr(Model, "read", Mock())

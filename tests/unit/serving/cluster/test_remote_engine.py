@@ -59,7 +59,7 @@ async def adopt(_: EngineHandle) -> None:
 async def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_path: Path) -> None:
     write_model(tmp_path, "1")
     fd = os.open(os.devnull, os.O_RDWR)
-    fds = EngineFds(0, LAYOUT, fd, (fd, fd), fd, fd)
+    fds = EngineFds(0, LAYOUT, fd, fd, (fd, fd), fd, fd)
     adopted: list[str] = []
 
     async def note(handle: EngineHandle) -> None:

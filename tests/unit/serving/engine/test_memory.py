@@ -45,7 +45,7 @@ def test_arrays_do_not_overlap(memory: Memory) -> None:
 
 
 def test_another_mapping_of_the_same_descriptor_sees_the_same(memory: Memory) -> None:
-    other = Memory(os.dup(memory.fd), LAYOUT)
+    other = Memory(os.dup(memory.fd), LAYOUT, memory.counts.fd)
     memory.state[3] = State.DONE
     memory.signatures[0].inputs[0].array[3] = 9
     assert other.state[3] == State.DONE

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from serving.engine.client import EngineClient
-from serving.engine.memory import EngineFds, Memory, SlotLayout, State
+from serving.engine.memory import EngineFds, Memory, ServiceCounts, SlotLayout, State
 from serving.errors import OverloadedError
 from serving.tasks.image_classification import image_signatures
 
@@ -18,17 +18,18 @@ LAYOUT = SlotLayout(
 
 
 @contextmanager
-def clients() -> Iterator[list[EngineClient]]:
+def clients(counts_fd: int | None = None) -> Iterator[list[EngineClient]]:
     """One for each web process, over one mapping that admits four requests; inside an event loop."""
     with ExitStack() as held:
-        memory = Memory.create(LAYOUT)
+        memory = Memory.create(LAYOUT, counts_fd)
         held.callback(memory.close)
         done = [os.pipe() for _ in range(LAYOUT.frontends)]
         made = []
         for index, (reader, writer) in enumerate(done):
             held.callback(os.close, reader)
             held.callback(os.close, writer)
-            fds = EngineFds(index, LAYOUT, memory.fd, (writer, writer), reader, writer)
+            shared = memory.fd, memory.counts.fd
+            fds = EngineFds(index, LAYOUT, *shared, (writer, writer), reader, writer)
             client = EngineClient(fds, lambda *_: None)
             client.open()
             held.callback(client.close)
@@ -78,7 +79,6 @@ async def test_what_a_dead_web_process_left_counts_until_a_worker_has_come_acros
     with clients() as (first, second, _):
         (slot,) = first.acquire().indices
         first.memory.state[slot] = State.QUEUED
-        first.memory.in_flight[0] = 0  # its parent has seen it die
         first.close()
         successor = EngineClient(first._fds, lambda *_: None)
         successor.open()
@@ -87,3 +87,27 @@ async def test_what_a_dead_web_process_left_counts_until_a_worker_has_come_acros
         with pytest.raises(OverloadedError):
             second.acquire(count=4)
         successor.close()
+
+
+async def test_a_request_is_alone_only_if_no_engine_of_the_service_has_another() -> None:
+    counts = ServiceCounts(LAYOUT.frontends)
+    with clients(counts.fd) as (first, _, third), clients(counts.fd) as (other, *_):
+        taken = first.acquire()
+        assert counts.alone
+        with other.acquire():
+            assert list(counts.in_flight) == [2, 0, 0]
+            assert not first.memory.counts.alone
+            assert other.memory.free_slots == 3  # every engine admits as many
+        with third.acquire():
+            assert not other.memory.counts.alone
+        first.free(taken.indices)
+        assert list(counts.in_flight) == [0, 0, 0]
+
+
+async def test_an_engine_that_is_given_back_takes_its_requests_out_of_the_count() -> None:
+    counts = ServiceCounts(LAYOUT.frontends)
+    with clients(counts.fd) as (first, second, _):
+        first.acquire(count=2)
+        second.acquire()
+        first.close()
+        assert list(counts.in_flight) == [0, 1, 0]

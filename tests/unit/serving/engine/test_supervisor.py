@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from serving.engine.memory import ServiceCounts
 from serving.engine.provider import EnginePlan, LocalEngine
 from serving.engine.supervisor import Supervisor
 from serving.engine.worker_args import REFRESH_HEARTBEAT
@@ -29,6 +30,7 @@ def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Superv
         model,
         ImageClassification.plan(TaskParts(model, Settings())),
         Settings(instances=3),
+        ServiceCounts(),
     )
     made._allocate()
     made._startup_over.set()

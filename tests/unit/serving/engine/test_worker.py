@@ -41,6 +41,7 @@ def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object
             device="cpu",
             layout=LAYOUT,
             memory_fd=memory.fd,
+            counts_fd=memory.counts.fd,
             work_fds=(interactive[0], bulk[0]),
             done_fds=(done[1],),
             epoll_fd=os.dup(epoll.fileno()) if epoll else None,  # the worker closes its own

@@ -108,6 +108,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         device="cpu",
         layout=LAYOUT,
         memory_fd=memory.fd,
+        counts_fd=memory.counts.fd,
         work_fds=(0, 0),
         done_fds=(),
     )

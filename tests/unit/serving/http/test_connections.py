@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 
 from serving import server as server_module
-from serving.http.connections import Connections, most_connections
-from serving.server import Server
+from serving.http.protocol import Connections
+from serving.server import Server, most_connections
 from serving.settings import Settings
 
 

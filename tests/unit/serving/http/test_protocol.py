@@ -14,11 +14,11 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from serving.http.connections import Connections
 from serving.http.protocol import (
     CONTINUE,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
+    Connections,
     HttpProtocol,
     ResponseTransport,
 )

@@ -62,5 +62,5 @@ def decodes_on_event_loop(
     )
     batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
     report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
-    handle = EngineHandle(model, EngineFds(0, layout, 0, (0, 0), 0, 0), report, Mock())
+    handle = EngineHandle(model, EngineFds(0, layout, 0, 0, (0, 0), 0, 0), report, Mock())
     return ServedModel(handle, Settings(), Metrics(), Mock()).prepares_on_event_loop
