@@ -192,11 +192,14 @@ class Cluster:
     def _on_ready(self, frontend: FrontendProcess) -> None:
         if self._accepting:
             frontend.send("accept")
-        elif sum(one.ready for one in self._frontends.values()) == self._count and not self._stopping:
+        elif (
+            sum(process.ready for process in self._frontends.values()) == self._count
+            and not self._stopping
+        ):
             self._accepting = True
             listen(self._listener, self._settings)
-            for one in self._frontends.values():
-                one.send("accept")
+            for process in self._frontends.values():
+                process.send("accept")
             host, port = self._listener.getsockname()[:2]
             logger().info("listening", host=host, port=port, web_processes=self._count)
 

@@ -51,5 +51,5 @@ class WorkerArgs:
     def passed_fds(self) -> tuple[int, ...]:
         """Descriptors that the worker inherits."""
         waits = () if self.epoll_fd is None else (self.epoll_fd,)
-        own = (*waits, self.control_fd, self.status_fd)
-        return (self.memory_fd, *self.work_fds, *self.done_fds, *own)
+        single_fds = (*waits, self.control_fd, self.status_fd)
+        return (self.memory_fd, *self.work_fds, *self.done_fds, *single_fds)

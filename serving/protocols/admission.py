@@ -53,13 +53,13 @@ class KeyCheck:
         if self._key is None:
             return
         scheme, _, token = authorization.partition(" ")
-        given = token.strip().encode("latin-1", "replace")
-        if scheme.lower() != "bearer" or not self.matches(given):
+        key = token.strip().encode("latin-1", "replace")
+        if scheme.lower() != "bearer" or not self.matches(key):
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 
-    def matches(self, given: bytes) -> bool:
-        """Whether `given` is the key; True where none is needed."""
-        return self._key is None or hmac.compare_digest(given, self._key)
+    def matches(self, key: bytes) -> bool:
+        """Whether `key` is the key; True where none is needed."""
+        return self._key is None or hmac.compare_digest(key, self._key)
 
     def documented(self) -> list[params.Depends]:
         """Returns the dependency with which Swagger offers to authorize; the check is the handler's."""

@@ -74,11 +74,11 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
         raise InvalidRequestError(f"the one signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
     if (body.instances is msgspec.UNSET) == (body.inputs is msgspec.UNSET):
         raise InvalidRequestError("send either instances or inputs")
-    given = body.inputs if body.instances is msgspec.UNSET else body.instances
-    assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
-    check_size(given, entry, most)
-    by_rows = given is body.instances
-    count, values = (rows if by_rows else columns)(given, entry, most)
+    raw = body.inputs if body.instances is msgspec.UNSET else body.instances
+    assert isinstance(raw, msgspec.Raw)  # noqa: S101 one of the two is there
+    check_size(raw, entry, most)
+    by_rows = raw is body.instances
+    count, values = (rows if by_rows else columns)(raw, entry, most)
     return call_of(entry, count, values, by_rows=by_rows)
 
 
@@ -104,41 +104,41 @@ def known_names(entry: CatalogEntry) -> tuple[str, ...]:
 
 def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
     """Returns the JSON of each input's value. Raises InvalidRequestError for a wrong set of names."""
-    given = {
+    by_name = {
         name: bytes(raw)
         for index, name in enumerate(known_names(entry))
         if (raw := getattr(named, f"_{index}")) is not msgspec.UNSET
     }
     if spec := entry.default_input:
-        if list(given) == ["b64"]:
-            return {spec.name: b'{"b64":' + given["b64"] + b"}"}
-        if list(given) == [ALIAS]:
-            return {spec.name: given[ALIAS]}
-    if len(entry.inputs) == 1 and list(given) != [entry.inputs[0].name]:
+        if list(by_name) == ["b64"]:
+            return {spec.name: b'{"b64":' + by_name["b64"] + b"}"}
+        if list(by_name) == [ALIAS]:
+            return {spec.name: by_name[ALIAS]}
+    if len(entry.inputs) == 1 and list(by_name) != [entry.inputs[0].name]:
         raise InvalidRequestError(
-            f"the one input is {entry.inputs[0].name}, not {', '.join(given)[:80]!r}"
+            f"the one input is {entry.inputs[0].name}, not {', '.join(by_name)[:80]!r}"
         )
     for spec in entry.inputs:
-        if spec.name not in given and not spec.is_optional:
+        if spec.name not in by_name and not spec.is_optional:
             raise InvalidRequestError(f"{spec.name} is missing")
     known = {spec.name for spec in entry.inputs}
-    if other := [name for name in given if name not in known]:
+    if other := [name for name in by_name if name not in known]:
         raise InvalidRequestError(f"{other[0]} stands for {entry.inputs[0].name}, and for it alone")
-    return given
+    return by_name
 
 
 def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> tuple[int, dict[str, Values]]:
     """Parses `instances`: objects that name the inputs, or values of the only one."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
         return joined([column(raw, only_input(entry), most)])
-    found = decode_json(named_decoder(known_names(entry), rows=True), raw)
-    check_count(len(found), most)
-    values = [values_of(each, entry) for each in found]
-    if any(each.keys() != values[0].keys() for each in values):
+    objects = decode_json(named_decoder(known_names(entry), rows=True), raw)
+    check_count(len(objects), most)
+    values = [values_of(instance, entry) for instance in objects]
+    if any(row.keys() != values[0].keys() for row in values):
         raise InvalidRequestError("all instances need the same inputs")
     return joined(
         [
-            column(msgspec.Raw(b"[" + b",".join(each[spec.name] for each in values) + b"]"), spec, most)
+            column(msgspec.Raw(b"[" + b",".join(row[spec.name] for row in values) + b"]"), spec, most)
             for spec in entry.inputs
             if spec.name in values[0]
         ]
@@ -167,12 +167,12 @@ def only_input(entry: CatalogEntry) -> ColumnSpec:
     return entry.default_input
 
 
-def joined(found: list[tuple[str, Values]]) -> tuple[int, dict[str, Values]]:
+def joined(named_columns: list[tuple[str, Values]]) -> tuple[int, dict[str, Values]]:
     """Returns the number of rows of columns, and the columns. Raises InvalidRequestError."""
-    count, *others = {len(content) for _, content in found}
+    count, *others = {len(content) for _, content in named_columns}
     if others:
         raise InvalidRequestError("the inputs have different numbers of rows")
-    return count, dict(found)
+    return count, dict(named_columns)
 
 
 def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> tuple[str, Values]:
@@ -192,9 +192,9 @@ def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> tuple[str, Values]:
 
 def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
     """Parses numbers to [N, *dims]."""
-    found, of_one = commas(raw) + 1, spec.largest
-    if found > of_one * most or (-1 not in spec.dims and found % of_one):
-        raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {found} in all")
+    count, of_one = commas(raw) + 1, spec.largest
+    if count > of_one * most or (-1 not in spec.dims and count % of_one):
+        raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {count} in all")
     is_scalar = spec.field is not None and spec.dims == (1,)
     dims = () if is_scalar else spec.dims
     array = json_array(raw, 1 + len(dims), spec)

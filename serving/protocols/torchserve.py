@@ -133,11 +133,11 @@ def predictions_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
         task, content_type = entry.model.task, request.headers.get("content-type")
 
         def decode(body: bytes) -> Call:
-            given = Input(len(body), partial(fields_of, task, body, content_type))
-            return Call(entry.model, [given], top_k=min(TOP, len(task.labels)) or 1)
+            source = Input(len(body), partial(fields_of, task, body, content_type))
+            return Call(entry.model, [source], top_k=min(TOP, len(task.labels)) or 1)
 
-        _, found = await pipeline.http(request, entry.model, decode, inline_bytes=None)
-        return json_response(answer(found.task, found.candidates[0]))
+        _, result = await pipeline.http(request, entry.model, decode, inline_bytes=None)
+        return json_response(answer(result.task, result.candidates[0]))
 
     return router
 
@@ -147,7 +147,7 @@ def answer(task: Task, top: Sequence[Candidate]) -> Any:
     if not task.labels:
         return task.to_json(top, with_top=False)
     label, probability = (field.name for field in task.answer)
-    return {each[label]: each[probability] for each in top}
+    return {candidate[label]: candidate[probability] for candidate in top}
 
 
 def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
