@@ -49,8 +49,8 @@ DESCRIBED = [
 
 def environment_of(service: dict[str, Any]) -> dict[str, str | None]:  # Any: YAML
     """Its variables."""
-    found: dict[str, str | None] = service.get("environment", {})
-    return found
+    variables: dict[str, str | None] = service.get("environment", {})
+    return variables
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -126,11 +126,11 @@ def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
 @pytest.mark.parametrize("overlay", ["gpu", "secrets"])
 def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     """What an overlay only adds to must be there: compose refuses a service without an image."""
-    added, one, several = (
+    added, single, several = (
         set(yaml.safe_load((DOCKER / f"docker-compose-{name}.yaml").read_text())["services"])
         for name in (overlay, "fastapi", "scale")
     )
-    assert added <= one & several
+    assert added <= single & several
 
 
 def test_what_holds_keys_is_not_committed() -> None:

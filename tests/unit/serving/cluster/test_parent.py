@@ -66,11 +66,11 @@ def frontends(parent: cluster.Cluster) -> Iterator[list[End]]:
 
 def received(end: socket.socket) -> list[str]:
     """The types of the messages that wait at a frontend's end."""
-    found = []
+    types = []
     with contextlib.suppress(BlockingIOError):
         while True:
-            found.append(json.loads(end.recv(messages.MAX_MESSAGE))["type"])
-    return found
+            types.append(json.loads(end.recv(messages.MAX_MESSAGE))["type"])
+    return types
 
 
 def tell(parent: cluster.Cluster, frontend: FrontendProcess, connections: int) -> None:
