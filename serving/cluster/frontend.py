@@ -87,7 +87,7 @@ def main() -> None:
     except ConfigurationError as error:
         print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201
         os._exit(1)
-    os._exit(0)  # nothing is left to do, and the decoding threads may hold a picture
+    os._exit(0)  # nothing is left to do, and the decoding threads may hold an image
 
 
 if __name__ == "__main__":

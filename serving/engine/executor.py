@@ -369,7 +369,7 @@ class BatchExecutor:
         return batch
 
     def report(self, slots: list[int]) -> None:
-        """Sends slots' records to their frontends; never blocks: a done pipe has room for all slots."""
+        """Sends slots' records to their web processes. Never blocks: a done pipe has room for all."""
         memory = self._memory
         by_owner: dict[int, list[int]] = {}
         for slot in slots:

@@ -174,9 +174,8 @@ def measure(
                 del times[size]
         if not left:
             raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
-        measured = sum(
-            sum(durations[1:]) for durations in times.values()
-        )  # the first call plans and allocates
+        # the first call plans and allocates
+        measured = sum(sum(durations[1:]) for durations in times.values())
         if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(left):
             continue
         if measured > MAX_ROUNDS_S or is_undisturbed(

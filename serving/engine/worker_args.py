@@ -39,7 +39,7 @@ class WorkerArgs:
     """Read ends of the work pipes: interactive, bulk."""
 
     done_fds: tuple[int, ...]
-    """Write ends of the done pipes, one for each frontend."""
+    """Write ends of the done pipes, one for each web process."""
 
     epoll_fd: int | None = None
     """What `queue.exclusive_epoll` has made for this worker."""

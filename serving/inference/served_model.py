@@ -98,8 +98,8 @@ class ModelMetadata:
     """Library and version, such as `onnxruntime 1.31.1`."""
 
     on_gpu: bool
-    instances: int
-    ready_instances: int
+    workers: int
+    ready_workers: int
     batch_cap: int
     """Largest batch that warm-up chose."""
 
@@ -209,8 +209,8 @@ class ServedModel:
             signatures=self.signatures,
             backend=report.info.backend,
             on_gpu=report.on_gpu,
-            instances=self.handle.fds.layout.workers,
-            ready_instances=self.client.memory.ready_workers[0],
+            workers=self.handle.fds.layout.workers,
+            ready_workers=self.client.memory.ready_workers[0],
             batch_cap=report.batch_cap,
         )
 

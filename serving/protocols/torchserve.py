@@ -158,13 +158,13 @@ def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
         "modelVersion": entry.version,
         "modelUrl": service.settings.model_dir.name,
         "runtime": model.backend,
-        "minWorkers": model.instances,
-        "maxWorkers": model.instances,
+        "minWorkers": model.workers,
+        "maxWorkers": model.workers,
         "batchSize": model.batch_cap,
         "maxBatchDelay": service.settings.max_queue_delay_us // 1000,
         "loadedAtStartup": True,
         "workers": [
-            {"id": str(index), "status": "READY" if index < model.ready_instances else "UNLOADING"}
-            for index in range(model.instances)
+            {"id": str(index), "status": "READY" if index < model.ready_workers else "UNLOADING"}
+            for index in range(model.workers)
         ],
     }

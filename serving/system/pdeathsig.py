@@ -1,6 +1,6 @@
 """Parent-death signal (Linux): ends a process when the parent that started it is gone.
 
-Called at start by workers, frontend processes and `launch.py`.
+Called at start by workers, web processes and `launch.py`.
 """
 
 import ctypes

@@ -74,7 +74,7 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
             {
                 "name": f"{entry.name}_0",
                 "kind": "KIND_GPU" if model.on_gpu else "KIND_CPU",
-                "count": model.instances,
+                "count": model.workers,
             }
         ],
         "dynamic_batching": {

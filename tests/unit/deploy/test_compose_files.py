@@ -181,7 +181,9 @@ def test_the_threads_of_a_large_machine_fit_the_limit(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cpus, "usable", lambda: 192)
     settings = Settings(device="auto")
     for_one_input = topology.single_request_threads(settings) or 0
-    threads = topology.instances(settings) * (1 + for_one_input)  # where a record wakes all workers
+    threads = topology.workers_per_device(settings) * (
+        1 + for_one_input
+    )  # where a record wakes all workers
     threads += topology.decoding_threads(settings)
     service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
     assert threads + 256 < service["pids_limit"]

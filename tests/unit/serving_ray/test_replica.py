@@ -55,7 +55,7 @@ class Service:
 
     def metadata(self) -> SimpleNamespace:
         """Two workers."""
-        return SimpleNamespace(ready_instances=2, signatures=("image", "tensor"))
+        return SimpleNamespace(ready_workers=2, signatures=("image", "tensor"))
 
 
 def test_a_replica_reports_what_happened_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
