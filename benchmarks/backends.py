@@ -52,12 +52,12 @@ def candidates(model: Model) -> dict[str, Infer]:
     from fastapi_pt.backend import TorchBackend
 
     settings = Settings(device="cpu", intra_op_threads=1)
-    found: dict[str, Infer] = {"PyTorch eager": eager(model)}
+    infer_by_name: dict[str, Infer] = {"PyTorch eager": eager(model)}
     backends: dict[str, Backend] = {"fastapi_pt": TorchBackend(), "fastapi_onnx": OnnxBackend()}
     for name, backend in backends.items():
         backend.load(model, settings)
-        found[name] = partial(compute_logits, backend)
-    return found
+        infer_by_name[name] = partial(compute_logits, backend)
+    return infer_by_name
 
 
 def main(

@@ -23,11 +23,11 @@ def loads(photo: Path, out: Path) -> None:
     plan = Plan(2, 2, 3, 6)
     with service.running("fastapi_onnx") as served:
         target = Target(served.url, [photo.read_bytes()])
-        found = [target.closed(count, plan) for count in (1, 4, 16, 64)]
-        best = max(one.per_second for one in found)
-        found.append(target.open(round(SHARE * best), Arrivals.POISSON, plan))
+        results = [target.closed(count, plan) for count in (1, 4, 16, 64)]
+        best = max(result.per_second for result in results)
+        results.append(target.open(round(SHARE * best), Arrivals.POISSON, plan))
         load.publish(
-            target, found, out / "limit.json", out / "load.json", out / "load.csv", out / "load"
+            target, results, out / "limit.json", out / "load.json", out / "load.csv", out / "load"
         )
 
 

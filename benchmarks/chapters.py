@@ -55,18 +55,18 @@ def made_by(content: Content) -> str:
 def load(content: Content) -> str:
     """The shipped model under several loads, and where the milliseconds go."""
     rows = []
-    for one in content["results"]:
-        server = one["server_ms"] or {}
+    for row in content["results"]:
+        server = row["server_ms"] or {}
         stages = "/".join(f"{server.get(stage, 0):.1f}" for stage in STAGES)
-        share = f"{one['share_of_limit']:.2f}" if one["share_of_limit"] else ""
-        mark = "" if one["stable"] is not False else " (not stable)"
+        share = f"{row['share_of_limit']:.2f}" if row["share_of_limit"] else ""
+        mark = "" if row["stable"] is not False else " (not stable)"
         rows.append(
             [
-                one["load"] + mark,
-                f"{one['per_second']:.0f}",
-                *(f"{one[name]:.1f}" for name in ("p50", "p95", "p99")),
+                row["load"] + mark,
+                f"{row['per_second']:.0f}",
+                *(f"{row[name]:.1f}" for name in ("p50", "p95", "p99")),
                 stages,
-                f"{one['mean_batch'] or 0:.1f}",
+                f"{row['mean_batch'] or 0:.1f}",
                 share,
             ]
         )
@@ -120,7 +120,9 @@ def overload(content: Content) -> str:
 
 def stress(content: Content) -> str:
     """Mean latency and its standard deviation: instances down, clients across."""
-    cells = {(one["instances"], one["seen"]["simultaneous_clients"]): one for one in content["results"]}
+    cells = {
+        (cell["instances"], cell["seen"]["simultaneous_clients"]): cell for cell in content["results"]
+    }
     clients = sorted({key[1] for key in cells})
     rows = []
     for instances in sorted({key[0] for key in cells}):
@@ -140,13 +142,13 @@ def jobs(content: Content) -> str:
     """A model in every job against one service for all."""
     rows = [
         [
-            one["arrangement"],
-            f"{one['seconds']:.1f} s",
-            f"{one['images_per_second']:.2f}",
-            f"{one['cpu_percent']:.0f} %",
-            f"{one['memory_mb']:.0f} MB",
+            row["arrangement"],
+            f"{row['seconds']:.1f} s",
+            f"{row['images_per_second']:.2f}",
+            f"{row['cpu_percent']:.0f} %",
+            f"{row['memory_mb']:.0f} MB",
         ]
-        for one in content["results"]
+        for row in content["results"]
     ]
     return markdown(["arrangement", "total", "images/s", "highest CPU", "highest memory"], rows)
 
@@ -156,14 +158,14 @@ def scale(content: Content) -> str:
     results = content["results"]
     measured = [
         [
-            f"{one['sleep ms']:g} ms",
-            str(one["web processes"]),
-            f"{one['1/s']:.0f}/s, p99 {one['p99 ms']:.0f} ms",
-            " / ".join(f"{one[f'{part} ms']:.2f}" for part in ("web", "worker", "wrk")),
-            " / ".join(f"{one[f'{part} busy']:.0%}" for part in ("web", "workers", "machine")),
-            one["limit"],
+            f"{row['sleep ms']:g} ms",
+            str(row["web processes"]),
+            f"{row['1/s']:.0f}/s, p99 {row['p99 ms']:.0f} ms",
+            " / ".join(f"{row[f'{part} ms']:.2f}" for part in ("web", "worker", "wrk")),
+            " / ".join(f"{row[f'{part} busy']:.0%}" for part in ("web", "workers", "machine")),
+            row["limit"],
         ]
-        for one in results["measured"]
+        for row in results["measured"]
     ]
     head = ["a worker sleeps", "web processes", "answers", "CPU ms a request: web / worker / wrk"]
     workers = ", ".join(f"{ms:.2f} ms in {name}" for name, ms in results["worker_ms"].items())
@@ -173,7 +175,7 @@ def scale(content: Content) -> str:
         CALCULATION.strip().format(**results, workers=workers),
         markdown(
             list(results["calculated"][0]),
-            [list(map(str, one.values())) for one in results["calculated"]],
+            [list(map(str, row.values())) for row in results["calculated"]],
         ),
     ]
     return "\n\n".join(parts)
@@ -235,7 +237,7 @@ def ray(folder: Path = RESULTS) -> str:
     parts = []
     for name in ("ray", "ray-int8"):
         content = read(folder, name)
-        rows = [[str(value) for value in one.values()] for one in content["results"]]
+        rows = [[str(value) for value in row.values()] for row in content["results"]]
         parts += [made_by(content), markdown(list(content["results"][0]), rows)]
     return "\n\n".join(parts)
 

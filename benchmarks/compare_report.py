@@ -96,18 +96,18 @@ def costs(results: Content) -> str:
 
 def slower(results: Content) -> str:
     """Where another server was faster or had the lower p99, and the share of the limit."""
-    found = []
+    remarks = []
     for name, loads in results.items():
         ours = results.get(reference(name))
         if name == reference(name) or name.startswith(IN_PROCESS) or not ours:
             continue
         for load, figures in loads.items():
             if (value := ratio(ours[load], figures)) < LEVEL:
-                found.append(f"{name} answers {1 / value:.2f} times as many at {singular(load)}")
+                remarks.append(f"{name} answers {1 / value:.2f} times as many at {singular(load)}")
             theirs, mine = median(figures, "p99_ms"), median(ours[load], "p99_ms")
             if theirs < mine and not name.startswith(OURS):
                 where = f"at {singular(load)} ({theirs:.0f} against {mine:.0f} ms)"
-                found.append(f"{name} has the lower p99 {where}")
+                remarks.append(f"{name} has the lower p99 {where}")
     listed = [
         ", ".join(f"{share:.2f} at {load}" for load, share in shares.items())
         + (" in int8" if end else "")
@@ -116,7 +116,7 @@ def slower(results: Content) -> str:
     ]
     best = "Of the best that the same cores did in process, in any round, this service reaches"
     reached = f"{best} {'; '.join(listed)}." if listed else ""
-    return f"Slower, or later: {'; '.join(found) or 'nothing in these rounds'}. {reached}".strip()
+    return f"Slower, or later: {'; '.join(remarks) or 'nothing in these rounds'}. {reached}".strip()
 
 
 def headline(content: Content) -> str:

@@ -77,5 +77,5 @@ def versions(environment: Environment, folder: Path) -> dict[str, str]:
     runtime = "onnxruntime-gpu" if environment.gpu else "onnxruntime"
     command = [str(python_for(environment, folder)), "-c", ASK_VERSIONS, *names, runtime]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
-    found: dict[str, str] = json.loads(output)
-    return {f"{environment.name}: {name}": version for name, version in found.items()}
+    by_name: dict[str, str] = json.loads(output)
+    return {f"{environment.name}: {name}": version for name, version in by_name.items()}

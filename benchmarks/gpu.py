@@ -66,16 +66,16 @@ def served(package: str, architecture: str, photo: bytes, motor: str, full: bool
             return Target(running_.url, [photo], protocol, motor=motor)
 
         raw = target(Protocol.RAW).closed(CONNECTIONS, PLAN)
-        found = {"backend": package, "model": architecture, "described": described(running_.url)}
-        found["raw"] = asdict(raw)
+        figures = {"backend": package, "model": architecture, "described": described(running_.url)}
+        figures["raw"] = asdict(raw)
         if full:
-            found["json"] = asdict(target(Protocol.JSON).closed(CONNECTIONS, PLAN))
+            figures["json"] = asdict(target(Protocol.JSON).closed(CONNECTIONS, PLAN))
             python = target(Protocol.RAW, "python")  # wrk has no open loop
-            found["one"] = asdict(python.closed(1, PLAN))
+            figures["one"] = asdict(python.closed(1, PLAN))
             for name, share in (("half", 0.5), ("most", 0.8)):
                 rate = round(share * raw.per_second)
-                found[name] = asdict(python.open(rate, Arrivals.POISSON, PLAN))
-    return found
+                figures[name] = asdict(python.open(rate, Arrivals.POISSON, PLAN))
+    return figures
 
 
 def described(url: str) -> Row:

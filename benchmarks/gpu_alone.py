@@ -53,16 +53,16 @@ def measure(
     module, _, name = importlib.import_module(package).BACKEND.partition(":")
     backend: Backend = getattr(importlib.import_module(module), name)()
     info = backend.load(model, settings)
-    found = []
+    rows = []
     for size in reversed(batch_sizes.sizes(settings, "cuda")):
         try:
             per_second = rate(backend, size, model.description.pipeline.output_size, seconds)
         except OutOfDeviceMemoryError:
             continue
         row = {"backend": package, "precision": info.precision, "graphs": graphs, "batch": size}
-        found.append({**row, "per_second": round(per_second, 1)})
+        rows.append({**row, "per_second": round(per_second, 1)})
     backend.close()
-    return found
+    return rows
 
 
 if __name__ == "__main__":

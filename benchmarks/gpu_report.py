@@ -38,14 +38,14 @@ def served(figures: Row) -> str:
     """Returns the table of the service's rates, its ratios to other figures, and its latencies."""
     decoding = figures["decoding"]["per_second"]
     lines = []
-    for one in figures["served"]:
-        raw = one["raw"]["per_second"]
-        cells = [f"{one['model']}, {one['backend']}", f"{raw:.0f}", f"{raw / decoding:.2f}"]
-        if "json" in one:
+    for row in figures["served"]:
+        raw = row["raw"]["per_second"]
+        cells = [f"{row['model']}, {row['backend']}", f"{raw:.0f}", f"{raw / decoding:.2f}"]
+        if "json" in row:
             cells += [
-                f"{one['json']['per_second'] / raw:.2f}",
-                f"{one['half']['p99']:.1f}",
-                f"{one['most']['p50'] / one['one']['p50']:.2f}",
+                f"{row['json']['per_second'] / raw:.2f}",
+                f"{row['half']['p99']:.1f}",
+                f"{row['most']['p50'] / row['one']['p50']:.2f}",
             ]
         lines.append([*cells, *[""] * (6 - len(cells))])
     head = [
@@ -61,18 +61,18 @@ def served(figures: Row) -> str:
 
 def shares_of_device(figures: Row) -> list[str]:
     """Returns the service's share of the device's own throughput at the batch size it chose."""
-    found = []
-    for one in figures["served"]:
-        described = one["described"]
+    shares = []
+    for entry in figures["served"]:
+        described = entry["described"]
         same = [
             row["per_second"]
             for row in figures["alone"]
             if (row["model"], row["backend"], row["precision"], row["batch"])
-            == (one["model"], one["backend"], described["precision"], described["max_batch_size"])
+            == (entry["model"], entry["backend"], described["precision"], described["max_batch_size"])
         ]
         if same:
-            share = one["raw"]["per_second"] / max(same)
-            found.append(f"{one['model']}, {one['backend']}: {share:.2f}")
-    if not found:
+            share = entry["raw"]["per_second"] / max(same)
+            shares.append(f"{entry['model']}, {entry['backend']}: {share:.2f}")
+    if not shares:
         return []
-    return [f"Of the device's own throughput at the batch that was chosen: {'; '.join(found)}."]
+    return [f"Of the device's own throughput at the batch that was chosen: {'; '.join(shares)}."]

@@ -84,7 +84,9 @@ def run(url: str, payload: Payload, plan: Schedule, seconds: float) -> Flood:
             seen.setdefault(status, []).append(us)
     cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
     return Flood(
-        answers=Counter({str(s) if s > 0 else "failed": len(found) for s, found in seen.items()}),
+        answers=Counter(
+            {str(s) if s > 0 else "failed": len(durations) for s, durations in seen.items()}
+        ),
         refused_p50_ms=median_ms(seen.get(503, [])),
         answered_p50_ms=median_ms(seen.get(200, [])),
         generator_cores=cpu_s / whole_s,

@@ -20,10 +20,10 @@ CLASSES = 1000
 Measurement = Callable[[Progress], Outcome]
 
 
-def model_folder(given: Path | None, architecture: str) -> Path:
+def model_folder(chosen: Path | None, architecture: str) -> Path:
     """Returns the given folder, or one with random weights, made when it is missing."""
-    if given:
-        return given
+    if chosen:
+        return chosen
     folder = ROOT / "runs" / f"jobs-{architecture}"
     if not (folder / "model.json").exists():
         typer.echo(f"making runs/{folder.name}")
@@ -43,7 +43,7 @@ def arrangements(
 ) -> list[Measurement]:
     """Returns the measurements: own models with each number at once, then the service's variants."""
 
-    def own(count: int) -> Measurement:
+    def in_jobs(count: int) -> Measurement:
         return lambda progress: decentralised(model_dir, photos, backend, images, count, progress)
 
     def served(count: int, batch: int = 1, delay: int = 0) -> Measurement:
@@ -54,7 +54,7 @@ def arrangements(
 
     more = [served(count) for count in sorted(set(instances) - {1})]
     batched = served(1, max_batch_size, max_queue_delay_us)
-    return [*(own(count) for count in at_once), served(1), batched, *more]
+    return [*(in_jobs(count) for count in at_once), served(1), batched, *more]
 
 
 def main(

@@ -137,11 +137,11 @@ class Limit:
             self.decoder.decode(self.photo)
             return 1
 
-        found = [Figure("decode", "Pillow", count, 1, 1, "uint8", []) for count in threads]
+        figures = [Figure("decode", "Pillow", count, 1, 1, "uint8", []) for count in threads]
         for _ in range(self.rounds):
-            for figure in found:
+            for figure in figures:
                 figure.rounds.append(rate([work] * figure.instances, self.seconds))
-        return found
+        return figures
 
     def inference(self, layout: Instances, batches: list[int]) -> list[Figure]:
         """Measures one layout by batch size: inference alone, and decoding with inference.
@@ -198,8 +198,8 @@ def measure(
     precisions: Sequence[str] = ("auto",),
 ) -> dict[str, list[Figure]]:
     """Runs all experiments; skips and reports backends that cannot be used on this machine."""
-    found: dict[str, list[Figure]] = {"decode": experiments.decoding(sorted({1, cores}))}
-    found |= {"infer": [], "whole": []}
+    by_experiment: dict[str, list[Figure]] = {"decode": experiments.decoding(sorted({1, cores}))}
+    by_experiment |= {"infer": [], "whole": []}
     for layout in tqdm(layouts(packages, cores, precisions), desc="layouts", mininterval=1):
         try:
             figures = experiments.inference(layout, batches)
@@ -207,16 +207,16 @@ def measure(
             tqdm.write(f"{layout}: {error}")
             continue
         for figure in figures:
-            found[figure.what].append(figure)
-    return found
+            by_experiment[figure.what].append(figure)
+    return by_experiment
 
 
-def plot_inference(axes: "Axes", found: dict[str, list[Figure]]) -> None:
+def plot_inference(axes: "Axes", by_experiment: dict[str, list[Figure]]) -> None:
     """Plots images a second by batch size, a line per layout."""
     lines: dict[str, list[Figure]] = {}
-    for one in found["infer"]:
-        name = f"{one.backend}, {one.precision}, {one.instances} x {one.threads}"
-        lines.setdefault(name, []).append(one)
+    for figure in by_experiment["infer"]:
+        name = f"{figure.backend}, {figure.precision}, {figure.instances} x {figure.threads}"
+        lines.setdefault(name, []).append(figure)
     for name, points in lines.items():
         axes.plot([p.batch for p in points], [p.per_second for p in points], "o-", label=name)
     axes.set_xscale("log", base=2)
@@ -245,21 +245,23 @@ def main(
     """Measures decoding, inference, and both, without HTTP."""
     experiments = Limit(model_dir, photo.read_bytes(), device, seconds, rounds)
     packages = backend or list(PACKAGES)
-    found = measure(experiments, packages, numbers(batch), cpus.usable(), precision or ["auto"])
-    if not found["whole"]:
+    by_experiment = measure(experiments, packages, numbers(batch), cpus.usable(), precision or ["auto"])
+    if not by_experiment["whole"]:
         raise typer.BadParameter(f"none of {', '.join(packages)} can be used here")
     titles = {
         "decode": "photo to pixels",
         "infer": "inference alone",
         "whole": "decoding and inference: what a service without any overhead would do",
     }
-    for name, figures in found.items():
+    for name, figures in by_experiment.items():
         report.print_table(titles[name], [figure.row() for figure in figures])
     if json_file:
-        results = {name: [figure.record() for figure in figures] for name, figures in found.items()}
+        results = {
+            name: [figure.record() for figure in figures] for name, figures in by_experiment.items()
+        }
         write_results(json_file, report.command(), results, model=experiments.model.description.name)
     if csv_file:
-        rows = [{"what": f.what, **f.row()} for figures in found.values() for f in figures]
+        rows = [{"what": f.what, **f.row()} for figures in by_experiment.values() for f in figures]
         report.write_csv(csv_file, rows)
     if plot:
-        report.save_picture(plot, partial(plot_inference, found=found))
+        report.save_picture(plot, partial(plot_inference, by_experiment=by_experiment))

@@ -38,7 +38,7 @@ def limit_per_second(path: Path | None, precision: str) -> float | None:
 
 def publish(
     target: Target,
-    found: list[Measured],
+    measured: list[Measured],
     limit: Path | None,
     json_file: Path | None,
     csv_file: Path | None,
@@ -47,25 +47,27 @@ def publish(
     """Prints the tables, and writes the requested files."""
     model = describe(target.url) if limit or json_file else None
     best = limit_per_second(limit, (model or {}).get("precision", "fp32"))
-    for one in found:
-        one.share_of_limit = round(one.per_second / best, 3) if best else None
-    rows = [one.seen_by_client() for one in found]
+    for result in measured:
+        result.share_of_limit = round(result.per_second / best, 3) if best else None
+    rows = [result.seen_by_client() for result in measured]
     report.print_table(
         f"{target.protocol} to {target.url}, as the client sees it; latencies in ms", rows
     )
     report.print_table(
         "where the median's milliseconds go, as the server says; outside: before and after it",
-        [one.seen_by_server() for one in found],
-        [warning for one in found for warning in one.warnings()],
+        [result.seen_by_server() for result in measured],
+        [warning for result in measured for warning in result.warnings()],
     )
     if json_file:
-        results = [asdict(one) for one in found]
+        results = [asdict(result) for result in measured]
         write_results(json_file, report.command(), results, model=model)
     if csv_file:
-        report.write_csv(csv_file, [{**one.seen_by_client(), **one.seen_by_server()} for one in found])
+        report.write_csv(
+            csv_file, [{**result.seen_by_client(), **result.seen_by_server()} for result in measured]
+        )
     if plot:
-        plots = [partial(plot_latencies, measured=found)]
-        closed = [one for one in found if one.offered_per_second is None]
+        plots = [partial(plot_latencies, measured=measured)]
+        closed = [result for result in measured if result.offered_per_second is None]
         if len(closed) > 1:
             plots.append(partial(plot_throughput, measured=closed))
         report.save_picture(plot, *plots)
@@ -98,8 +100,8 @@ def main(
     if rate is not None:
         if not (math.isfinite(rate) and rate > 0):
             raise typer.BadParameter("--rate must be a positive number")
-        found = [target.open(rate, arrivals, plan)]
+        results = [target.open(rate, arrivals, plan)]
     else:
         loads = numbers(concurrency)
-        found = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
-    publish(target, found, limit, json_file, csv_file, plot)
+        results = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
+    publish(target, results, limit, json_file, csv_file, plot)

@@ -51,13 +51,13 @@ def commit() -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of this project's own packages, by name."""
-    found = {}
+    by_name = {}
     for name in OWN_PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_name[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def machine(others: Mapping[str, str] | None = None) -> Facts:

@@ -57,22 +57,22 @@ class Measured:
 
     def warnings(self) -> list[str]:
         """Returns reasons to distrust these figures."""
-        found = []
+        texts = []
         if not self.statuses:
-            found.append(f"{self.load}: no answer came while it was measured")
+            texts.append(f"{self.load}: no answer came while it was measured")
         failed = {status: count for status, count in self.statuses.items() if status != "200"}
         if failed:
-            found.append(f"{self.load}: other answers than 200: {failed}")
+            texts.append(f"{self.load}: other answers than 200: {failed}")
         if self.stable is False:
-            found.append(f"{self.load}: not stable, the last windows differ by more than 10 %")
+            texts.append(f"{self.load}: not stable, the last windows differ by more than 10 %")
         if self.motor == "python" and self.generator_cores > BUSY:
-            found.append(
+            texts.append(
                 f"{self.load}: the load generator was the limit "
                 f"({self.generator_cores:.2f} cores); use --motor wrk, or several of it"
             )
         if self.late_p99 is not None and self.late_p99 > max(5.0, self.p50):
-            found.append(f"{self.load}: requests were sent late, by {self.late_p99:.0f} ms at p99")
-        return found
+            texts.append(f"{self.load}: requests were sent late, by {self.late_p99:.0f} ms at p99")
+        return texts
 
     def seen_by_client(self) -> dict[str, object]:
         """Returns a row of the clients' table."""
@@ -101,9 +101,9 @@ class Measured:
 
 def plot_latencies(axes: "Axes", measured: list[Measured]) -> None:
     """Plots latency by percentile, with the tail stretched."""
-    for one in measured:
-        points = [(p, value) for p, value in one.distribution if p < 100]
-        axes.plot([1 / (1 - p / 100) for p, _ in points], [v for _, v in points], label=one.load)
+    for result in measured:
+        points = [(p, value) for p, value in result.distribution if p < 100]
+        axes.plot([1 / (1 - p / 100) for p, _ in points], [v for _, v in points], label=result.load)
     ticks = [50, 90, 99, 99.9, 99.99]
     axes.set_xscale("log")
     axes.set_xticks([1 / (1 - p / 100) for p in ticks], [f"{p:g} %" for p in ticks])

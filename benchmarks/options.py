@@ -20,9 +20,9 @@ def milliseconds(text: str) -> list[float]:
 def parsed(text: str, kind: type[Number], least: Number) -> list[Number]:
     """Parses numbers between commas. Raises BadParameter."""
     try:
-        found = [kind(part) for part in text.split(",")]
+        values = [kind(part) for part in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a list of numbers") from error
-    if not least <= min(found) <= max(found) < float("inf"):
+    if not least <= min(values) <= max(values) < float("inf"):
         raise typer.BadParameter(f"every number must be at least {least}")
-    return found
+    return values

@@ -88,7 +88,7 @@ def main(
     if shutil.which("h2load") is None:
         raise typer.BadParameter("h2load is not installed; Debian's package is nghttp2-client")
     target = Target(url, [photo.read_bytes()], Protocol.RAW, motor="wrk")
-    found = measure(target, times, seconds, pid)
-    report.print_table("overload", [{"": key, "value": str(value)} for key, value in found.items()])
+    figures = measure(target, times, seconds, pid)
+    report.print_table("overload", [{"": key, "value": str(value)} for key, value in figures.items()])
     if json_file:
-        write_results(json_file, report.command(), found)
+        write_results(json_file, report.command(), figures)

@@ -99,7 +99,7 @@ def photos(path: Path) -> list[bytes]:
     """Reads the file, or every image of the folder by name. Raises ValueError when there is none."""
     if not path.is_dir():
         return [path.read_bytes()]
-    found = [file.read_bytes() for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES]
-    if not found:
+    images = [file.read_bytes() for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES]
+    if not images:
         raise ValueError(f"no images in {path}")
-    return found
+    return images

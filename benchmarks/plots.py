@@ -46,15 +46,15 @@ def at_headline_load(content: Content, key: str) -> dict[str, float]:
 
 def rates(axes: "Axes", content: Content) -> None:
     """Answers a second of every server; more is better."""
-    found = at_headline_load(content, "per_second")
-    ordered = dict(sorted(found.items(), key=lambda item: -item[1]))
+    values = at_headline_load(content, "per_second")
+    ordered = dict(sorted(values.items(), key=lambda item: -item[1]))
     bars(axes, ordered, f"answers a second, {compare_report.HEADLINE_LOAD} (more is better)")
 
 
 def tails(axes: "Axes", content: Content) -> None:
     """The p99 latency of every server; less is better."""
-    found = at_headline_load(content, "p99_ms")
-    ordered = dict(sorted(found.items(), key=lambda item: item[1]))
+    values = at_headline_load(content, "p99_ms")
+    ordered = dict(sorted(values.items(), key=lambda item: item[1]))
     bars(axes, ordered, f"p99 latency in ms, {compare_report.HEADLINE_LOAD} (less is better)")
 
 
@@ -89,8 +89,8 @@ def latencies_by_clients(axes: "Axes", content: Content) -> None:
 
 def images_per_second(axes: "Axes", content: Content) -> None:
     """Throughput of own models and of one service."""
-    found = {row["arrangement"]: row["images_per_second"] for row in content["results"]}
-    bars(axes, found, "images a second (more is better)", digits=1)
+    values = {row["arrangement"]: row["images_per_second"] for row in content["results"]}
+    bars(axes, values, "images a second (more is better)", digits=1)
 
 
 def rates_by_web_processes(axes: "Axes", content: Content) -> None:
@@ -113,8 +113,8 @@ def rates_by_cores(axes: "Axes", content: Content) -> None:
         same = [row for row in rows if row["precision"] == precision]
         cores = [row["cores"] for row in same]
         (line,) = axes.plot(cores, [row["1/s"] for row in same], "o-", label=precision)
-        one = [row["1/s with one web process"] for row in same]
-        axes.plot(cores, one, "--", color=line.get_color(), label=f"{precision}, one web process")
+        single = [row["1/s with one web process"] for row in same]
+        axes.plot(cores, single, "--", color=line.get_color(), label=f"{precision}, one web process")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
     counts = sorted({row["cores"] for row in rows})

@@ -78,13 +78,13 @@ def measure(
             ALONE: (alone.url + request.path, alone.pid),
             arrangement.proxy: (url, on_ray.keeper.pid),
         }
-        for each, _ in servers.values():
-            wrk.run(each, request.body, max(connections), WARM_UP_S)
+        for target, _ in servers.values():
+            wrk.run(target, request.body, max(connections), WARM_UP_S)
         for _ in range(rounds):
             for count in connections:
-                for name, (each, pid) in servers.items():
+                for name, (target, pid) in servers.items():
                     before = cpu_seconds(tree(pid))
-                    load = wrk.run(each, request.body, count, seconds)
+                    load = wrk.run(target, request.body, count, seconds)
                     used = cpu_seconds(tree(pid)) - before
                     seen[name, count].append((load, 1000 * used / load.requests))
     return [row(arrangement, count, seen) for count in connections]
@@ -129,9 +129,9 @@ def main(
         raise typer.BadParameter(f"there is no {python}: make .venv-ray/installed")
     request, counts = payloads.payload(photo.read_bytes(), Protocol.JSON), numbers(connections)
     rows = [
-        one
+        measured
         for arrangement in tqdm(ARRANGEMENTS, desc="arrangements")
-        for one in measure(arrangement, request, python, precision, counts, rounds, seconds)
+        for measured in measure(arrangement, request, python, precision, counts, rounds, seconds)
     ]
     report.print_table(f"Ray Serve against the service alone, {precision}", rows)
     if json_file:

@@ -49,7 +49,10 @@ class Case:
     @property
     def median(self) -> Figures:
         """Median of each figure over the rounds."""
-        return {name: statistics.median(one[name] for one in self.rounds) for name in self.rounds[0]}
+        return {
+            name: statistics.median(round_figures[name] for round_figures in self.rounds)
+            for name in self.rounds[0]
+        }
 
     @property
     def limits(self) -> str:
@@ -60,19 +63,19 @@ class Case:
     def row(self) -> dict[str, Any]:
         """Returns a row of the table; `web ms`, `worker ms` and `wrk ms` are CPU time of a request."""
         median = {name: round(value, 3) for name, value in self.median.items()}
-        own = {"sleep ms": self.service_ms, "web processes": self.web_processes}
-        return {**own, **median, "limit": self.limits}
+        case = {"sleep ms": self.service_ms, "web processes": self.web_processes}
+        return {**case, **median, "limit": self.limits}
 
 
 def cpu_by_part(pid: int) -> Figures:
     """Returns the CPU seconds of a service's web processes and workers, and of wrk, which has ended."""
     processes = tree(pid)
     workers = [process for process in processes if WORKER in process.cmdline()]
-    own = os.times()
+    times = os.times()
     return {
         "web": cpu_seconds(process for process in processes if process not in workers),
         "worker": cpu_seconds(workers),
-        "wrk": own.children_user + own.children_system,
+        "wrk": times.children_user + times.children_system,
     }
 
 
@@ -188,14 +191,16 @@ def main(
     for case in tqdm(cases * rounds, desc="cases", mininterval=1):
         case.rounds.append(run(case, request, folder, instances, connections, seconds))
     web, workers = busiest(cases), worker_times(folder, fp32_ms, int8_ms)
-    one = {"web_ms": web.median["web ms"], "ceiling": web.median["1/s"] / web.web_processes}
-    table = calculated(one["web_ms"], workers, one["ceiling"])
+    web_times = {"web_ms": web.median["web ms"], "ceiling": web.median["1/s"] / web.web_processes}
+    table = calculated(web_times["web_ms"], workers, web_times["ceiling"])
     sleeping = f"{instances} workers that sleep, {connections} connections"
     report.print_table(sleeping, [case.row() for case in cases])
-    web_process = "a web process takes {web_ms:.2f} ms and answers {ceiling:.0f}/s at most".format(**one)
+    web_process = "a web process takes {web_ms:.2f} ms and answers {ceiling:.0f}/s at most".format(
+        **web_times
+    )
     notes = [f"a worker takes {ms:.2f} ms in {precision}" for precision, ms in workers.items()]
     report.print_table(CALCULATION, table, [web_process, *notes])
     if json_file:
         measured = [{**case.row(), "rounds": case.rounds} for case in cases]
-        results = {"measured": measured, **one, "worker_ms": workers, "calculated": table}
+        results = {"measured": measured, **web_times, "worker_ms": workers, "calculated": table}
         write_results(json_file, report.command(), results)

@@ -70,12 +70,12 @@ class Scrape:
 
     def batch_sizes(self) -> dict[str, int]:
         """Returns the number of batches by upper bound of the histogram's buckets."""
-        found, below = {}, 0.0
+        counts, below = {}, 0.0
         for bound, cumulative in sorted(self._buckets("serving_batch_size_bucket")):
             if cumulative > below:
-                found[f"{bound:g}"] = round(cumulative - below)
+                counts[f"{bound:g}"] = round(cumulative - below)
             below = cumulative
-        return found
+        return counts
 
     def _buckets(self, name: str) -> Iterator[tuple[float, float]]:
         for (sample, labels), value in self.samples.items():

@@ -51,30 +51,31 @@ def run(scenario: Scenario, service: Service, replicas: int, requests: int, seed
 def contents(scenario: Scenario, replicas: int, runs: Runs) -> dict[str, Any]:
     """Returns a scenario's results as JSON has them."""
     variants = {
-        name: {"figures": one.figures, "timeline": vars(one.timeline)} for name, one in runs.items()
+        name: {"figures": result.figures, "timeline": vars(result.timeline)}
+        for name, result in runs.items()
     }
-    own = {"title": scenario.title, "replicas": replicas, "result": scenario.result(runs)}
-    return {**own, "variants": variants}
+    head = {"title": scenario.title, "replicas": replicas, "result": scenario.result(runs)}
+    return {**head, "variants": variants}
 
 
-def print_scenario(found: dict[str, Any]) -> None:
+def print_scenario(content: dict[str, Any]) -> None:
     """Prints a scenario's table and its result."""
-    rows = [{"variant": name, **one["figures"]} for name, one in found["variants"].items()]
-    report.print_table(f"{found['title']}, {found['replicas']} replicas", rows, [found["result"]])
+    rows = [{"variant": name, **variant["figures"]} for name, variant in content["variants"].items()]
+    report.print_table(f"{content['title']}, {content['replicas']} replicas", rows, [content["result"]])
 
 
 def validate(model_dir: Path, sleep_ms: float, seconds: float) -> dict[str, Any]:
     """Compares with the real service; prints and returns the figures."""
-    replica, found = validation.compare(model_dir, sleep_ms, seconds)
+    replica, cases = validation.compare(model_dir, sleep_ms, seconds)
     missed = [
-        f"{one.replicas} replicas at {one.load:g}, {name}: {one.difference(name):+.0%}"
-        for one in found
-        for name in one.misses
+        f"{case.replicas} replicas at {case.load:g}, {name}: {case.difference(name):+.0%}"
+        for case in cases
+        for name in case.misses
     ]
-    summary = f"{len(missed)} of {3 * len(found)} figures differ by more than {validation.TOLERANCE:.0%}"
+    summary = f"{len(missed)} of {3 * len(cases)} figures differ by more than {validation.TOLERANCE:.0%}"
     title = "the service with workers that sleep, and its simulation"
-    report.print_table(title, [one.row() for one in found], [summary, *missed])
-    return {"service": asdict(replica), "cases": [one.row() for one in found], "missed": missed}
+    report.print_table(title, [case.row() for case in cases], [summary, *missed])
+    return {"service": asdict(replica), "cases": [case.row() for case in cases], "missed": missed}
 
 
 def main(
@@ -97,20 +98,20 @@ def main(
     if unknown := set(scenario or ()) - set(SCENARIOS):
         raise typer.BadParameter(f"{', '.join(unknown)}: not one of {', '.join(SCENARIOS)}")
     if is_validation:
-        found: dict[str, Any] = validate(model_dir, sleep_ms, seconds)
+        content: dict[str, Any] = validate(model_dir, sleep_ms, seconds)
         if json_file:
-            write_results(json_file, report.command(), found)
+            write_results(json_file, report.command(), content)
         return
     service, scenarios = measured_service(), {}
     for name in scenario or SCENARIOS:
-        one = SCENARIOS[name]
-        for count in numbers(replicas) if replicas else [one.replicas]:
-            runs = run(one, service, count, requests, seed)
-            found = scenarios[f"{name}, {count} replicas"] = contents(one, count, runs)
-            print_scenario(found)
+        chosen = SCENARIOS[name]
+        for count in numbers(replicas) if replicas else [chosen.replicas]:
+            runs = run(chosen, service, count, requests, seed)
+            content = scenarios[f"{name}, {count} replicas"] = contents(chosen, count, runs)
+            print_scenario(content)
             if plot:
                 drawn = plot.with_name(f"{plot.name}-{name}-{count}")
-                variants = found["variants"]
+                variants = content["variants"]
                 report.save_picture(
                     drawn,
                     partial(pages.tails, variants=variants),

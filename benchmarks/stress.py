@@ -127,20 +127,20 @@ def table(
 
     The total number of clients is at least the number at a time.
     """
-    found = []
+    cells = []
     for count in instances:
         with service.running(package, instances=count) as served:
             stress(served.url, photo, 1, 1, 5)  # warm
             for simultaneous in clients:
                 seen = stress(served.url, photo, simultaneous, max(total, simultaneous), requests)
-                found.append(Cell(count, memory_mb(tree(served.pid)), seen))
-    return found
+                cells.append(Cell(count, memory_mb(tree(served.pid)), seen))
+    return cells
 
 
-def plot_table(axes: "Axes", found: list[Cell]) -> None:
+def plot_table(axes: "Axes", cells: list[Cell]) -> None:
     """Plots mean latency and its standard deviation by clients, a line per number of instances."""
-    for count in dict.fromkeys(cell.instances for cell in found):
-        seen = [cell.seen for cell in found if cell.instances == count]
+    for count in dict.fromkeys(cell.instances for cell in cells):
+        seen = [cell.seen for cell in cells if cell.instances == count]
         axes.errorbar(
             [s.simultaneous_clients for s in seen],
             [s.mean_ms for s in seen],
@@ -176,11 +176,11 @@ def main(
     image = photo.read_bytes()
     if url is None:
         counts, loads = numbers(instances), numbers(clients)
-        found = table(package, image, counts, loads, num_total_clients, num_requests_per_client)
-        rows = [cell.row() for cell in found]
-        results = [asdict(cell) for cell in found]
+        cells = table(package, image, counts, loads, num_total_clients, num_requests_per_client)
+        rows = [cell.row() for cell in cells]
+        results = [asdict(cell) for cell in cells]
         if plot:
-            report.save_picture(plot, partial(plot_table, found=found))
+            report.save_picture(plot, partial(plot_table, cells=cells))
     else:
         seen = stress(url, image, num_simultaneous_clients, num_total_clients, num_requests_per_client)
         rows, results = [seen.row()], [asdict(seen)]

@@ -78,15 +78,15 @@ def shares(results: Results, name: str) -> Row:
 
 def lines(results: Results) -> list[tuple[str, ...]]:
     """Returns a line of text per server and load."""
-    found = []
+    table_lines = []
     for name, loads in results.items():
         for load, rows in loads.items():
             figures = [spread(rows, key, d) if key in rows[0] else "" for key, d in COLUMNS.items()]
             ours = results.get(reference(name), {}).get(load)
             ratio = spread(ratios(ours, rows), "ratio", 2) if ours else ""
             failed = f"{sum(row['failed'] for row in rows):.0f}" if "failed" in rows[0] else ""
-            found.append((name, load, spread(rows, "per_second", 1), *figures, ratio, failed))
-    return found
+            table_lines.append((name, load, spread(rows, "per_second", 1), *figures, ratio, failed))
+    return table_lines
 
 
 def aligned(rows: list[tuple[str, ...]]) -> str:
@@ -113,16 +113,16 @@ def text(results: Results) -> str:
 
 def plot_load(axes: "Axes", results: Results, load: str) -> None:
     """Plots a bar per server: median rate under one load, with its range over the rounds."""
-    found = {
+    rates = {
         name: [row["per_second"] for row in loads[load]]
         for name, loads in results.items()
         if load in loads
     }
-    medians = [statistics.median(values) for values in found.values()]
-    below = [median - min(values) for median, values in zip(medians, found.values(), strict=True)]
-    above = [max(values) - median for median, values in zip(medians, found.values(), strict=True)]
-    colours = ["tab:blue" if name.startswith(REFERENCE) else "tab:grey" for name in found]
-    axes.barh(list(found), medians, xerr=[below, above], color=colours, capsize=3)
+    medians = [statistics.median(values) for values in rates.values()]
+    below = [median - min(values) for median, values in zip(medians, rates.values(), strict=True)]
+    above = [max(values) - median for median, values in zip(medians, rates.values(), strict=True)]
+    colours = ["tab:blue" if name.startswith(REFERENCE) else "tab:grey" for name in rates]
+    axes.barh(list(rates), medians, xerr=[below, above], color=colours, capsize=3)
     axes.invert_yaxis()
     axes.set(title=load, xlabel="answers a second")
     axes.grid(alpha=0.3, axis="x")

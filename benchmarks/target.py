@@ -50,8 +50,8 @@ class Usage:
     def look(self) -> tuple[float, float]:
         """Returns the cores that this process used, and the share of all cores that was busy."""
         wall = time.perf_counter() - self._wall
-        own = time.process_time() - self._own
-        return round(own / wall, 3), round(psutil.cpu_percent() / 100, 3)
+        cpu_s = time.process_time() - self._own
+        return round(cpu_s / wall, 3), round(psutil.cpu_percent() / 100, 3)
 
 
 def run_fixed(name: str, loop_: ClosedLoop) -> Measured:
@@ -107,7 +107,7 @@ def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan
     wrk.run(target, bodies, connections, plan.warm_up_s, headers)
     usage = Usage()
     seen = wrk.run(target, bodies, connections, plan.window_s * plan.fewest, headers)
-    own, busy = usage.look()
+    generator, busy = usage.look()
     answered = seen.requests - seen.failed
     return Measured(
         load=name,
@@ -121,7 +121,7 @@ def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan
         longest=seen.max_ms,
         statuses={"200": answered, **({"other": seen.failed} if seen.failed else {})},
         stable=None,
-        generator_cores=own,
+        generator_cores=generator,
         machine_busy=busy,
     )
 

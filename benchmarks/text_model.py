@@ -130,8 +130,8 @@ class Graph:
         return self._op("Add", product, self._constant(np.zeros(outputs, np.float32)))
 
     def _norm(self, source: str) -> str:
-        one, zero = (self._constant(make(self._width, np.float32)) for make in (np.ones, np.zeros))
-        return self._op("LayerNormalization", source, one, zero, epsilon=1e-12)
+        ones, zeros = (self._constant(make(self._width, np.float32)) for make in (np.ones, np.zeros))
+        return self._op("LayerNormalization", source, ones, zeros, epsilon=1e-12)
 
     def _random(self, *shape: int) -> str:
         return self._constant(self._rng.normal(0, 0.02, shape).astype(np.float32))

@@ -39,13 +39,17 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 def on_page_markdown(markdown: str, page: "Page", **_: object) -> str:
     """Rewrites the relative links of one page to the site's paths."""
-    own = page.file.src_uri
-    source = next((source for source, path in SITE_PATHS.items() if path == own), f"docs/{own}")
+    page_source = page.file.src_uri
+    source = next(
+        (source for source, path in SITE_PATHS.items() if path == page_source), f"docs/{page_source}"
+    )
 
     def rewritten(match: re.Match[str]) -> str:
         opening, target, anchor, closing = match.groups(default="")
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         path = SITE_PATHS.get(wanted, wanted.removeprefix("docs/"))
-        return opening + posixpath.relpath(path, posixpath.dirname(own) or ".") + anchor + closing
+        return (
+            opening + posixpath.relpath(path, posixpath.dirname(page_source) or ".") + anchor + closing
+        )
 
     return LINK.sub(rewritten, markdown)

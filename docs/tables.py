@@ -48,8 +48,8 @@ def shown(default: object) -> str:
 
 def errors_table() -> str:
     """One row for each error that the service answers with, by status."""
-    found = sorted(error_classes(), key=lambda kind: kind.status)
-    rows = [[str(kind.status), f"`{kind.code}`", headers(kind), meaning(kind)] for kind in found]
+    kinds = sorted(error_classes(), key=lambda kind: kind.status)
+    rows = [[str(kind.status), f"`{kind.code}`", headers(kind), meaning(kind)] for kind in kinds]
     return table(["status", "code", "headers", "when"], rows)
 
 

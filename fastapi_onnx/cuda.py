@@ -124,8 +124,8 @@ class Device:
 
     def _missing(self) -> str:
         """Returns the libraries' own messages, to be appended to an error."""
-        found = [self._said, unloadable(self.provider)]
-        return "".join(f"; {words}" for words in found if words)
+        reasons = [self._said, unloadable(self.provider)]
+        return "".join(f"; {words}" for words in reasons if words)
 
 
 def gpu_options() -> ort.SessionOptions:
@@ -217,10 +217,10 @@ class CudaNetwork:
         self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
             self._network = Network(gpu_graph.half(graph), True, pipeline, classes)
-            found = np.concatenate([self.infer(image[np.newaxis]) for image in images])
+            actual = np.concatenate([self.infer(image[np.newaxis]) for image in images])
             self._buckets.clear()  # the computing thread cannot use this thread's recordings
             self.precision, self.reason = precision_check.fp16_or_fp32(
-                expected, found, insist=precision == "fp16"
+                expected, actual, insist=precision == "fp16"
             )
         if self.precision == "fp32":
             self._network = Network(graph, False, pipeline, classes)

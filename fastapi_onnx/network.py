@@ -96,10 +96,10 @@ class Network:
         names = [spec.name for spec in signature.outputs]
         feed = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
         with translate_errors():
-            found = self._session.run(names, feed, options)
+            outputs = self._session.run(names, feed, options)
         return [
             array[None] if array.ndim == len(spec.shape) else array
-            for spec, array in zip(signature.outputs, found, strict=True)
+            for spec, array in zip(signature.outputs, outputs, strict=True)
         ]
 
     def _image_logits(self, batch: Array, options: ort.RunOptions | None) -> Array:
@@ -118,10 +118,10 @@ class Network:
         values = {"attention_mask": np.ones_like(samples), "token_type_ids": np.zeros_like(samples)}
         specs = self._signature.inputs
         inputs = [values.get(spec.name, samples).astype(spec.dtype, copy=False) for spec in specs]
-        found = self.infer(self._signature, inputs)
+        outputs = self.infer(self._signature, inputs)
         names = [spec.name for spec in self._signature.outputs]
         place = next((names.index(name) for name in self._outputs if name in names), 0)
-        logits: NDArray[np.float32] = found[place]
+        logits: NDArray[np.float32] = outputs[place]
         return logits
 
     def trim(self) -> None:

@@ -22,7 +22,7 @@ def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mod
     The model itself reads float [N, 3, H, W]. (pixel / 255 - mean) / std becomes one multiplication and
     one addition per channel. Raises ConfigurationError if the model has another input.
     """
-    given = model_input(model)
+    graph_input = model_input(model)
     height, width = pipeline.output_size
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -38,7 +38,7 @@ def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mod
     result.graph.initializer.extend(scale_and_shift(pipeline))
     body = list(result.graph.node)
     del result.graph.node[:]
-    result.graph.node.extend([*choice(given.name, height, width), *body])
+    result.graph.node.extend([*choice(graph_input.name, height, width), *body])
     return result
 
 
@@ -47,8 +47,8 @@ def model_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
     inputs = model_inputs(model.graph)
     if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != TensorProto.FLOAT:
         raise ConfigurationError("model.onnx must have exactly one input, float [N, 3, H, W]")
-    found: onnx.ValueInfoProto = inputs[0]
-    return found
+    image_input: onnx.ValueInfoProto = inputs[0]
+    return image_input
 
 
 def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
@@ -95,11 +95,15 @@ def choice(name: str, height: int, width: int) -> list[onnx.NodeProto]:
         return helper.make_graph(nodes, f"{output}_branch", [], [value])
 
     as_it_is = [helper.make_node("Identity", [TENSOR], [f"{TENSOR}_as_it_is"])]
-    size, given = f"{PIXELS}_size", f"{PIXELS}_given"
+    size, has_pixels = f"{PIXELS}_size", f"{PIXELS}_given"
     return [
         helper.make_node("Size", [PIXELS], [size]),
-        helper.make_node("Cast", [size], [given], to=TensorProto.BOOL),
+        helper.make_node("Cast", [size], [has_pixels], to=TensorProto.BOOL),
         helper.make_node(
-            "If", [given], [name], then_branch=branch(normalising_nodes()), else_branch=branch(as_it_is)
+            "If",
+            [has_pixels],
+            [name],
+            then_branch=branch(normalising_nodes()),
+            else_branch=branch(as_it_is),
         ),
     ]

@@ -84,5 +84,5 @@ def products_saturate() -> bool:
     graph = helper.make_graph([node], "product", [numbers], [total], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     session = ort.InferenceSession(model.SerializeToString(), providers=[CPU])
-    (found,) = session.run(None, {"numbers": np.full((1, length), 255, np.uint8)})
-    return int(found[0, 0]) != length * 255 * 127
+    (product,) = session.run(None, {"numbers": np.full((1, length), 255, np.uint8)})
+    return int(product[0, 0]) != length * 255 * 127

@@ -119,11 +119,11 @@ class TensorGraph:
             raise ConfigurationError(
                 f"the number of axes of the output {value.name} is not known; export the graph with it"
             )
-        found, known = axes(value), (self._batch, *self._input_axes)
-        names = stated or [""] * len(found)
+        value_axes, known = axes(value), (self._batch, *self._input_axes)
+        names = stated or [""] * len(value_axes)
         return [
             axis if isinstance(axis, int) or axis in known else name or f"{value.name}_axis_{place}"
-            for place, (axis, name) in enumerate(zip(found, names, strict=True))
+            for place, (axis, name) in enumerate(zip(value_axes, names, strict=True))
         ]
 
 
@@ -160,8 +160,8 @@ def name_axes(inputs: list[onnx.ValueInfoProto]) -> Axis:
 
 def dimensions(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:
     """Returns the axes of a tensor, as the file has them."""
-    found: Sequence[onnx.TensorShapeProto.Dimension] = value.type.tensor_type.shape.dim
-    return found
+    shape: Sequence[onnx.TensorShapeProto.Dimension] = value.type.tensor_type.shape.dim
+    return shape
 
 
 def axes(value: onnx.ValueInfoProto) -> list[Axis]:

@@ -157,5 +157,5 @@ def compared(
     with torch.inference_mode():
         device = next(network.parameters()).device
         tensors = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
-        expected, found = network(tensors).cpu().numpy(), half(tensors.half()).float().cpu().numpy()
-    return precision_check.fp16_or_fp32(expected, found, insist)
+        expected, actual = network(tensors).cpu().numpy(), half(tensors.half()).float().cpu().numpy()
+    return precision_check.fp16_or_fp32(expected, actual, insist)

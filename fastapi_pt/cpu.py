@@ -51,9 +51,9 @@ class CpuNetwork:
             self._network = read_int8(model.file(INT8))
         else:
             size = model.description.pipeline.output_size
-            one = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
+            single = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
             several = torch.rand(3, 3, *size, generator=torch.Generator().manual_seed(0))
-            examples = [(one,), (several.contiguous(**CHANNELS_LAST),)]
+            examples = [(single,), (several.contiguous(**CHANNELS_LAST),)]
             network = served_network(model).to(**CHANNELS_LAST)
             self._network = optimised(network, examples, scratch, form)
 
@@ -112,8 +112,8 @@ def optimised(
         for name in (PLAIN, LAYOUTS):
             with contextlib.suppress(Exception):  # oneDNN lacks some pooling: AlexNet's at 256 pixels
                 run = traced(network, examples[0], name)
-                found = [run(*example) for example in examples]
-                torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+                actual = [run(*example) for example in examples]
+                torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
                 forms[name], seconds[name] = run, least_seconds(run, examples[0])
         if not seconds:
             return EAGER, "the traced forms do not answer as the network does"

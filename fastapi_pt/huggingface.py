@@ -39,8 +39,8 @@ class ByName(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Computes the outputs of these names."""
-        found = self.network(**dict(zip(self.inputs, tensors, strict=True)), return_dict=True)
-        return tuple(found[name] for name in self.outputs)
+        result = self.network(**dict(zip(self.inputs, tensors, strict=True)), return_dict=True)
+        return tuple(result[name] for name in self.outputs)
 
 
 class Logits(nn.Module):
@@ -104,7 +104,7 @@ def read(model: Model) -> nn.Module:
     path, config = weights(model), read_config(model)
     kind = network_class(model, config)
     try:
-        network, found = kind.from_pretrained(
+        network, loading_info = kind.from_pretrained(
             path.parent,
             config=config,
             dtype=torch.float32,
@@ -115,22 +115,22 @@ def read(model: Model) -> nn.Module:
         )
     except Exception as error:  # of transformers, safetensors and the network's own code
         raise ConfigurationError(f"{path} cannot be loaded: {first_line(error)}") from error
-    if wrong := misfits(found):
+    if wrong := misfits(loading_info):
         raise ConfigurationError(f"{path} does not fit {kind.__name__}: {wrong}")
     loaded: nn.Module = network
     return loaded
 
 
-def misfits(found: dict[str, Any]) -> str:
+def misfits(loading_info: dict[str, Any]) -> str:
     """Returns what transformers' loading info tells of tensors that do not fit; empty if all do.
 
     Tensors that the network lacks are left out, as by transformers: they are another head's.
     """
     wrong = []
-    if missing := found["missing_keys"]:
+    if missing := loading_info["missing_keys"]:
         wrong.append(f"{len(missing)} tensors are missing, as {min(missing)}")
-    if shaped := found["mismatched_keys"]:
-        names = (each if isinstance(each, str) else each[0] for each in shaped)  # 5 adds the shapes
+    if shaped := loading_info["mismatched_keys"]:
+        names = (entry if isinstance(entry, str) else entry[0] for entry in shaped)  # 5 adds the shapes
         wrong.append(f"{len(shaped)} have other shapes, as {min(names)}")
     return "; ".join(wrong)
 
@@ -178,13 +178,13 @@ def input_names(model: Model) -> list[str]:
 def network_class(model: Model, config: Any) -> Any:
     """Returns transformers' class that config.json names. Raises ConfigurationError."""
     path, names = model.folder / CONFIG, config.architectures or []
-    found = getattr(library(), names[0], None) if len(names) == 1 else None
-    if not isinstance(found, type) or not issubclass(found, library().PreTrainedModel):
+    class_ = getattr(library(), names[0], None) if len(names) == 1 else None
+    if not isinstance(class_, type) or not issubclass(class_, library().PreTrainedModel):
         raise ConfigurationError(
             f"{path} cannot be served: transformers {library().__version__} has no network of the "
             f"architectures {names}"
         )
-    return found
+    return class_
 
 
 def library() -> Any:

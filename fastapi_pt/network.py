@@ -84,22 +84,26 @@ def build(architecture: str | None, classes: int, body_size: int | None) -> Netw
 
 def fill(network: Network, weights: Mapping[str, Tensor]) -> None:
     """Loads weights into the body, in float32. Raises ConfigurationError if they do not fit."""
-    own = network.body.state_dict()
-    missing, unknown = own.keys() - weights.keys(), weights.keys() - own.keys()
-    shaped = [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
-    found = []
+    own_state = network.body.state_dict()
+    missing, unknown = own_state.keys() - weights.keys(), weights.keys() - own_state.keys()
+    shaped = [
+        name
+        for name in own_state.keys() & weights.keys()
+        if own_state[name].shape != weights[name].shape
+    ]
+    reasons = []
     if missing:
-        found.append(f"{len(missing)} tensors are missing, as {min(missing)}")
+        reasons.append(f"{len(missing)} tensors are missing, as {min(missing)}")
     if unknown:
-        found.append(f"{len(unknown)} tensors have names that it lacks, as {min(unknown)}")
+        reasons.append(f"{len(unknown)} tensors have names that it lacks, as {min(unknown)}")
     if shaped:
         name = min(shaped)
-        wanted, given = list(own[name].shape), list(weights[name].shape)
-        found.append(f"{name} has the shape {given} instead of {wanted}")
-    if found:
-        raise ConfigurationError("; ".join(found))
+        wanted, actual = list(own_state[name].shape), list(weights[name].shape)
+        reasons.append(f"{name} has the shape {actual} instead of {wanted}")
+    if reasons:
+        raise ConfigurationError("; ".join(reasons))
     state = OrderedDict((name, tensor.float()) for name, tensor in weights.items())
-    state._metadata = own._metadata  # type: ignore[attr-defined]  # the layers' versions; MNASNet asks
+    state._metadata = own_state._metadata  # type: ignore[attr-defined]  # the layers' versions; MNASNet asks
     network.body.load_state_dict(state)
 
 

@@ -73,9 +73,9 @@ class TokenNetwork:
                 return cls(network, settings, device, "fp32", reason)
             half = copy.deepcopy(network).half()
             batch = [tensor.to(device) for tensor in examples(model, network)[-1]]
-            expected, found = (form(*batch)[0].float().cpu().numpy() for form in (network, half))
+            expected, actual = (form(*batch)[0].float().cpu().numpy() for form in (network, half))
         insist = settings.precision == "fp16"
-        precision, reason = precision_check.fp16_or_fp32(expected, found, insist)
+        precision, reason = precision_check.fp16_or_fp32(expected, actual, insist)
         return cls(half if precision == "fp16" else network, settings, device, precision, reason)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
@@ -90,16 +90,16 @@ class TokenNetwork:
         use_threads(self._threads)
         with translate_errors(), torch.inference_mode():
             tensors = [torch.from_numpy(arrays[name]).to(self._device) for name in self._inputs]
-            found = dict(zip(self._outputs, self._compute(*tensors), strict=True))
-            return [found[spec.name].float().cpu().numpy() for spec in signature.outputs]
+            by_name = dict(zip(self._outputs, self._compute(*tensors), strict=True))
+            return [by_name[spec.name].float().cpu().numpy() for spec in signature.outputs]
 
 
 def bounds(network: ByName) -> dict[str, int]:
     """Returns how many values each input may have, where the network has embeddings of them."""
     config = network.network.config
     sizes = {"input_ids": "vocab_size", "token_type_ids": "type_vocab_size"}
-    found = {name: getattr(config, sizes[name], 0) for name in network.inputs if name in sizes}
-    return {name: count for name, count in found.items() if count}
+    limits = {name: getattr(config, sizes[name], 0) for name in network.inputs if name in sizes}
+    return {name: count for name, count in limits.items() if count}
 
 
 def examples(model: Model, network: ByName) -> list[Inputs]:

@@ -133,15 +133,15 @@ def candidates(body: Any) -> Sequence[Mapping[str, Any]]:  # Any: JSON
 
 def ranking(body: Any, name: str, score: str) -> list[tuple[str, float]]:  # Any: JSON
     """Returns names and scores of the candidates. Raises KeyError, TypeError or ValueError."""
-    return [(str(each[name]), float(each[score])) for each in candidates(body)]
+    return [(str(candidate[name]), float(candidate[score])) for candidate in candidates(body)]
 
 
-def pieces(text: str, found: Sequence[Mapping[str, Any]]) -> tuple[Piece, ...]:  # Any: JSON
+def pieces(text: str, answers: Sequence[Mapping[str, Any]]) -> tuple[Piece, ...]:  # Any: JSON
     """Cuts a text where candidates begin and end; the first one is the best.
 
     Offsets are code points, the end is exclusive. Raises KeyError, TypeError or ValueError.
     """
-    spans = [(int(each["start"]), int(each["end"])) for each in found]
+    spans = [(int(answer["start"]), int(answer["end"])) for answer in answers]
     if any(not 0 <= start <= end <= len(text) for start, end in spans):
         raise ValueError("a span outside the text")
     cuts = sorted({0, len(text), *(place for span in spans for place in span)})

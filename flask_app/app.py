@@ -84,10 +84,10 @@ def note_request_id() -> None:
 
     So it is with a traceparent, of which none is made.
     """
-    given = request.headers.get("X-Request-ID", "")
-    g.request_id = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else uuid.uuid4().hex
-    given = request.headers.get("traceparent", "")
-    g.traceparent = given if TRACEPARENT.fullmatch(given) else None
+    header = request.headers.get("X-Request-ID", "")
+    g.request_id = header if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", header) else uuid.uuid4().hex
+    header = request.headers.get("traceparent", "")
+    g.traceparent = header if TRACEPARENT.fullmatch(header) else None
 
 
 def refuse_cross_origin() -> None:
@@ -139,6 +139,6 @@ def from_http(error: HTTPException) -> PageError:
     status = error.code or 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, f"http_{status}")
     allow = {k: v for k, v in error.get_headers() if k == "Allow"}
-    found = PageError(words.error(code, status).title, allow)
-    found.status, found.code = status, code
-    return found
+    page_error = PageError(words.error(code, status).title, allow)
+    page_error.status, page_error.code = status, code
+    return page_error

@@ -45,7 +45,7 @@ class FormField:
     value: str = ""
     """What the form begins with."""
 
-    given: Any = None  # Any: JSON
+    example: Any = None  # Any: JSON
     """The example's value; it is sent where no file is chosen."""
 
     whole: bool = False
@@ -83,19 +83,23 @@ class Form:
 
     def __post_init__(self) -> None:
         """Names the fields."""
-        object.__setattr__(self, "by_name", {each.name: each for each in self.fields})
+        object.__setattr__(self, "by_name", {form_field.name: form_field for form_field in self.fields})
 
     def request(self, texts: Mapping[str, str], files: Mapping[str, Upload]) -> Any:  # Any: JSON
         """Returns the request that was filled in. Raises FormError, which names the field."""
-        found = {}
-        for each in self.fields:
-            text = texts.get(each.name, "").replace("\r\n", "\n")  # as forms are sent
-            upload = files.get(each.name)
+        values = {}
+        for form_field in self.fields:
+            text = texts.get(form_field.name, "").replace("\r\n", "\n")  # as forms are sent
+            upload = files.get(form_field.name)
             content = upload.read() if upload else b""
-            value = file(each, content) if each.kind == "file" else READERS[each.kind](each, text)
+            value = (
+                file(form_field, content)
+                if form_field.kind == "file"
+                else READERS[form_field.kind](form_field, text)
+            )
             if value is not None:
-                found[each.name] = value
-        return found if self.is_object else found[WHOLE]
+                values[form_field.name] = value
+        return values if self.is_object else values[WHOLE]
 
 
 def form_of(schema: Schema, example: Any, limits: Mapping[str, int]) -> Form:  # Any: JSON
@@ -105,11 +109,18 @@ def form_of(schema: Schema, example: Any, limits: Mapping[str, int]) -> Form:  #
     if not isinstance(properties, Mapping) or not properties:
         return Form((form_field(WHOLE, resolved, schema, True, example, limits),), is_object=False)
     required = resolved.get("required", ())
-    given = example if isinstance(example, Mapping) else {}
+    examples = example if isinstance(example, Mapping) else {}
     return Form(
         tuple(
-            form_field(name, resolve(each, schema), schema, name in required, given.get(name), limits)
-            for name, each in properties.items()
+            form_field(
+                name,
+                resolve(property_schema, schema),
+                schema,
+                name in required,
+                examples.get(name),
+                limits,
+            )
+            for name, property_schema in properties.items()
         )
     )
 
@@ -118,13 +129,13 @@ def resolve(schema: Any, root: Schema) -> Schema:  # Any: JSON
     """Returns the schema that a reference stands for; null is as good as a field that is left out."""
     if not isinstance(schema, Mapping):
         return {}  # true: anything
-    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
     if len(choices) == 1:
         rest = {key: value for key, value in schema.items() if key != "anyOf"}
         return resolve({**choices[0], **rest}, root)
     if name := str(schema.get("$ref", "")).rpartition("/")[2]:
-        found = root.get("$defs", {}).get(name, {})
-        return {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
+        definition = root.get("$defs", {}).get(name, {})
+        return {**definition, **{key: value for key, value in schema.items() if key != "$ref"}}
     return schema
 
 
@@ -142,7 +153,7 @@ def form_field(
     choices: list[tuple[str, str]] = []
     if kind == "choice":
         values = schema["enum"] if "enum" in schema else [schema["const"]]
-        choices = [(json.dumps(each), str(each)) for each in values]
+        choices = [(json.dumps(choice), str(choice)) for choice in values]
     elif kind == "yes" and not required and not isinstance(schema.get("default"), bool):
         kind, choices = "choice", [("true", "yes"), ("false", "no")]
     if kind == "choice" and not required and "default" not in schema:
@@ -189,10 +200,10 @@ def pretty(value: Any) -> str:  # Any: JSON
     return INNERMOST.sub(on_one_line, text)
 
 
-def on_one_line(found: re.Match[str]) -> str:
+def on_one_line(match: re.Match[str]) -> str:
     """Returns a list or an object on one line, if it is short enough."""
-    line = re.sub(r"\n\s*", " ", found[0])
-    return line if len(line) <= WIDTH else found[0]
+    line = re.sub(r"\n\s*", " ", match[0])
+    return line if len(line) <= WIDTH else match[0]
 
 
 def kind_of(schema: Schema, root: Schema) -> Kind:
@@ -225,57 +236,57 @@ def shown(kind: Kind, value: Any) -> str:  # Any: JSON
     return str(value)
 
 
-def file(each: FormField, content: bytes) -> str | None:
+def file(field: FormField, content: bytes) -> str | None:
     """Returns a file as base64; the example's where none was chosen. Raises FormError."""
     if content:
         return base64.b64encode(content).decode()
-    if each.given is None and each.required:
-        raise FormError(f"{each.label}: no file was chosen")
-    return None if each.given is None else str(each.given)
+    if field.example is None and field.required:
+        raise FormError(f"{field.label}: no file was chosen")
+    return None if field.example is None else str(field.example)
 
 
-def number(each: FormField, text: str) -> float | int | None:
+def number(field: FormField, text: str) -> float | int | None:
     """Returns a number; None for a field that was left empty. Raises FormError."""
     if not text.strip():
         return None
     try:
-        value = int(text) if each.whole else float(text)
+        value = int(text) if field.whole else float(text)
     except ValueError as error:
-        wanted = "whole number" if each.whole else "number"
-        raise FormError(f"{each.label}: “{text.strip()[:40]}” is no {wanted}") from error
+        wanted = "whole number" if field.whole else "number"
+        raise FormError(f"{field.label}: “{text.strip()[:40]}” is no {wanted}") from error
     if isinstance(value, float) and not math.isfinite(value):
-        raise FormError(f"{each.label}: the number has to be finite")
+        raise FormError(f"{field.label}: the number has to be finite")
     return value
 
 
-def numbers(each: FormField, text: str) -> list[float | int | None] | None:
+def numbers(field: FormField, text: str) -> list[float | int | None] | None:
     """Returns numbers between commas, semicolons or spaces, also in brackets. Raises FormError."""
-    found = [part for part in re.split(r"[\s,;]+", text.strip().strip("[]")) if part]
-    return [number(each, part) for part in found] if found or each.required else None
+    parts = [part for part in re.split(r"[\s,;]+", text.strip().strip("[]")) if part]
+    return [number(field, part) for part in parts] if parts or field.required else None
 
 
-def text_of(each: FormField, text: str) -> str | None:
+def text_of(field: FormField, text: str) -> str | None:
     """Returns a text; None where it may be left out."""
-    return text if text or each.required else None
+    return text if text or field.required else None
 
 
-def lines(each: FormField, text: str) -> list[str] | None:
+def lines(field: FormField, text: str) -> list[str] | None:
     """Returns the lines that are not empty."""
-    found = [line for line in text.split("\n") if line.strip()]
-    return found if found or each.required else None
+    filled = [line for line in text.split("\n") if line.strip()]
+    return filled if filled or field.required else None
 
 
-def value_of(each: FormField, text: str) -> Any:  # Any: JSON
+def value_of(field: FormField, text: str) -> Any:  # Any: JSON
     """Returns the value that a text is in JSON; None for none. Raises FormError."""
     if not text.strip():
-        if each.required:
-            raise FormError(f"{each.label}: nothing was filled in")
+        if field.required:
+            raise FormError(f"{field.label}: nothing was filled in")
         return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise FormError(f"{each.label}: this is no JSON{place}") from error
+        raise FormError(f"{field.label}: this is no JSON{place}") from error
 
 
 READERS: dict[Kind, Callable[[FormField, str], Any]] = {  # Any: JSON

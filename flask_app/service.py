@@ -188,8 +188,8 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
 
 
 def _numbers(raw: object) -> dict[str, int]:
-    found = raw.items() if isinstance(raw, dict) else ()
-    return {str(name): value for name, value in found if isinstance(value, int)}
+    items = raw.items() if isinstance(raw, dict) else ()
+    return {str(name): value for name, value in items if isinstance(value, int)}
 
 
 def _tensors_example(metadata: Mapping[str, Any]) -> Any:  # Any: JSON

@@ -193,11 +193,11 @@ def error(code: str, status: int, view: View = "photos", detail: str = "") -> Er
 
     `detail` is the service's own sentence, which says what is wrong with a text or a form.
     """
-    found = ERRORS.get(code, SERVER_ERROR if status >= 500 else CLIENT_ERROR)
+    entry = ERRORS.get(code, SERVER_ERROR if status >= 500 else CLIENT_ERROR)
     if view != "photos":
         general = SERVER_ERROR if status >= 500 else REQUEST_CLIENT_ERROR
-        found = REQUEST_ERRORS.get(code) or ERRORS.get(code, general)
-    return ErrorWords(found[0], found[1] or sentence(detail))
+        entry = REQUEST_ERRORS.get(code) or ERRORS.get(code, general)
+    return ErrorWords(entry[0], entry[1] or sentence(detail))
 
 
 def sentence(detail: str) -> str:

@@ -35,9 +35,9 @@ def main() -> int:
     parser.add_argument("--host", help="overrides SERVING_HOST")
     parser.add_argument("--port", type=int, help="overrides SERVING_PORT")
     arguments = parser.parse_args()
-    given = {k: v for k in ("host", "port") if (v := getattr(arguments, k)) is not None}
+    options = {k: v for k in ("host", "port") if (v := getattr(arguments, k)) is not None}
     try:
-        return serve(arguments.package, given)
+        return serve(arguments.package, options)
     except ConfigurationError as error:
         print(f"the service cannot start: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -52,10 +52,10 @@ def fill_standard_streams() -> None:
             setattr(sys, name, stream)
 
 
-def serve(package: str, given: dict[str, Any]) -> int:
-    """Serves; `given` settings override those of the environment. Raises ConfigurationError."""
-    settings = Settings.read(**given)
-    os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in given.items()}
+def serve(package: str, options: dict[str, Any]) -> int:
+    """Serves; `options` override those of the environment. Raises ConfigurationError."""
+    settings = Settings.read(**options)
+    os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in options.items()}
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:

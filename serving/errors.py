@@ -19,12 +19,12 @@ def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
 
     `name` turns a field's name into what the reader knows. Values are left out: one may be a key.
     """
-    found: dict[str, list[str]] = {}
+    by_field: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False):
         first, *rest = (str(part) for part in problem["loc"] or ("the content",))
         rest = [part for part in rest if not set("-[") & set(part)]  # which of several types was tried
-        found.setdefault(".".join([name(first), *rest]), []).append(problem["msg"])
-    return "; ".join(f"{place}: {', or: '.join(messages)}" for place, messages in found.items())
+        by_field.setdefault(".".join([name(first), *rest]), []).append(problem["msg"])
+    return "; ".join(f"{place}: {', or: '.join(messages)}" for place, messages in by_field.items())
 
 
 class ServingError(Exception):

@@ -44,23 +44,29 @@ class Metrics:
 
         self.requests = counter(
             "serving_requests",
-            "Requests answered, by path, HTTP status and error code (ok without an error).",
+            "Requests that the server answered, by path, HTTP status and error code (ok: no error).",
             ["path", "status", "code"],
         )
         self.total = histogram(
-            "serving_request_seconds", "Time from a request's first byte to its answer."
+            "serving_request_seconds",
+            "Time that the server takes from a request's first byte to its answer.",
         )
-        self.decode = histogram("serving_decode_seconds", "Time to decode an image file.")
-        self.queue = histogram("serving_queue_seconds", "Time for which an input waited for a worker.")
-        self.infer = histogram("serving_infer_seconds", "Time to compute a batch.")
+        self.decode = histogram(
+            "serving_decode_seconds", "Time that preparing an input takes, such as decoding an image."
+        )
+        self.queue = histogram("serving_queue_seconds", "Time that an input waits for a worker.")
+        self.infer = histogram("serving_infer_seconds", "Time that a worker takes to compute a batch.")
         self.batch_size = histogram(
-            "serving_batch_size", "Inputs computed together, per batch.", BATCH_SIZES
+            "serving_batch_size", "Inputs that a worker computes in one batch.", BATCH_SIZES
         )
         self.skipped = counter(
-            "serving_skipped", "Inputs never computed: their requests were cancelled or expired."
+            "serving_skipped",
+            "Inputs that no worker computed because the client disconnected or the deadline passed.",
         )
-        self.cancelled = counter("serving_cancelled", "Requests whose client disconnected.")
-        self.expired = counter("serving_expired", "Requests that exceeded their deadline.")
+        self.cancelled = counter(
+            "serving_cancelled", "Requests whose client disconnected before the answer."
+        )
+        self.expired = counter("serving_expired", "Requests that missed their deadline.")
 
     def follow(self, memory: Memory, frontends: int) -> None:
         """Reads the engine's figures from this memory from now on; `frontends` use the engine."""
@@ -114,22 +120,28 @@ class EngineCollector(Collector):
         cpu_s = web_cpu_seconds(self._shared)
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         yield gauge("serving_queue_depth", "Inputs that wait for a worker.", depth)
-        yield gauge("serving_free_slots", "Inputs that would still be admitted.", free)
+        yield gauge("serving_free_slots", "Inputs that the server can still accept.", free)
         yield gauge(
-            "serving_ready_workers", "Workers that are ready to compute.", memory.ready_workers[0]
+            "serving_ready_workers", "Workers that can compute batches now.", memory.ready_workers[0]
         )
-        yield counter("serving_worker_restarts", "Workers that died and were replaced.", restarts)
+        yield counter(
+            "serving_worker_restarts", "Workers that died and that the server replaced.", restarts
+        )
         yield gauge(
-            "serving_batch_cap", "Largest batch that every worker takes now.", memory.smallest_cap
+            "serving_batch_cap", "Largest batch that every worker accepts now.", memory.smallest_cap
         )
         yield counter(
             "serving_out_of_memory",
-            "Batches that did not fit into a device's memory; each halved a worker's batch cap.",
+            "Batches that did not fit into a device's memory; each one halved a worker's batch cap.",
             full,
         )
-        yield gauge("serving_web_processes", "Processes that speak HTTP and decode.", self._frontends)
-        yield counter("serving_web_cpu_seconds", "CPU time of the web processes.", cpu_s)
-        yield gauge("serving_cores", "Cores this service may use.", cpus.usable())
+        yield gauge(
+            "serving_web_processes",
+            "Web processes: they speak HTTP and prepare inputs.",
+            self._frontends,
+        )
+        yield counter("serving_web_cpu_seconds", "CPU time that the web processes have used.", cpu_s)
+        yield gauge("serving_cores", "CPU cores that this service can use.", cpus.usable())
         yield from gpu_metrics(memory)
 
 
@@ -139,14 +151,12 @@ def gpu_metrics(memory: Memory) -> Iterator[Metric]:
     if not seen:
         return
     busy = GaugeMetricFamily(
-        "serving_gpu_busy_ratio", "Share of the time in which any kernel ran.", labels=["gpu"]
+        "serving_gpu_busy_ratio", "Share of the time in which a kernel ran on the GPU.", labels=["gpu"]
     )
     used = GaugeMetricFamily(
-        "serving_gpu_memory_used_bytes", "Memory of the GPU that any program uses.", labels=["gpu"]
+        "serving_gpu_memory_used_bytes", "GPU memory in use, by all programs together.", labels=["gpu"]
     )
-    total = GaugeMetricFamily(
-        "serving_gpu_memory_bytes", "Memory of the GPU, used or not.", labels=["gpu"]
-    )
+    total = GaugeMetricFamily("serving_gpu_memory_bytes", "GPU memory in total.", labels=["gpu"])
     for one in seen:
         label = [str(one.index)]
         busy.add_metric(label, one.busy_percent / 100)

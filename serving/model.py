@@ -50,9 +50,9 @@ class Model:
             path = folder / version / "model.json"
         try:
             if not path.exists() and (
-                found := huggingface.export(folder, version) or bare_graph(folder, version)
+                described := huggingface.export(folder, version) or bare_graph(folder, version)
             ):
-                return cls(folder, found)
+                return cls(folder, described)
             description = ModelDescription.model_validate_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigurationError(f"no model in {folder}: {what_is_missing(folder)}") from error
@@ -192,9 +192,9 @@ def what_is_missing(folder: Path) -> str:
     models += sorted(path.parent.name for path in folder.glob("*/config.json"))
     if models:
         return f"it holds folders of models; name one of them: {listed(models)}"
-    found = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
     needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"
-    return f"{needed}; {f'it has {listed(found)}' if found else 'it is empty'}"
+    return f"{needed}; {f'it has {listed(names)}' if names else 'it is empty'}"
 
 
 def listed(names: Sequence[str]) -> str:

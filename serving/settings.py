@@ -177,10 +177,10 @@ class Settings(BaseSettings):
     gets traces; unset: no traces. Needs the extra `otel`."""
 
     @classmethod
-    def read(cls, **given: str | int) -> "Settings":
-        """Reads the environment, which `given` overrides. Raises ConfigurationError with the names."""
+    def read(cls, **values: str | int) -> "Settings":
+        """Reads the environment, which `values` override. Raises ConfigurationError with the names."""
         try:
-            return cls(**given)  # type: ignore[arg-type]  # checked there
+            return cls(**values)  # type: ignore[arg-type]  # checked there
         except ValidationError as error:
             raise ConfigurationError(in_words(error, lambda name: f"SERVING_{name.upper()}")) from error
         except (SettingsError, OSError, UnicodeDecodeError) as error:

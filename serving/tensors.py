@@ -109,7 +109,7 @@ class Signature:
 
         Raises InvalidTensorError for another type or shape, or for a size out of bounds.
         """
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for spec, array in zip(self.inputs, batch, strict=True):
             if array.dtype != spec.dtype:
                 raise InvalidTensorError(f"{spec.name} is of type {spec.dtype}, not {array.dtype}")
@@ -117,11 +117,11 @@ class Signature:
                 raise InvalidTensorError(f"{spec.name} has another number of rows than the others")
             if not array.ndim:
                 raise InvalidTensorError(f"{spec.name} has no first axis, along which its items stand")
-            self.check_shape(spec, array.shape[1:], found)
+            self.check_shape(spec, array.shape[1:], sizes)
         return list(zip(*batch, strict=True))
 
-    def check_shape(self, spec: TensorSpec, shape: Sequence[int], found: dict[str, int]) -> None:
-        """Checks an item's shape; adds the sizes of varying axes to `found`, or compares them with it.
+    def check_shape(self, spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
+        """Checks an item's shape; adds the sizes of varying axes to `sizes`, or compares them with it.
 
         Raises InvalidTensorError.
         """
@@ -136,10 +136,10 @@ class Signature:
                         f"{spec.name} has the size {size} along {wanted}; "
                         f"1 to {self.limits[wanted]} are accepted"
                     )
-                wanted = found.setdefault(wanted, size)
+                wanted = sizes.setdefault(wanted, size)
             if size != wanted:
                 raise InvalidTensorError(
-                    f"the tensor's shape is {tuple(shape)}, not {spec.sized(self.limits | found)}"
+                    f"the tensor's shape is {tuple(shape)}, not {spec.sized(self.limits | sizes)}"
                 )
 
 
@@ -168,9 +168,9 @@ def check_outputs(
     for spec, array in zip(signature.outputs, outputs, strict=True):
         if array.shape == (size, *spec.shape) and array.dtype == spec.dtype:
             continue
-        for axis, found in zip(spec.shape, array.shape[1:], strict=False):
-            if isinstance(axis, str) and found <= signature.limits.get(axis, found):
-                known.setdefault(axis, found)
+        for axis, axis_size in zip(spec.shape, array.shape[1:], strict=False):
+            if isinstance(axis, str) and axis_size <= signature.limits.get(axis, axis_size):
+                known.setdefault(axis, axis_size)
         unknown = dict.fromkeys(axes_of([spec]), -1)  # in no shape
         if array.shape != (size, *spec.sized(unknown | known)) or array.dtype != spec.dtype:
             note = f": {spec.note}" if spec.note else ""

@@ -62,12 +62,14 @@ def main(
     with client:
         if photos:
             items = client.predict_many(photos, concurrency=concurrency, top_k=top_k)
-            found: Iterator[Asked] = ((str(each.photo), each.prediction or each.error) for each in items)
+            results: Iterator[Asked] = (
+                (str(item.photo), item.prediction or item.error) for item in items
+            )
         elif text:
-            found = each_of(text, partial(client.classify_text, top_k=top_k))
+            results = each_of(text, partial(client.classify_text, top_k=top_k))
         else:
-            found = each_of(question or [], partial(client.answer, context=context, top_k=top_k))
-        for asked in found:
+            results = each_of(question or [], partial(client.answer, context=context, top_k=top_k))
+        for asked in results:
             is_error = isinstance(asked[1], ServingClientError)
             failed |= is_error
             typer.echo(line(*asked), err=is_error)
@@ -89,7 +91,9 @@ def bodies(
     """Yields a name for each request, and what makes its body."""
     yield from ((photo, Path(photo).read_bytes) for photo in photos)
     yield from ((text, partial(as_json, text=text)) for text in texts)
-    yield from ((each, partial(as_json, question=each, context=context)) for each in questions)
+    yield from (
+        (question, partial(as_json, question=question, context=context)) for question in questions
+    )
 
 
 def as_json(**fields: str) -> bytes:
@@ -135,25 +139,25 @@ def tcp_line(client: TcpClient, body: Callable[[], bytes], top_k: int) -> tuple[
     ms = (time.perf_counter() - started) * 1000
     if answer.status != 200:
         return f"{answer.content.get('detail')} ({answer.status})", False
-    found = [
-        f"{each.get('label', each.get('answer')) or 'no answer'} "
-        f"{100 * each.get('probability', each.get('score', 0)):.1f} %"
-        for each in answer.content.get("top", ())
+    scores = [
+        f"{candidate.get('label', candidate.get('answer')) or 'no answer'} "
+        f"{100 * candidate.get('probability', candidate.get('score', 0)):.1f} %"
+        for candidate in answer.content.get("top", ())
     ]
     left_out = ("request_id", "ms")
     other = {name: value for name, value in answer.content.items() if name not in left_out}
-    return f"{', '.join(found) or json.dumps(other, ensure_ascii=False)} ({ms:.1f} ms)", True
+    return f"{', '.join(scores) or json.dumps(other, ensure_ascii=False)} ({ms:.1f} ms)", True
 
 
-def line(asked: str, found: Prediction | QuestionAnswer | ServingClientError | None) -> str:
+def line(asked: str, result: Prediction | QuestionAnswer | ServingClientError | None) -> str:
     """Formats one result: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
-    if isinstance(found, Prediction):
-        scores = [f"{score.label} {100 * score.probability:.1f} %" for score in found.top]
-    elif isinstance(found, QuestionAnswer):
-        scores = [f"{span.answer or 'no answer'} {100 * span.score:.1f} %" for span in found.top]
+    if isinstance(result, Prediction):
+        scores = [f"{score.label} {100 * score.probability:.1f} %" for score in result.top]
+    elif isinstance(result, QuestionAnswer):
+        scores = [f"{span.answer or 'no answer'} {100 * span.score:.1f} %" for span in result.top]
     else:
-        return f"{asked}: {found}"
-    return f"{asked}: {', '.join(scores)} ({found.latency_s * 1000:.1f} ms)"
+        return f"{asked}: {result}"
+    return f"{asked}: {', '.join(scores)} ({result.latency_s * 1000:.1f} ms)"
 
 
 if __name__ == "__main__":

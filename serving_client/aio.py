@@ -193,10 +193,10 @@ class AsyncClient(Options):
 
         Raises ServingClientError, and ImportError without prometheus-client.
         """
-        found, _ = await self._exchange.ask(
+        result, _ = await self._exchange.ask(
             calls.get("/metrics"), samples.read, deadline=self._deadline(timeout_s)
         )
-        return found
+        return result
 
     def _deadline(self, timeout_s: float | None) -> float:
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)

@@ -54,8 +54,8 @@ def predict(photo: bytes, options: PredictOptions) -> Call:
 
 def ask(fields: Mapping[str, object], options: RequestOptions) -> Call:
     """Builds `POST /predict` of a request's fields, as JSON; those that are None are left out."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return post("application/json", json.dumps(given).encode(), options)
+    known = {name: value for name, value in fields.items() if value is not None}
+    return post("application/json", json.dumps(known).encode(), options)
 
 
 def post(content_type: str, content: bytes, options: RequestOptions) -> Call:

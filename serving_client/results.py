@@ -31,11 +31,11 @@ class Timing:
     @classmethod
     def parse(cls, header: str) -> "Timing":
         """Parses Server-Timing, `decode;dur=1.2, queue;dur=0.4`; skips unknown stages."""
-        found = {m[1]: m[2] for part in header.split(",") if (m := STAGE.fullmatch(part))}
+        stages = {m[1]: m[2] for part in header.split(",") if (m := STAGE.fullmatch(part))}
 
         def ms(name: str) -> float | None:
             try:
-                return float(found[name])
+                return float(stages[name])
             except (KeyError, ValueError):
                 return None
 

@@ -80,8 +80,8 @@ class TcpClient:
         options = {"top_k": top_k, "timeout_ms": timeout_ms, "key": self._key}
         options["priority"] = "bulk" if bulk else None
         self._last_id = self._last_id % MAX_ID + 1
-        given = {name: value for name, value in options.items() if value is not None}
-        self._socket.sendall(request_frame(self._last_id, body, given))
+        known = {name: value for name, value in options.items() if value is not None}
+        self._socket.sendall(request_frame(self._last_id, body, known))
         self._key = None  # once is enough
         return self._last_id
 

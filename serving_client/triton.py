@@ -97,10 +97,10 @@ def model(answer: Answer) -> Model:
 def model_description(config: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
     """Returns the content of `model.json` from the configuration's parameters; empty without it."""
     try:
-        found = json.loads(config["parameters"][DESCRIPTION]["string_value"])
+        description = json.loads(config["parameters"][DESCRIPTION]["string_value"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return description if isinstance(description, dict) else {}
 
 
 def device(config: Mapping[str, Any]) -> str:  # Any: JSON

@@ -24,7 +24,9 @@ class RayMiddleware:
 
         async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [each for each in message["headers"] if each[0] != b"x-request-id"]
+                message["headers"] = [
+                    header for header in message["headers"] if header[0] != b"x-request-id"
+                ]
             await send(message)
 
         scope["path"] = scope["path"].removeprefix(scope.get("root_path", "")) or "/"

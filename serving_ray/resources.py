@@ -11,9 +11,9 @@ def fitting(cores: int, gpus: Sequence[object], environment: Mapping[str, str]) 
     Workers, which count cores for themselves, read them. Ray hides the GPUs that are not assigned
     (CUDA_VISIBLE_DEVICES), so that the others are counted from 0.
     """
-    found = {"SERVING_IDLE_THREADS": str(min(topology.MOST_IDLE_THREADS, cores))}
+    settings = {"SERVING_IDLE_THREADS": str(min(topology.MOST_IDLE_THREADS, cores))}
     if gpus:
-        found["SERVING_DEVICES"] = ",".join(str(index) for index in range(len(gpus)))
+        settings["SERVING_DEVICES"] = ",".join(str(index) for index in range(len(gpus)))
     else:
-        found["SERVING_DEVICE"] = "cpu"
-    return {name: value for name, value in found.items() if name not in environment}
+        settings["SERVING_DEVICE"] = "cpu"
+    return {name: value for name, value in settings.items() if name not in environment}

@@ -37,7 +37,7 @@ class Load:
         )
         seconds, infer_ns, queue_ns, requests = (a - b for a, b in zip(now, self._before, strict=True))
         self._before = now
-        workers = max(1, model.ready_instances)
+        workers = max(1, model.ready_workers)
         return {
             "busy": max(0.0, infer_ns / 1e9 / workers / max(seconds, 1e-9)),
             "queue_s": max(0.0, queue_ns / 1e9 / max(requests, 1)),

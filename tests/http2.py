@@ -107,8 +107,8 @@ class Http2:
         if kind == SETTINGS and not flags & ACK:
             for key, value in struct.iter_unpack(">HI", payload):
                 if key == INITIAL_WINDOW_SIZE:
-                    for each in self._windows.keys() - {0}:
-                        self._windows[each] += value - self._initial
+                    for stream_id in self._windows.keys() - {0}:
+                        self._windows[stream_id] += value - self._initial
                     self._initial = value
             self._send(frame(SETTINGS, ACK, 0))
         elif kind == PING and not flags & ACK:

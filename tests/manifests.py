@@ -29,15 +29,15 @@ def build(folder: Path) -> list[Object]:
     built: dict[tuple[str, str], Object] = {}
     for entry in kustomization.pop("resources"):
         path = folder / entry
-        for found in build(path) if path.is_dir() else read(path):
-            built[_identity(found)] = found
+        for resource in build(path) if path.is_dir() else read(path):
+            built[_identity(resource)] = resource
     for patch in kustomization.pop("patches", []):
         (change,) = read(folder / patch["path"])
         built[_identity(change)] = merged(built[_identity(change)], change)
     namespace = kustomization.pop("namespace", None)
-    for found in built.values():
-        if namespace and found["kind"] != "Namespace":
-            found["metadata"]["namespace"] = namespace
+    for resource in built.values():
+        if namespace and resource["kind"] != "Namespace":
+            resource["metadata"]["namespace"] = namespace
     assert set(kustomization) == {"apiVersion", "kind"}, "`build` does not know the rest"
     return list(built.values())
 
@@ -52,22 +52,24 @@ def merged(old: Any, new: Any) -> Any:  # Any: YAML
     return new
 
 
-def check(found: Object, version: str) -> None:
+def check(resource: Object, version: str) -> None:
     """Raises ValidationError where an object does not follow its schema of this Kubernetes version."""
-    schema = yaml.safe_load(CUSTOM_RESOURCES.read_text()).get(f"{found['apiVersion']}/{found['kind']}")
+    schema = yaml.safe_load(CUSTOM_RESOURCES.read_text()).get(
+        f"{resource['apiVersion']}/{resource['kind']}"
+    )
     if schema is None:
-        kubernetes_validate.validate(found, version, strict=True)
+        kubernetes_validate.validate(resource, version, strict=True)
         return
-    assert set(found) == {"apiVersion", "kind", "metadata", "spec"}
-    Draft202012Validator(_closed(schema)).validate(found["spec"])
-    for inside in _standard_parts(found):
+    assert set(resource) == {"apiVersion", "kind", "metadata", "spec"}
+    Draft202012Validator(_closed(schema)).validate(resource["spec"])
+    for inside in _standard_parts(resource):
         kubernetes_validate.validate(inside, version, strict=True)
 
 
-def _standard_parts(found: Object) -> list[Object]:
+def _standard_parts(resource: Object) -> list[Object]:
     """Returns the parts of a custom resource that are Kubernetes' own, as objects by themselves."""
-    head, spec = {"metadata": found["metadata"]}, found["spec"]
-    if found["kind"] == "ScaledObject":
+    head, spec = {"metadata": resource["metadata"]}, resource["spec"]
+    if resource["kind"] == "ScaledObject":
         limits = {"minReplicas": spec["minReplicaCount"], "maxReplicas": spec["maxReplicaCount"]}
         target = {"apiVersion": "apps/v1", "kind": "Deployment"} | spec["scaleTargetRef"]
         behaviour = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
@@ -76,27 +78,27 @@ def _standard_parts(found: Object) -> list[Object]:
             {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "spec": scaler} | head
         ]
     pods = []
-    if found["kind"] == "ServingRuntime":
+    if resource["kind"] == "ServingRuntime":
         pods = [{"containers": spec["containers"], "volumes": spec["volumes"]}]
-    elif found["kind"] == "InferenceService":
+    elif resource["kind"] == "InferenceService":
         pods = [
             {"containers": [{"name": "model", "ports": spec["predictor"]["model"].get("ports", [])}]}
         ]
-    elif found["kind"] == "RayService":
-        pods = ray_pods(found)
+    elif resource["kind"] == "RayService":
+        pods = ray_pods(resource)
     return [{"apiVersion": "v1", "kind": "Pod", "spec": pod} | head for pod in pods]
 
 
-def ray_pods(found: Object) -> list[Any]:  # Any: YAML
+def ray_pods(resource: Object) -> list[Any]:  # Any: YAML
     """Returns the pods of a RayService: the head's, then one of each worker group."""
-    config = found["spec"]["rayClusterConfig"]
+    config = resource["spec"]["rayClusterConfig"]
     return [
         group["template"]["spec"] for group in (config["headGroupSpec"], *config["workerGroupSpecs"])
     ]
 
 
-def _identity(found: Object) -> tuple[str, str]:
-    return found["kind"], found["metadata"]["name"]
+def _identity(resource: Object) -> tuple[str, str]:
+    return resource["kind"], resource["metadata"]["name"]
 
 
 def _are_named(items: list[Any]) -> bool:  # Any: YAML

@@ -46,9 +46,9 @@ def metric(url: str, name: str) -> float:
 
 def value(text: str, name: str) -> float:
     """Returns the value of a series without labels in the text of `/metrics`."""
-    found = re.search(rf"^{name} ([\d.e+]+)$", text, re.MULTILINE)
-    assert found, name
-    return float(found[1])
+    match = re.search(rf"^{name} ([\d.e+]+)$", text, re.MULTILINE)
+    assert match, name
+    return float(match[1])
 
 
 @contextmanager

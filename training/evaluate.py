@@ -171,9 +171,9 @@ def main(
     matrix = confusion(reference, truth)
     print_confusion(matrix, model.labels)
     (first, expected), *others = ((name, np.concatenate(parts)) for name, parts in answers.items())
-    for name, found in others:
+    for name, classes in others:
         typer.echo(
-            f"{name} names the class of {first} for {(found == expected).mean():.2%} of all photos"
+            f"{name} names the class of {first} for {(classes == expected).mean():.2%} of all photos"
         )
     if write:
         model.description.accuracy = results[first]

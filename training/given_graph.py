@@ -65,25 +65,25 @@ def open_input(graph: GraphProto, size: Size) -> list[str]:
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs) or "none"
         raise ConfigurationError(f"the graph must have one input, of pictures; it has: {names}")
-    (given,) = inputs
-    kind, lengths = given.type.tensor_type.elem_type, dimensions(given)
+    (value,) = inputs
+    kind, lengths = value.type.tensor_type.elem_type, dimensions(value)
     if kind not in NUMBERS:
         raise ConfigurationError(
-            f"the input {given.name!r} is {TensorProto.DataType.Name(kind).lower()}: export the network "
+            f"the input {value.name!r} is {TensorProto.DataType.Name(kind).lower()}: export the network "
             "without its own preprocessing, float [N, 3, H, W]; --mean and --std do it instead"
         )
     last = len(lengths) == 4 and lengths[3] == 3 and lengths[1] != 3
-    found = lengths[1:3] if last else lengths[2:]
+    sides = lengths[1:3] if last else lengths[2:]
     if len(lengths) != 4 or (not last and lengths[1] not in (3, 0)):
         raise ConfigurationError(
-            f"the input {given.name!r} has the shape {lengths}: [N, 3, H, W] is needed, of RGB pictures"
+            f"the input {value.name!r} has the shape {lengths}: [N, 3, H, W] is needed, of RGB pictures"
         )
-    if any(length not in (0, wanted) for length, wanted in zip(found, size, strict=True)):
+    if any(length not in (0, wanted) for length, wanted in zip(sides, size, strict=True)):
         raise ConfigurationError(
-            f"the graph takes pictures of {'x'.join(map(str, found))} pixels, and the options make "
+            f"the graph takes pictures of {'x'.join(map(str, sides))} pixels, and the options make "
             f"them {size[0]}x{size[1]}: see --resize, --center-crop, --enlarge"
         )
-    nodes, notes, name = [], [], given.name
+    nodes, notes, name = [], [], value.name
     if last:
         nodes.append(helper.make_node("Transpose", [INPUT], [name], perm=[0, 2, 3, 1]))
         notes.append("its channels are the last dimension: a Transpose is put in front")
@@ -113,8 +113,8 @@ def open_output(graph: GraphProto, wanted: str | None) -> list[str]:
     notes = []
     if len(outputs) > 1:
         notes.append(f"of its outputs {', '.join(outputs)} {name} is served; --output names another")
-    given = outputs[name]
-    kind, rank = given.type.tensor_type.elem_type, len(dimensions(given))
+    output = outputs[name]
+    kind, rank = output.type.tensor_type.elem_type, len(dimensions(output))
     if kind not in NUMBERS:
         raise ConfigurationError(
             f"the output {name!r} is {TensorProto.DataType.Name(kind).lower()}: logits are needed, "
@@ -164,11 +164,11 @@ def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
     no_tensor = np.empty((0, 3, *image.output_size), np.float32)
 
     def answers(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = session.run(None, {PIXELS: pixels, TENSOR: no_tensor})[0]
-        return found
+        logits: NDArray[np.float32] = session.run(None, {PIXELS: pixels, TENSOR: no_tensor})[0]
+        return logits
 
     try:
-        alone = [answers(each[np.newaxis]) for each in images]
+        alone = [answers(image[np.newaxis]) for image in images]
     except Exception as error:
         raise ConfigurationError(f"the graph cannot compute a picture: {error}") from error
     for logits in alone:

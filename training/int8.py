@@ -76,18 +76,18 @@ def read_photos(model: Model, options: Options) -> tuple[Photos, Photos]:
     """Returns the photos for calibration and those to compare; the same ones if there is only one."""
     most = MOST_CALIBRATION_PHOTOS
     if options.validate is not None:
-        found = photos.read(options.calibrate, model, most)
-        return found, photos.read(options.validate, model, options.most_photos)
-    found = photos.read(options.calibrate, model, most + options.most_photos)
-    used = min(most, (len(found) + 1) // 2)
-    return found.part(0, used), found.part(used if len(found) > 1 else 0)
+        images = photos.read(options.calibrate, model, most)
+        return images, photos.read(options.validate, model, options.most_photos)
+    images = photos.read(options.calibrate, model, most + options.most_photos)
+    used = min(most, (len(images) + 1) // 2)
+    return images.part(0, used), images.part(used if len(images) > 1 else 0)
 
 
 @contextmanager
 def trial_folder(model: Model) -> Iterator[Model]:
     """Yields a copy of the model in a folder beside its files, without int8 files."""
-    own = model.folder / model.description.version
-    with TemporaryDirectory(prefix=".int8-", dir=own) as folder:
+    version_folder = model.folder / model.description.version
+    with TemporaryDirectory(prefix=".int8-", dir=version_folder) as folder:
         place = Path(folder, model.description.version)
         place.mkdir()
         listed = {k: v for k, v in model.description.files.items() if Path(k).name in (ONNX[0], PT[0])}

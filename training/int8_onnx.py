@@ -171,14 +171,14 @@ def most_sensitive(
 
     Layers that are not tried before `end`, a `time.monotonic()` time, are left out.
     """
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for name in tqdm(quantiser.heavy_nodes, desc="layers", leave=False, delay=2):
         if time.monotonic() > end:
-            typer.echo(f"the time is up after {len(found)} of {len(quantiser.heavy_nodes)} layers")
+            typer.echo(f"the time is up after {len(differences)} of {len(quantiser.heavy_nodes)} layers")
             break
         quantiser.write(method, only=[name])
-        found[name] = difference(SENSITIVITY_PHOTOS)
-    return sorted(found, key=found.__getitem__, reverse=True)
+        differences[name] = difference(SENSITIVITY_PHOTOS)
+    return sorted(differences, key=differences.__getitem__, reverse=True)
 
 
 @contextlib.contextmanager

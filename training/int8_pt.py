@@ -31,7 +31,7 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the tools' age
             normalise = Normalise(model.description.pipeline)
-            images = [normalise(torch.from_numpy(one[np.newaxis])) for one in pixels]
+            images = [normalise(torch.from_numpy(image[np.newaxis])) for image in pixels]
             example = images[0]
             body = prepare_fx(
                 network.body, get_default_qconfig_mapping(ENGINE), (network.reduce(example),)

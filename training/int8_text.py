@@ -121,14 +121,16 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Verdi
     source = model.file(FP32)
     fp32, int8 = (network(model, path) for path in (source, made))
     activation = ACTIVATIONS[model.description.text_pipeline.activation]
-    expected, found = (
-        activation(np.concatenate([infer(each[np.newaxis]) for each in tqdm(sentences.tokens, delay=2)]))
+    expected, actual = (
+        activation(
+            np.concatenate([infer(tokens[np.newaxis]) for tokens in tqdm(sentences.tokens, delay=2)])
+        )
         for infer in (fp32, int8)
     )
     return Verdict(
         **comparison(
             expected,
-            found,
+            actual,
             sentences.labels,
             (fp32, int8),
             precision_check.sample_tokens(model),

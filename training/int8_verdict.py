@@ -84,17 +84,17 @@ class Judge:
 
     def difference(self, most: int) -> float:
         """Returns the mean difference of a probability, on up to `most` photos."""
-        found = self._probabilities(self._load("int8"), self.compared.part(0, most), "int8")
-        return float(np.abs(found - self._expected[:most]).mean())
+        actual = self._probabilities(self._load("int8"), self.compared.part(0, most), "int8")
+        return float(np.abs(actual - self._expected[:most]).mean())
 
     def verdict(self, files: tuple[Kind, Kind], method: str, fp32_nodes: list[str]) -> Verdict:
         """Judges the trial folder's int8 file; `files` are those of fp32 and int8."""
         int8, expected, labels = self._load("int8"), self._expected, self.compared.labels
-        found = self._probabilities(int8, self.compared, "int8")
+        actual = self._probabilities(int8, self.compared, "int8")
         sizes = [round(self._trial.file(kind).stat().st_size / 1e6, 1) for kind in files]
         samples = precision_check.sample_images(self._trial.description.pipeline.output_size)
         return Verdict(
-            **comparison(expected, found, labels, (self._fp32, int8), samples, "photos"),
+            **comparison(expected, actual, labels, (self._fp32, int8), samples, "photos"),
             megabytes=dict(zip(("fp32", "int8"), sizes, strict=True)),
             method=method,
             fp32_nodes=fp32_nodes,
@@ -103,7 +103,7 @@ class Judge:
 
 def comparison(
     expected: NDArray[np.floating],
-    found: NDArray[np.floating],
+    actual: NDArray[np.floating],
     labels: NDArray[np.int64] | None,
     networks: tuple[Infer, Infer],
     samples: Array,
@@ -111,24 +111,24 @@ def comparison(
 ) -> dict[str, Any]:
     """Returns the fields of a verdict that say how int8 answers beside fp32, and how fast.
 
-    `expected` and `found` are the probabilities [N, classes] of fp32 and int8; `networks` compute the
+    `expected` and `actual` are the probabilities [N, classes] of fp32 and int8; `networks` compute the
     logits of `samples` in either. `noun` is for the reason, in the plural.
     """
-    agreement = float((found.argmax(1) == expected.argmax(1)).mean())
+    agreement = float((actual.argmax(1) == expected.argmax(1)).mean())
     accuracy: dict[str, float] = {}
     if labels is not None:
-        for name, answers in (("fp32", expected), ("int8", found)):
+        for name, answers in (("fp32", expected), ("int8", actual)):
             accuracy[name] = round(float((answers.argmax(1) == labels).mean()), 4)
     objection = objection_to(agreement, accuracy, noun)
     logits = [timed_answers(infer, samples)[0] for infer in networks]
     return {
         "fit": objection is None,
-        "reason": objection or f"it names fp32's class for {agreement:.1%} of {len(found)} {noun}",
+        "reason": objection or f"it names fp32's class for {agreement:.1%} of {len(actual)} {noun}",
         "sample_difference": round(precision_check.mean_difference(*logits), 4),
         "agreement": round(agreement, 4),
-        "mean_difference": round(float(np.abs(found - expected).mean()), 5),
-        "worst_difference": round(float(np.abs(found - expected).max()), 4),
-        "photos": len(found),
+        "mean_difference": round(float(np.abs(actual - expected).mean()), 5),
+        "worst_difference": round(float(np.abs(actual - expected).max()), 4),
+        "photos": len(actual),
         "accuracy": accuracy,
         "batch_ms": milliseconds(dict(zip(("fp32", "int8"), networks, strict=True)), samples),
     }
@@ -150,12 +150,12 @@ def objection_to(agreement: float, accuracy: dict[str, float], what: str = "phot
 
 def milliseconds(networks: dict[str, Infer], images: Array) -> dict[str, dict[int, float]]:
     """Measures networks in turn; returns the shortest time of a batch, by network and batch size."""
-    found: dict[str, dict[int, float]] = {name: {} for name in networks}
+    times: dict[str, dict[int, float]] = {name: {} for name in networks}
     for size in BATCH_SIZES:
         for _ in range(TIMING_ROUNDS):
             for name, infer in networks.items():
                 started = time.perf_counter()
                 infer(images[:size])
                 took = 1000 * (time.perf_counter() - started)
-                found[name][size] = round(min(took, found[name].get(size, took)), 3)
-    return found
+                times[name][size] = round(min(took, times[name].get(size, took)), 3)
+    return times

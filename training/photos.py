@@ -48,11 +48,11 @@ def read(path: Path, model: Model, most: int) -> Photos:
     A photo's class is the name of its folder: a label of the model, or an index. Files that are no
     photos are left out. Raises ConfigurationError if there is none, and OSError.
     """
-    found = files(path)
-    order = np.random.default_rng(SEED).permutation(len(found)).tolist()
+    listed = files(path)
+    order = np.random.default_rng(SEED).permutation(len(listed)).tolist()
     decoder = ImageDecoder(model.description.pipeline, MAX_PIXELS)
     pixels, labels, unread = [], [], 0
-    for name, data in tqdm([found[i] for i in order], desc=f"reading {path.name}", delay=2):
+    for name, data in tqdm([listed[i] for i in order], desc=f"reading {path.name}", delay=2):
         try:
             pixels.append(decoder.decode(data()))
         except Exception:  # no photo, or damaged or encrypted in the zip file
@@ -75,8 +75,8 @@ def files(path: Path) -> list[File]:
     Raises ConfigurationError and OSError.
     """
     if path.is_dir():
-        inside = sorted(one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
-        return [(PurePosixPath(one.relative_to(path).as_posix()), one.read_bytes) for one in inside]
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        return [(PurePosixPath(file.relative_to(path).as_posix()), file.read_bytes) for file in inside]
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:

@@ -17,17 +17,17 @@ def with_known_names(model: onnx.ModelProto, size: tuple[int, int], classes: int
 
     Raises ConfigurationError if its input and first output have other types or shapes, or a fixed N.
     """
-    given = model_input(model)
+    graph_input = model_input(model)
     if not model.graph.output:
         raise ConfigurationError("model.onnx must have an output")
     logits = model.graph.output[0]
-    check(given, (3, *size))
+    check(graph_input, (3, *size))
     check(logits, (classes,))
-    if (given.name, logits.name) == (INPUT, OUTPUT):
+    if (graph_input.name, logits.name) == (INPUT, OUTPUT):
         return model
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    index = list(model.graph.input).index(given)
+    index = list(model.graph.input).index(graph_input)
     rename(result.graph, result.graph.input[index], INPUT, reading=True)
     rename(result.graph, result.graph.output[0], OUTPUT, reading=False)
     return result
@@ -39,14 +39,14 @@ def check(value: ValueInfoProto, dims: tuple[int, ...]) -> None:
     Other open dimensions fit any length.
     """
     tensor = value.type.tensor_type
-    found = list(tensor.shape.dim)
-    fits = len(found) == 1 + len(dims) and all(
-        not each.HasField("dim_value") or each.dim_value == wanted
-        for each, wanted in zip(found[1:], dims, strict=True)
+    lengths = list(tensor.shape.dim)
+    fits = len(lengths) == 1 + len(dims) and all(
+        not length.HasField("dim_value") or length.dim_value == wanted
+        for length, wanted in zip(lengths[1:], dims, strict=True)
     )
     if tensor.elem_type != TensorProto.FLOAT or not fits:
         raise ConfigurationError(f"{value.name!r} in model.onnx is not float {['N', *dims]}")
-    if found[0].HasField("dim_value"):
+    if lengths[0].HasField("dim_value"):
         raise ConfigurationError(f"the batch's size is fixed in model.onnx, see {value.name!r}")
 
 
@@ -58,7 +58,7 @@ def rename(graph: onnx.GraphProto, value: ValueInfoProto, name: str, reading: bo
     inside = value.name
     if inside == name:
         return
-    taken = {each for node in graph.node for each in (*node.input, *node.output)}
+    taken = {tensor for node in graph.node for tensor in (*node.input, *node.output)}
     if name in taken:
         raise ConfigurationError(f"a tensor inside model.onnx is named {name!r} already")
     value.name = name

@@ -57,7 +57,7 @@ class TritonPythonModel:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
         self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.pixels, self.tensor = (given.name for given in self.session.get_inputs())
+        self.pixels, self.tensor = (graph_input.name for graph_input in self.session.get_inputs())
         self.no_tensor = np.empty((0, 3, *description.pipeline.output_size), np.float32)
 
     def execute(self, requests: list[Request]) -> list[Response]:
@@ -66,7 +66,9 @@ class TritonPythonModel:
             read = [self.read(request) for request in requests]
             asked = [photos for photos in read if isinstance(photos, Photos)]
             rows = iter(self.logits([photos.pixels for photos in asked]))
-            return [self.answer(each, rows) if isinstance(each, Photos) else each for each in read]
+            return [
+                self.answer(result, rows) if isinstance(result, Photos) else result for result in read
+            ]
         except Exception:
             pb_utils.Logger.log_error(traceback.format_exc())
             return [failed("the server failed", pb_utils.TritonError.INTERNAL) for _ in requests]
@@ -89,15 +91,15 @@ class TritonPythonModel:
 
         Raises ServingError that names the element, if there are several.
         """
-        found = []
+        images = []
         for index, element in enumerate(elements):
             try:
-                found.append(self.decoder.decode(to_bytes(element)))
+                images.append(self.decoder.decode(to_bytes(element)))
             except ServingError as error:
                 if len(elements) > 1:
                     error.detail = f"element {index}: {error.detail}"
                 raise
-        return found
+        return images
 
     def logits(self, batches: list[NDArray[np.uint8]]) -> Iterable[NDArray[np.float32]]:
         """Computes logits [classes] for every photo of all requests, in order."""

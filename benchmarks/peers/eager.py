@@ -40,13 +40,13 @@ class Eager:
 
 def steps(image: ImagePipeline) -> list[v2.Transform]:
     """Returns torchvision's transforms; they turn a PIL image into float32 [3, height, width]."""
-    found: list[v2.Transform] = [v2.Resize(image.resize)]
+    transforms: list[v2.Transform] = [v2.Resize(image.resize)]
     if image.center_crop:
-        found.append(v2.CenterCrop(image.center_crop))
+        transforms.append(v2.CenterCrop(image.center_crop))
     if image.enlarge:
-        found.append(v2.Resize(image.enlarge))
+        transforms.append(v2.Resize(image.enlarge))
     return [
-        *found,
+        *transforms,
         v2.ToImage(),
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(image.mean, image.std),

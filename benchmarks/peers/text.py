@@ -30,10 +30,10 @@ class ClassifyTexts:
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Answers one batch."""
-        found = self.tokenizer.encode_batch(texts)
+        encodings = self.tokenizer.encode_batch(texts)
         inputs = {
-            "input_ids": np.array([each.ids for each in found]),
-            "attention_mask": np.array([each.attention_mask for each in found]),
+            "input_ids": np.array([encoding.ids for encoding in encodings]),
+            "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
         }
         scores = [best(self.labels, logits, 1)[0] for logits in self.session.run(None, inputs)[0]]
         return [{"prediction": score.label, "probability": score.probability} for score in scores]

@@ -23,9 +23,9 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answers one text a request, all in one batch."""
-        given = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
+        arrays = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
         responses = []
-        for answer in self.classify([each.item().decode() for each in given]):
+        for answer in self.classify([array.item().decode() for array in arrays]):
             label = np.array([[answer["prediction"].encode()]], object)
             probability = np.array([[answer["probability"]]], np.float32)
             tensors = [pb_utils.Tensor("LABEL", label), pb_utils.Tensor("PROBABILITY", probability)]

@@ -68,8 +68,8 @@ class TwoChoices(Balancer):
         """See `Balancer`."""
         if not self.rotation:
             return None
-        one, two = self._any(self.rotation), self._any(self.rotation)
-        return one if self.outstanding[one] <= self.outstanding[two] else two
+        first, second = self._any(self.rotation), self._any(self.rotation)
+        return first if self.outstanding[first] <= self.outstanding[second] else second
 
 
 class LeastOutstanding(Balancer):

@@ -21,16 +21,16 @@ def shown(name: str, value: float) -> str:
 def scenarios(content: Content) -> str:
     """Returns a heading, a result and a table for each scenario."""
     parts = []
-    for one in content["results"]["scenarios"].values():
+    for scenario in content["results"]["scenarios"].values():
         rows = [
             [name, *(shown(key, variant["figures"][key]) for key in HEAD)]
-            for name, variant in one["variants"].items()
+            for name, variant in scenario["variants"].items()
         ]
-        title = one["title"][0].upper() + one["title"][1:]
-        line = next(iter(one["variants"].values()))["timeline"]
+        title = scenario["title"][0].upper() + scenario["title"][1:]
+        line = next(iter(scenario["variants"].values()))["timeline"]
         seconds = line["bin_s"] * len(line["answered"])
         simulated = f"Simulated: {seconds:.3g} s, beginning with idle replicas."
-        parts += [f"### {title}, {one['replicas']:,} replicas", f"{one['result']} {simulated}"]
+        parts += [f"### {title}, {scenario['replicas']:,} replicas", f"{scenario['result']} {simulated}"]
         parts += [markdown(["", *HEAD], rows)]
     return "\n\n".join(parts)
 
@@ -43,8 +43,8 @@ def validation(content: Content) -> str:
             " / ".join(shown(name, case[f"{name}, {kind}"]) for kind in ("measured", "simulated"))
             for name in MEASURED
         ]
-        own = [str(case["replicas"]), f"{case['load']:.0%}", str(case["tries"])]
-        rows.append([*own, *pairs, case["largest difference"], case["machine busy"]])
+        cells = [str(case["replicas"]), f"{case['load']:.0%}", str(case["tries"])]
+        rows.append([*cells, *pairs, case["largest difference"], case["machine busy"]])
     pairs = [f"{name}: measured / simulated" for name in MEASURED]
     head = ["replicas", "load", "most tries", *pairs, "largest difference", "machine busy"]
     missed = content["results"]["missed"]
@@ -89,5 +89,5 @@ def retry_storm(axes: "Axes", content: Content) -> None:
 
 def variants_of(content: Content, scenario: str) -> dict[str, Any]:
     """Returns the variants of a scenario, of its first number of replicas."""
-    found: dict[str, dict[str, Any]] = content["results"]["scenarios"]
-    return next(one["variants"] for name, one in found.items() if name.startswith(scenario))
+    by_name: dict[str, dict[str, Any]] = content["results"]["scenarios"]
+    return next(named["variants"] for name, named in by_name.items() if name.startswith(scenario))

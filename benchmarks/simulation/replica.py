@@ -101,13 +101,13 @@ class Replica:
         if admitted:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        one = (attempt,)
-        self._begun.add(one)
+        batch = (attempt,)
+        self._begun.add(batch)
 
         def done(_: Event) -> None:
             if epoch != self._epoch:
                 return
-            self._begun.discard(one)
+            self._begun.discard(batch)
             self._idle_web += 1
             if admitted:
                 self._waiting.append(attempt)

@@ -101,7 +101,7 @@ def sizing(scale: Content) -> str:
         planned=PLANNED,
     )
     rows = [["cores of a node", *map(str, NODE_CORES.values())]]
-    rows += [found for name, rate in core_rates.items() for found in nodes_and_cost(name, rate)]
+    rows += [row for name, rate in core_rates.items() for row in nodes_and_cost(name, rate)]
     rows += network(core_rates["fp32"])
     head = ["pictures a second", *(f"{rate:,}" for rate in NODE_CORES)]
     return "\n\n".join([said, markdown(head, rows), ASSUMED.strip()])

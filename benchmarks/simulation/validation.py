@@ -122,7 +122,7 @@ class Compared:
 
     def row(self) -> dict[str, Any]:
         """Returns a row of the table: measured and simulated beside each other."""
-        own = {"replicas": self.replicas, "load": self.load, "tries": self.tries}
+        case = {"replicas": self.replicas, "load": self.load, "tries": self.tries}
         pairs = {
             f"{name}, {kind}": round(figures[name], 4)
             for name in self.measured
@@ -130,7 +130,7 @@ class Compared:
         }
         largest = max((self.difference(name) for name in self.measured), key=abs)
         busy = {"machine busy": f"{self.machine_busy:.0%}"}
-        return {**own, **pairs, "largest difference": f"{largest:+.0%}", **busy}
+        return {**case, **pairs, "largest difference": f"{largest:+.0%}", **busy}
 
 
 def measure(urls: list[str], request: bytes, plan: Plan) -> dict[str, float]:
@@ -157,10 +157,10 @@ def calibrated(target: Target) -> Service:
     web process. As many clients as slots give the time of a full batch, as workers then compute nothing
     else. Warm-up would give the shortest time, without what a worker does between two batches.
     """
-    one, full = (target.closed(count, Windowed(0.5, 4.0, 1, 1)) for count in (1, SLOTS))
-    single = (one.server_ms or {})["infer"]
+    single_client, full = (target.closed(count, Windowed(0.5, 4.0, 1, 1)) for count in (1, SLOTS))
+    single = (single_client.server_ms or {})["infer"]
     batch_ms = {1: single, CAP: WORKERS * CAP * 1000 / full.per_second}
-    outside = max(0.0, one.p50 - single)
+    outside = max(0.0, single_client.p50 - single)
     return Service(batch_ms, WORKERS, web_ms=outside, refusal_ms=REFUSAL_MS, queue_size=SLOTS)
 
 
@@ -184,7 +184,7 @@ def compare(model_dir: Path, sleep_ms: float, seconds: float) -> tuple[Service, 
         ]
         target = Target(urls[0], [photo], Protocol.RAW)
         replica, (request,) = calibrated(target), target.wire()
-        found = []
+        compared = []
         balancing = Balancing(Policy.LEAST_OUTSTANDING)
         cases = [(count, *load) for count in REPLICAS for load in LOADS]
         for seed, (count, load, retries) in enumerate(tqdm(cases, desc="cases", mininterval=1)):
@@ -192,5 +192,5 @@ def compare(model_dir: Path, sleep_ms: float, seconds: float) -> tuple[Service, 
             usage = Usage()
             measured = measure(urls[:count], request, plan)
             _, busy = usage.look()
-            found.append(Compared(count, load, retries.tries, measured, simulate(plan), busy))
-    return replica, found
+            compared.append(Compared(count, load, retries.tries, measured, simulate(plan), busy))
+    return replica, compared

@@ -41,8 +41,8 @@ def total_memory(index: int) -> int:
 
 def device_uuid(index: int) -> str:
     """Returns a GPU's UUID, `GPU-...` as in nvidia-smi and NVML. Raises ConfigurationError."""
-    library, found = driver(), (ctypes.c_ubyte * 16)()
-    if code := library.cuDeviceGetUuid(ctypes.byref(found), device(library, index)):
+    library, uuid = driver(), (ctypes.c_ubyte * 16)()
+    if code := library.cuDeviceGetUuid(ctypes.byref(uuid), device(library, index)):
         raise ConfigurationError(f"GPU {index} does not tell its UUID: CUDA error {code}")
-    text = bytes(found).hex()
+    text = bytes(uuid).hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -38,13 +38,13 @@ class translate_errors:  # noqa: N801 used as a function
             error, OutOfDeviceMemoryError | DeviceLostError
         ):
             return
-        found = classify(str(error))  # each library has types of its own, most of them RuntimeError
-        if found is None:
+        classified = classify(str(error))  # each library has types of its own, most of them RuntimeError
+        if classified is None:
             return
         try:
-            raise found from error
+            raise classified from error
         finally:
-            del found, error, trace  # breaks the reference cycle between errors and frame
+            del classified, error, trace  # breaks the reference cycle between errors and frame
 
 
 def classify(text: str) -> OutOfDeviceMemoryError | DeviceLostError | None:

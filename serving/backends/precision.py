@@ -68,10 +68,10 @@ def trial(load: Callable[[str], Infer], samples: Array, expected_difference: flo
     """
     expected, fp32_s = timed_answers(load("fp32"), samples)
     try:
-        found, int8_s = timed_answers(load("int8"), samples)
+        actual, int8_s = timed_answers(load("int8"), samples)
     except Exception as error:  # every library has exception types of its own
         return "fp32", f"int8 cannot be used: {error}"
-    difference = precision_check.mean_difference(expected, found)
+    difference = precision_check.mean_difference(expected, actual)
     times = f"{1000 * int8_s:.1f} instead of {1000 * fp32_s:.1f} ms each"
     if difference > expected_difference + precision_check.MAX_EXCESS:
         return "fp32", (

@@ -25,7 +25,7 @@ def shared_choice(
         with contextlib.suppress(OSError, ValueError):
             choice, reason = json.loads(path.read_text())
             return choice, reason
-        found = choose()
+        chosen = choose()
         with contextlib.suppress(OSError):
-            path.write_text(json.dumps(found))
-        return found
+            path.write_text(json.dumps(chosen))
+        return chosen

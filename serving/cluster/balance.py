@@ -11,10 +11,10 @@ from serving.tasks.base import Fields, Task
 ROUNDS = 10
 REQUEST_MS = 1.1
 """Time for a request beside preprocessing the example: HTTP, routing, base64, JSON, the engine's client,
-and what a photo of 400x300 pixels takes longer to decode.
+and what an image of 400x300 pixels takes longer to decode.
 
 Measured on an AMD EPYC as the CPU time of the web process of a fake service, whose workers sleep: 1.57
-ms for each `POST /predict` of such a photo in base64, at 16 connections, less 0.45 ms for the example.
+ms for each `POST /predict` of such an image in base64, at 16 connections, less 0.45 ms for the example.
 """
 
 

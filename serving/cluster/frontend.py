@@ -53,8 +53,8 @@ class InheritedServer(Server):
         assert self._listener is not None  # noqa: S101 it is what has become readable
         model = self._service.active
         counts = model.client.memory.counts.connections
-        counts[model.handle.fds.frontend] = own = self._open_connections()
-        if own <= min(counts[: model.web_processes]) + FEW:
+        counts[model.handle.fds.frontend] = connections = self._open_connections()
+        if connections <= min(counts[: model.web_processes]) + FEW:
             super()._on_connections()
             return
         loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ def main() -> None:
     except ConfigurationError as error:
         print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201
         os._exit(1)
-    os._exit(0)  # nothing is left to do, and the decoding threads may hold a picture
+    os._exit(0)  # nothing is left to do, and the decoding threads may hold an image
 
 
 if __name__ == "__main__":

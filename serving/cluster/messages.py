@@ -33,7 +33,7 @@ def send(sock: socket.socket, kind: str, **fields: Any) -> None:
 def send_engine(
     sock: socket.socket, key: int, version: str, fds: EngineFds, report: WorkerReport
 ) -> None:
-    """Sends one frontend's view of an engine, descriptors included. Raises OSError."""
+    """Sends one web process's view of an engine, descriptors included. Raises OSError."""
     message = {
         "type": "engine",
         "key": key,

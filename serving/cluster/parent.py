@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.cluster import balance, messages
-from serving.cluster.frontend_process import FrontendProcess
+from serving.cluster.web_process import WebProcess
 from serving.engine import scratch, topology
 from serving.engine.memory import ServiceCounts
 from serving.engine.supervisor import Supervisor
@@ -39,7 +39,7 @@ METRICS = "serving-metrics-"
 
 
 class SharedEngine:
-    """Engine of one version, and the frontends that use it."""
+    """Engine of one version, and the web processes that use it."""
 
     def __init__(self, key: int, supervisor: Supervisor) -> None:
         self.key = key
@@ -48,15 +48,15 @@ class SharedEngine:
         self.unused.set()
         self._users: set[int] = set()
 
-    def send_to(self, frontend: FrontendProcess) -> None:
+    def send_to(self, web_process: WebProcess) -> None:
         """Adds a user."""
-        self._users.add(frontend.index)
+        self._users.add(web_process.index)
         self.unused.clear()
-        frontend.send_engine(self.key, self.supervisor)
+        web_process.send_engine(self.key, self.supervisor)
 
-    def release(self, frontend: FrontendProcess) -> None:
+    def release(self, web_process: WebProcess) -> None:
         """Removes a user."""
-        self._users.discard(frontend.index)
+        self._users.discard(web_process.index)
         if not self._users:
             self.unused.set()
 
@@ -73,7 +73,7 @@ class Cluster:
 
         self._count_reason: str | None = None
         self._counts = ServiceCounts(self._count)
-        self._frontends: dict[int, FrontendProcess] = {}
+        self._web_processes: dict[int, WebProcess] = {}
         self._engines: list[SharedEngine] = []
         """Engines in use; the last one is the version in service."""
 
@@ -83,7 +83,7 @@ class Cluster:
         self._next_ping: asyncio.TimerHandle | None = None
         self._stopping = False
         self._accepting = False
-        """Whether all frontends have been ready once: the first one alone would get all connections."""
+        """Whether all web processes have been ready once: the first alone would get all connections."""
 
     def run(self) -> int:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
@@ -95,7 +95,7 @@ class Cluster:
     async def _serve(self) -> None:
         with contextlib.ExitStack() as held:
             self._listener = held.enter_context(bind(self._settings))
-            if self._settings.tcp_port is not None:  # reserves the port; the frontends listen
+            if self._settings.tcp_port is not None:  # reserves the port; the web processes listen
                 held.enter_context(tcp.bind(self._settings, shared=True))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
@@ -127,16 +127,16 @@ class Cluster:
     def _on_signal(self, number: int) -> None:
         """Ends the service in order; a second signal ends it at once."""
         if self._stopping:
-            os._exit(128 + number)  # frontends and workers die with this process
-        self._listener.close()  # the frontends have it, until each has drained
+            os._exit(128 + number)  # web processes and workers die with this process
+        self._listener.close()  # the web processes have it, until each has drained
         self._stop(signal.SIGTERM)
         self._watch()
 
     def _stop(self, number: int) -> None:
-        """Signals all frontends, starts nothing any more, and gives up what is being loaded."""
+        """Signals all web processes, starts nothing any more, and gives up what is being loaded."""
         self._stopping = True
-        for frontend in self._frontends.values():
-            frontend.popen.send_signal(number)
+        for web_process in self._web_processes.values():
+            web_process.popen.send_signal(number)
         for supervisor in self._loading:
             supervisor.abort_start()
 
@@ -149,14 +149,14 @@ class Cluster:
         for engine in self._engines:
             await asyncio.to_thread(engine.supervisor.close)
 
-    # -- frontends --
+    # -- web processes --
 
     async def _keep(self, index: int) -> None:
-        """Keeps a frontend running in this place until the end. Raises ConfigurationError."""
+        """Keeps a web process running in this place until the end. Raises ConfigurationError."""
         loop = asyncio.get_running_loop()
         while not self._stopping:
             try:
-                frontend = FrontendProcess.start(
+                web_process = WebProcess.start(
                     index, self._count, self._package, self._listener, self._metrics_folder
                 )
             except OSError as error:  # no memory, or too many processes, for now
@@ -165,63 +165,67 @@ class Cluster:
                 logger().error("a web process cannot be started", reason=str(error))
                 await asyncio.sleep(RESTART_S)
                 continue
-            self._frontends[index] = frontend
+            self._web_processes[index] = web_process
             if self._engines:
-                self._engines[-1].send_to(frontend)
-            with frontend.sock, contextlib.suppress(ConnectionError):
-                while data := await loop.sock_recv(frontend.sock, messages.MAX_MESSAGE):
-                    self._on_message(frontend, json.loads(data))
-            code = frontend.popen.wait()
+                self._engines[-1].send_to(web_process)
+            with web_process.sock, contextlib.suppress(ConnectionError):
+                while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
+                    self._on_message(web_process, json.loads(data))
+            code = web_process.popen.wait()
             await asyncio.sleep(SIGNAL_S)  # the signal that has ended it may have come here, too
-            self._on_death(frontend, code)
+            self._on_death(web_process, code)
             await asyncio.sleep(RESTART_S if code > 0 else 0)
 
-    def _on_message(self, frontend: FrontendProcess, message: dict[str, Any]) -> None:
+    def _on_message(self, web_process: WebProcess, message: dict[str, Any]) -> None:
         match message["type"]:
             case "ready":
-                frontend.ready = True
-                self._on_ready(frontend)
+                web_process.ready = True
+                self._on_ready(web_process)
             case "connections":
-                frontend.connections, frontend.unanswered = message["count"], 0
+                web_process.connections, web_process.unanswered = message["count"], 0
                 self._watch()
             case "switch":
-                self._spawn(self._switch(frontend, message["version"]))
+                self._spawn(self._switch(web_process, message["version"]))
             case "released":
                 for engine in self._engines:
                     if engine.key == message["key"]:
-                        engine.release(frontend)
+                        engine.release(web_process)
 
-    def _on_ready(self, frontend: FrontendProcess) -> None:
+    def _on_ready(self, web_process: WebProcess) -> None:
         if self._accepting:
-            frontend.send("accept")
-        elif sum(one.ready for one in self._frontends.values()) == self._count and not self._stopping:
+            web_process.send("accept")
+        elif (
+            sum(process.ready for process in self._web_processes.values()) == self._count
+            and not self._stopping
+        ):
             self._accepting = True
             listen(self._listener, self._settings)
-            for one in self._frontends.values():
-                one.send("accept")
+            for process in self._web_processes.values():
+                process.send("accept")
             host, port = self._listener.getsockname()[:2]
             logger().info("listening", host=host, port=port, web_processes=self._count)
 
-    def _on_death(self, frontend: FrontendProcess, code: int) -> None:
-        """Cancels what the frontend left in the engines. Raises ConfigurationError."""
-        del self._frontends[frontend.index]
+    def _on_death(self, web_process: WebProcess, code: int) -> None:
+        """Cancels what the web process left in the engines. Raises ConfigurationError."""
+        del self._web_processes[web_process.index]
         for engine in self._engines:
-            engine.supervisor.cancel_requests_of(frontend.index)
-            engine.release(frontend)
-        self._counts.in_flight[frontend.index] = self._counts.connections[frontend.index] = 0
+            engine.supervisor.cancel_requests_of(web_process.index)
+            engine.release(web_process)
+        index = web_process.index
+        self._counts.in_flight[index] = self._counts.connections[index] = 0
         self._watch()
         if not self._stopping:
-            logger().error("a web process died", web=frontend.index, exit_code=code)
+            logger().error("a web process died", web=web_process.index, exit_code=code)
             if code > 0 and not self._accepting:
                 raise ConfigurationError(f"a web process ended with exit code {code}")
 
     def _watch(self) -> None:
-        """Schedules pings while a frontend has connections, or may have: TCP and gRPC do not report."""
+        """Schedules pings while web processes have connections, or may: TCP and gRPC do not report."""
         needed = (
             self._stopping
             or self._settings.tcp_port is not None
             or self._settings.grpc_port is not None
-            or any(frontend.connections for frontend in self._frontends.values())
+            or any(web_process.connections for web_process in self._web_processes.values())
         )
         if needed and self._next_ping is None:
             self._next_ping = asyncio.get_running_loop().call_later(PING_S, self._ping)
@@ -232,9 +236,9 @@ class Cluster:
     def _ping(self) -> None:
         self._next_ping = None
         self._watch()
-        for frontend in self._frontends.values():
-            if frontend.ready or self._stopping:  # a frontend that starts slowly is not killed
-                frontend.ping()
+        for web_process in self._web_processes.values():
+            if web_process.ready or self._stopping:  # a web process that starts slowly is not killed
+                web_process.ping()
 
     # -- engines --
 
@@ -257,10 +261,10 @@ class Cluster:
         supervisor.report.web_processes_reason = self._count_reason
         self._engines.append(SharedEngine(self._loaded, supervisor))
         self._loaded += 1
-        for frontend in self._frontends.values():
-            self._engines[-1].send_to(frontend)
+        for web_process in self._web_processes.values():
+            self._engines[-1].send_to(web_process)
 
-    async def _switch(self, frontend: FrontendProcess, version: str) -> None:
+    async def _switch(self, web_process: WebProcess, version: str) -> None:
         """Puts another version into service; answers when the previous one has ended."""
         error = None
         try:
@@ -272,7 +276,7 @@ class Cluster:
             await before.unused.wait()
             self._engines.remove(before)
             await asyncio.to_thread(before.supervisor.close)
-        frontend.send("switched", error=error)
+        web_process.send("switched", error=error)
 
 
 def metrics_parent() -> Path | None:

@@ -1,4 +1,4 @@
-"""Engine client: a frontend's side of the engine, from a free slot to the answer.
+"""Engine client: a web process's side of the engine, from a free slot to the answer.
 
 Called by `inference/`. Everything runs on the event loop.
 """
@@ -120,12 +120,12 @@ class Slots:
 
 
 class EngineClient:
-    """Owner of one frontend's slots, from `open` to `close`."""
+    """Owner of one web process's slots, from `open` to `close`."""
 
     def __init__(self, fds: EngineFds, on_finished: OnFinished) -> None:
         self._fds = fds
         self._on_finished = on_finished
-        self._frontend = fds.frontend
+        self._web_process = fds.frontend
         self._futures: dict[int, asyncio.Future[ItemResult] | None] = {}
         """Future of each submitted slot; None if the request was cancelled."""
 
@@ -134,13 +134,13 @@ class EngineClient:
         self._idle = asyncio.Event()
 
     def open(self) -> None:
-        """Takes over this frontend's slots, and cancels what a predecessor that died left in them."""
+        """Takes over this web process's slots, and cancels what a predecessor that died left in them."""
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._fds.memory_fd, self._fds.layout, self._fds.counts_fd)
-        self.statistics = Statistics(self.memory, self._frontend)
+        self.statistics = Statistics(self.memory, self._web_process)
         count = self.memory.layout.slots_per_frontend
         os.set_blocking(self._fds.done_fd, False)
-        first = self._frontend * count
+        first = self._web_process * count
         for slot in reversed(range(first, first + count)):
             if self.memory.state[slot] in (State.QUEUED, State.RUNNING):
                 self.memory.cancelled[slot] = 1
@@ -163,9 +163,9 @@ class EngineClient:
         return slots
 
     def check_free(self, bulk: bool, count: int = 1) -> None:
-        """Raises OverloadedError where all frontends together hold too many slots for `count` more.
+        """Raises OverloadedError where all web processes together hold too many slots for `count` more.
 
-        Bulk leaves half of them free. This frontend's own suffice: it has as many as all may hold.
+        Bulk leaves half of them free. This web process's own suffice: it has as many as all may hold.
         """
         least = self.memory.layout.slots_per_frontend // 2 if bulk else 0
         if self.memory.free_slots - count < least:
@@ -191,7 +191,7 @@ class EngineClient:
 
     def _count(self, in_flight: int) -> None:
         """Publishes how many slots of this engine are taken, and the change for the service."""
-        own, frontend = self.memory.in_flight, self._frontend
+        own, frontend = self.memory.in_flight, self._web_process
         self.memory.counts.in_flight[frontend] += in_flight - own[frontend]
         own[frontend] = in_flight
 

@@ -60,8 +60,8 @@ def main(backend: str, folder: str, version: str, parent: str) -> None:
     try:
         if not isinstance(reader, GraphReader):
             raise ConfigurationError(f"{name} serves no graph in tensor form; fastapi_onnx does")
-        found = reader.signatures(Model.read(Path(folder), version))
-        answer = {"signatures": SIGNATURES.dump_python(found, mode="json")}
+        signatures = reader.signatures(Model.read(Path(folder), version))
+        answer = {"signatures": SIGNATURES.dump_python(signatures, mode="json")}
     except ConfigurationError as error:
         answer = {"error": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")

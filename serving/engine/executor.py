@@ -81,7 +81,7 @@ class BatchBuffer:
             return np.zeros((rows, *spec.sized(signature.limits)), spec.dtype)
 
         signatures = memory.layout.signatures
-        return cls(index, [[room(each, spec) for spec in each.inputs] for each in signatures])
+        return cls(index, [[room(tensors, spec) for spec in tensors.inputs] for tensors in signatures])
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,15 @@ class BatchExecutor:
         Where the signature says so, they must be finite, or their slots are FAILED.
         """
         memory = self._memory
-        each = self._signature_slots(slots)
+        tensors = self._signature_slots(slots)
         finished = time.monotonic()
         usable = np.ones(len(slots), bool)
-        if each.signature.checks_finite:
+        if tensors.signature.checks_finite:
             for array in outputs:
                 usable &= np.isfinite(array.reshape(len(slots), -1)).all(axis=1)
         leader = slots[int(usable.argmax())]
         for place, slot in enumerate(slots):
-            self._write_outputs(each, slot, [array[place] for array in outputs])
+            self._write_outputs(tensors, slot, [array[place] for array in outputs])
             memory.finished_at[slot] = finished
             memory.is_batch_leader[slot] = slot == leader
             memory.state[slot] = State.DONE if usable[place] else State.FAILED
@@ -235,17 +235,17 @@ class BatchExecutor:
                 logger().error("the model answered with numbers that are not finite")
         self.report(slots)
 
-    def _write_outputs(self, each: SignatureSlots, slot: int, rows: Sequence[Array]) -> None:
+    def _write_outputs(self, tensors: SignatureSlots, slot: int, rows: Sequence[Array]) -> None:
         """Writes an item's outputs: without padding, and with the sizes that only outputs have."""
-        axes, known = each.signature.axes, len(each.signature.input_axes)
+        axes, known = tensors.signature.axes, len(tensors.signature.input_axes)
         sizes = self._memory.sizes[slot]
-        own = dict(zip(axes[:known], sizes[:known].tolist(), strict=True))
-        for tensor, row in zip(each.outputs, rows, strict=True):
+        axis_sizes = dict(zip(axes[:known], sizes[:known].tolist(), strict=True))
+        for tensor, row in zip(tensors.outputs, rows, strict=True):
             if tensor.spec.varies:
                 for axis, size in zip(tensor.spec.shape, row.shape, strict=True):
-                    if isinstance(axis, str) and own.setdefault(axis, size) == size:
+                    if isinstance(axis, str) and axis_sizes.setdefault(axis, size) == size:
                         sizes[axes.index(axis)] = size
-                row = row[tuple(map(slice, tensor.spec.sized(own)))]
+                row = row[tuple(map(slice, tensor.spec.sized(axis_sizes)))]
             tensor.write(slot, row)
 
     def _halve(self, slots: list[int], reason: str) -> list[list[int]]:
@@ -272,8 +272,8 @@ class BatchExecutor:
         batch has no more elements than warm-up found to pay. The batch with the oldest item comes first.
         """
         memory = self._memory
-        each = self._signature_slots(slots)
-        signature = each.signature
+        tensors = self._signature_slots(slots)
+        signature = tensors.signature
         most = signature.batch_size or self._queue.cap
         if not signature.input_axes:
             return [slots[first : first + most] for first in range(0, len(slots), most)]
@@ -286,9 +286,9 @@ class BatchExecutor:
             together = {axis: max(size, largest.get(axis, 0)) for axis, size in sizes[slot].items()}
             row = signature.elements(together)
             count = len(batches[-1]) + 1 if batches else 0
-            fits = 0 < count <= most and count * row <= memory.max_batch_elements[each.index]
+            fits = 0 < count <= most and count * row <= memory.max_batch_elements[tensors.index]
             padding = 2 * (row - elements[slot])
-            pads = signature.pads and padding <= memory.call_overhead_elements[each.index]
+            pads = signature.pads and padding <= memory.call_overhead_elements[tensors.index]
             if fits and (pads or sizes[slot] == largest):
                 batches[-1].append(slot)
                 largest = together
@@ -302,8 +302,8 @@ class BatchExecutor:
 
         Returns a function that computes their outputs, each [slots, ...].
         """
-        each = self._signature_slots(slots)
-        signature = each.signature
+        tensors = self._signature_slots(slots)
+        signature = tensors.signature
         size = self._padded_count(signature, len(slots))
         is_only_request = self.all_cores_backend is not None and self._memory.counts.alone
         all_cores = is_only_request and self._trial.use_all_cores()
@@ -311,10 +311,10 @@ class BatchExecutor:
         assert backend is not None  # noqa: S101 load comes first
         sizes = self._padded_sizes(signature, slots)
         infer: Compute
-        if self.reader is not None and each.index == 0:
+        if self.reader is not None and tensors.index == 0:
             infer = self.reader.fetch(slots, size, buffer.index)
         else:
-            arrays = zip(each.inputs, buffer.arrays[each.index], strict=True)
+            arrays = zip(tensors.inputs, buffer.arrays[tensors.index], strict=True)
             # copies fill up the batch, where an older input could make it fail; no image could
             rows = slots if signature.normalises else slots + slots[:1] * (size - len(slots))
             inputs = [self._gather_input(tensor, rows, room, size, sizes) for tensor, room in arrays]
@@ -368,7 +368,7 @@ class BatchExecutor:
         return batch
 
     def report(self, slots: list[int]) -> None:
-        """Sends slots' records to their frontends; never blocks: a done pipe has room for all slots."""
+        """Sends slots' records to their web processes. Never blocks: a done pipe has room for all."""
         memory = self._memory
         by_owner: dict[int, list[int]] = {}
         for slot in slots:

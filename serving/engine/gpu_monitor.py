@@ -1,7 +1,7 @@
 """Load and memory of the GPUs, for `/metrics` and `/model`.
 
 The supervisor's process polls NVML once a second, on a thread that starts with the first worker on a
-GPU, and writes the figures into the shared memory; every frontend reads them there. Without a GPU
+GPU, and writes the figures into the shared memory; every web process reads them there. Without a GPU
 nothing of this runs.
 """
 

@@ -1,4 +1,4 @@
-"""Engine providers: a frontend starts its own engine, or uses the one that the cluster's parent runs."""
+"""Engine providers: a web process starts its own engine, or uses that of the cluster's parent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,14 +15,14 @@ from serving.tensors import Signature
 
 @dataclass(frozen=True)
 class EngineHandle:
-    """Engine whose workers are ready, as one frontend uses it."""
+    """Engine whose workers are ready, as one web process uses it."""
 
     model: Model
     fds: EngineFds
     report: WorkerReport
 
     release: Callable[[], Awaitable[None]]
-    """Gives the engine back; the frontend does not use it any more."""
+    """Gives the engine back; the web process does not use it any more."""
 
 
 Adopt = Callable[[EngineHandle], Awaitable[None]]
@@ -42,10 +42,10 @@ Planner = Callable[[Model], EnginePlan]
 
 
 class EngineProvider(Protocol):
-    """Source of one frontend's engines."""
+    """Source of one web process's engines."""
 
     shares_ports: bool
-    """Whether other processes listen on this frontend's ports, too."""
+    """Whether other processes listen on this web process's ports, too."""
 
     async def first(self) -> EngineHandle:
         """Returns the engine to start with. Raises ConfigurationError."""
@@ -58,7 +58,7 @@ class EngineProvider(Protocol):
 
 
 class LocalEngine:
-    """Provider that runs the supervisor in the frontend's own process."""
+    """Provider that runs the supervisor in the web process's own process."""
 
     shares_ports = False
 

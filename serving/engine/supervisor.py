@@ -2,7 +2,7 @@
 
 Runs on a thread of its own, in the web process or in the cluster's parent; the same thread starts every
 worker, because a worker dies with the thread that started it. The thread sleeps until a worker sends a
-status or ends, or until a frontend with requests in flight asks it to check the workers.
+status or ends, or until a web process with requests in flight asks it to check the workers.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from serving.tensors import Signature
 
 
 class Supervisor:
-    """Engine of one model version: `start`, then `fds` for every frontend, then `close`."""
+    """Engine of one model version: `start`, then `fds` for every web process, then `close`."""
 
     def __init__(
         self,
@@ -36,18 +36,18 @@ class Supervisor:
         signatures: tuple[Signature, ...],
         settings: Settings,
         counts: ServiceCounts,
-        frontends: int = 1,
+        web_processes: int = 1,
     ) -> None:
         self._backend = backend
         self._model = model
         self._settings = settings
         self._counts = counts
         self.version = model.description.version
-        per_device = topology.instances(settings)
+        per_device = topology.workers_per_device(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(
-            slots=settings.queue_size * frontends,
-            frontends=frontends,
+            slots=settings.queue_size * web_processes,
+            frontends=web_processes,
             workers=per_device * len(gpus),
             max_batch=batch_sizes.largest_batch(settings, "cuda"),
             signatures=signatures,
@@ -88,7 +88,7 @@ class Supervisor:
             stack.callback(scratch.remove, self._scratch)
             self._gpus = GpuMonitor(self.memory)
             stack.callback(self._gpus.close)
-            admitted = self.layout.slots_per_frontend  # and as many again that dead frontends left
+            admitted = self.layout.slots_per_frontend  # and as many again that dead web processes left
             self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
             self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
             self._wakeup = managed_pipe(stack, 0)
@@ -109,24 +109,24 @@ class Supervisor:
         with contextlib.suppress(OSError):  # `start` has not made the pipe yet
             os.write(self._wakeup[1], b"k")
 
-    def engine_fds(self, frontend: int) -> EngineFds:
-        """Returns what a frontend needs of the engine; the descriptors are this process's own."""
+    def engine_fds(self, web_process: int) -> EngineFds:
+        """Returns what a web process needs of the engine; the descriptors are this process's own."""
         return EngineFds(
-            frontend=frontend,
+            frontend=web_process,
             layout=self.layout,
             memory_fd=self.memory.fd,
             counts_fd=self._counts.fd,
             work_fds=(self._work[0][1], self._work[1][1]),
-            done_fd=self._done[frontend][0],
+            done_fd=self._done[web_process][0],
             wakeup_fd=self._wakeup[1],
         )
 
-    def cancel_requests_of(self, frontend: int) -> None:
-        """Cancels the requests of a frontend that has died."""
-        slots_per_frontend = self.layout.slots_per_frontend
-        for slot in range(frontend * slots_per_frontend, (frontend + 1) * slots_per_frontend):
+    def cancel_requests_of(self, web_process: int) -> None:
+        """Cancels the requests of a web process that has died."""
+        count = self.layout.slots_per_frontend
+        for slot in range(web_process * count, (web_process + 1) * count):
             self.memory.cancelled[slot] = 1
-        self.memory.in_flight[frontend] = 0
+        self.memory.in_flight[web_process] = 0
 
     def close(self) -> None:
         """Ends the workers and frees the engine; a worker may finish its batch within the hang limit."""
@@ -161,7 +161,7 @@ class Supervisor:
         return worker_process.hang_limit(self._settings, self._report)
 
     def _wait(self) -> None:
-        """Waits for a worker's status or end, a frontend's wake-up, or the next start or time-out."""
+        """Waits for a worker's status or end, a web process's wake-up, or the next start or time-out."""
         running = {p.status_fd: p for p in self._processes if p.popen}
         poll = queue.poll_of((self._wakeup[0], *running))
         due = [p.start_at for p in self._processes if p.start_at is not None]
@@ -301,7 +301,7 @@ class Supervisor:
         self._publish(health)
 
     def _publish(self, health: Health) -> None:
-        """Writes the health, and notifies every frontend if it has changed."""
+        """Writes the health, and notifies every web process if it has changed."""
         if self.memory.health[0] != health:
             self.memory.health[0] = health
             for _, writer in self._done:

@@ -1,6 +1,6 @@
-"""Numbers of workers, frontends and threads: from the settings, or from the machine for `auto`.
+"""Numbers of workers, web processes and threads: from the settings, or from the machine for `auto`.
 
-Called at start by the supervisor, the workers, the frontends and the cluster.
+Called at start by the supervisor, the workers, the web processes and the cluster.
 """
 
 import math
@@ -19,11 +19,11 @@ replaced. Where a record wakes all workers, all of them need it.
 """
 
 
-def instances(settings: Settings) -> int:
+def workers_per_device(settings: Settings) -> int:
     """Returns the workers per device; `auto`: one per usable core on a CPU, one on a GPU.
 
-    A worker for every core, although frontends need some: workers have a lower priority, so frontends
-    get their cores first, and whatever they leave is computed on.
+    A worker for every core, although web processes need some: workers have a lower priority, so web
+    processes get their cores first, and whatever they leave is computed on.
     """
     if settings.instances != "auto":
         return settings.instances
@@ -48,14 +48,14 @@ def gpus(settings: Settings) -> list[int]:
 
 
 def most_web_processes(settings: Settings) -> int:
-    """Returns the number of frontends, the processes that speak HTTP and decode; for `auto` the most.
+    """Returns the number of web processes, which speak HTTP and decode; for `auto` the most.
 
-    `auto` is 1 on up to two cores: there one frontend answers more than the workers compute beside it,
-    and saves the memory of another and of the cluster's parent. Several cannot take a free TCP port.
+    `auto` is 1 on up to two cores: there one web process answers more than the workers compute beside
+    it, and saves the memory of another and of the cluster's parent. Several cannot take a free TCP port.
 
-    A GPU computes faster than one process decodes: every core that no worker needs gets a frontend. That
-    number is exact, because a GPU's worker pins the slots of all of them. On a CPU the slots of those
-    that will not be started cost nothing, and `balanced_web_processes` decides after warm-up.
+    A GPU computes faster than one process decodes: every core that no worker needs gets a web process.
+    That number is exact, because a GPU's worker pins the slots of all of them. On a CPU the slots of
+    those that will not be started cost nothing, and `balanced_web_processes` decides after warm-up.
     """
     if settings.web_processes != "auto":
         return settings.web_processes
@@ -64,7 +64,9 @@ def most_web_processes(settings: Settings) -> int:
         return 1
     most = min(MOST_WEB_PROCESSES, cores)
     if settings.device == "cuda" or (settings.device == "auto" and gpu_is_possible()):
-        workers = instances(settings.model_copy(update={"device": "cuda"})) * len(gpus(settings))
+        workers = workers_per_device(settings.model_copy(update={"device": "cuda"})) * len(
+            gpus(settings)
+        )
         return max(1, min(most, cores - workers))
     return most
 
@@ -72,20 +74,20 @@ def most_web_processes(settings: Settings) -> int:
 def balanced_web_processes(
     cores: int, workers: int, threads: int, worker_ms: float, web_ms: float
 ) -> int:
-    """Returns the fewest frontends for which the workers never wait, on a CPU.
+    """Returns the fewest web processes for which the workers never wait, on a CPU.
 
-    A worker takes `worker_ms` on `threads` cores for an input, a frontend `web_ms` on one. Together all
-    cores so answer `cores / (threads * worker_ms + web_ms)` a millisecond, or fewer where there are not
-    enough workers, and every frontend `1 / web_ms`.
+    A worker takes `worker_ms` on `threads` cores for an input, a web process `web_ms` on one. Together
+    all cores so answer `cores / (threads * worker_ms + web_ms)` a millisecond, or fewer where there are
+    not enough workers, and every web process `1 / web_ms`.
     """
     inputs_per_ms = min(cores / (threads * worker_ms + web_ms), workers / worker_ms)
     return max(1, min(MOST_WEB_PROCESSES, cores, math.ceil(inputs_per_ms * web_ms)))
 
 
 def decoding_threads(settings: Settings) -> int:
-    """Returns the decoding threads of one frontend: all frontends together have about one per core.
+    """Returns the decoding threads of a web process: all of them together have about one per core.
 
-    The cluster's parent gives its frontends the number that `auto` has become.
+    The cluster's parent gives its web processes the number that `auto` has become.
     """
     cores = cpus.usable()
     webs = 1 if settings.web_processes == "auto" else settings.web_processes

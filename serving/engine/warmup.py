@@ -45,13 +45,13 @@ def warm_up(
     Sizes beyond `batch_sizes` are tried up to `largest_size`, see `grow`. Raises ConfigurationError for
     wrong outputs.
     """
-    inputs = [each.name for each in signatures[0].inputs]
+    inputs = [spec.name for spec in signatures[0].inputs]
     profiles: list[dict[int, dict[int, float]]] = []
     max_batch_elements: list[int] = []
     call_overhead_elements: list[int] = []
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
-        alike = [each.name for each in signature.inputs] == inputs
+        alike = [spec.name for spec in signature.inputs] == inputs
         if profiles and (alike or not measures_elements(signature)):
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
             max_batch_elements.append(signature.batch_elements or max_batch_elements[0])
@@ -70,7 +70,7 @@ def warm_up(
     batch_ms = list(profiles[0].values())
     return Profile(
         batch_ms=batch_ms[len(batch_ms) // 2],
-        batch_cap=max(choose_cap(settings, one) for one in batch_ms),
+        batch_cap=max(choose_cap(settings, milliseconds) for milliseconds in batch_ms),
         max_batch_elements=max_batch_elements,
         call_overhead_elements=call_overhead_elements,
         largest_ms=max(largest_ms(backend, signature) for signature in signatures),
@@ -92,18 +92,18 @@ def measure_lengths(
     """
     lengths = EXAMPLE_LENGTHS if measures_elements(signature) else EXAMPLE_LENGTHS[:1]
     different = {tuple(signature.sizes_at(length).values()): length for length in reversed(lengths)}
-    found: dict[int, dict[int, float]] = {}
+    by_length: dict[int, dict[int, float]] = {}
     refusal: ConfigurationError | None = None
     for length in sorted(different.values()):
         try:
-            found[length] = measure(backend, signature, batch_sizes, length)
+            by_length[length] = measure(backend, signature, batch_sizes, length)
         except ConfigurationError as error:
             refusal = error
             if signature.input_axes:
                 logger().warning("items of a size cannot be computed", length=length, reason=str(error))
-    if refusal and not found:
+    if refusal and not by_length:
         raise refusal
-    return found
+    return by_length
 
 
 def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, float]]) -> int:
@@ -170,12 +170,15 @@ def measure(
                 del times[size]
         if not left:
             raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
-        measured = sum(sum(one[1:]) for one in times.values())  # the first call plans and allocates
+        # the first call plans and allocates
+        measured = sum(sum(durations[1:]) for durations in times.values())
         if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(left):
             continue
-        if measured > MAX_ROUNDS_S or is_undisturbed([min(one) / size for size, one in times.items()]):
+        if measured > MAX_ROUNDS_S or is_undisturbed(
+            [min(durations) / size for size, durations in times.items()]
+        ):
             break
-    return {size: round(min(one) * 1000, 3) for size, one in times.items()}
+    return {size: round(min(durations) * 1000, 3) for size, durations in times.items()}
 
 
 def grow(

@@ -40,7 +40,7 @@ class WorkerArgs:
     """Read ends of the work pipes: interactive, bulk."""
 
     done_fds: tuple[int, ...]
-    """Write ends of the done pipes, one for each frontend."""
+    """Write ends of the done pipes, one for each web process."""
 
     epoll_fd: int | None = None
     """What `queue.exclusive_epoll` has made for this worker."""
@@ -52,5 +52,5 @@ class WorkerArgs:
     def passed_fds(self) -> tuple[int, ...]:
         """Descriptors that the worker inherits."""
         waits = () if self.epoll_fd is None else (self.epoll_fd,)
-        own = (*waits, self.control_fd, self.status_fd)
-        return (self.memory_fd, self.counts_fd, *self.work_fds, *self.done_fds, *own)
+        single_fds = (*waits, self.control_fd, self.status_fd)
+        return (self.memory_fd, self.counts_fd, *self.work_fds, *self.done_fds, *single_fds)

@@ -187,13 +187,13 @@ def file_from_form(
         form.parser.callbacks = {}  # they refer to the parser, and hold the form's parts
     if not ends:
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
-    found = [
+    files = [
         part for part in parts if part.field_name in wanted and (nameless or isinstance(part, File))
     ]
-    if len(found) != 1:
+    if len(files) != 1:
         names = " or ".join(fields)
-        raise InvalidRequestError(f"send one file in the field {names}; got {len(found)}")
-    content = found[0]
+        raise InvalidRequestError(f"send one file in the field {names}; got {len(files)}")
+    content = files[0]
     if isinstance(content, Field):
         return content.value or b""
     content.file_object.seek(0)

@@ -126,5 +126,5 @@ class Tracer:
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
         span.end(ended_at)
-        found = span.get_span_context()
-        return format_trace_id(found.trace_id) if found.is_valid else ""
+        span_context = span.get_span_context()
+        return format_trace_id(span_context.trace_id) if span_context.is_valid else ""

@@ -107,7 +107,7 @@ class ServedModel:
         self.description = handle.model.description
         self.report = handle.report
         self.signatures = handle.fds.layout.signatures
-        self.instances = handle.fds.layout.workers
+        self.workers = handle.fds.layout.workers
         self.draining = False
         """Whether new requests are refused, because the service ends."""
 
@@ -124,7 +124,7 @@ class ServedModel:
             wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
         self.web_processes = self.report.web_processes
         self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
-            on_gpu and self.web_processes >= cores - self.instances
+            on_gpu and self.web_processes >= cores - self.workers
         )
         """Whether the event loop prepares cheap inputs: where one thread a web process keeps all workers
         busy, and beside a GPU where every core has a web process already."""
@@ -179,7 +179,7 @@ class ServedModel:
     # what it is
 
     @property
-    def ready_instances(self) -> int:
+    def ready_workers(self) -> int:
         """Workers that are ready to compute."""
         return self.client.memory.ready_workers[0]
 
@@ -198,7 +198,7 @@ class ServedModel:
             "example": task.json_example,
             "limits": {"request_bytes": self._largest_body, **task.limits},
             **asdict(report.info),
-            "instances": self.ready_instances,
+            "instances": self.ready_workers,
             "web_processes": self.web_processes,
             "web_processes_reason": report.web_processes_reason,
             "max_batch_size": memory.smallest_cap or report.batch_cap,
@@ -226,7 +226,7 @@ class ServedModel:
         async def preprocess() -> list[Prepared]:
             if len(inputs) == 1:
                 return [await self._preprocess(inputs[0], options.bulk)]
-            work = (self._preprocess_on_thread(each, options.bulk) for each in inputs)
+            work = (self._preprocess_on_thread(source, options.bulk) for source in inputs)
             return list(all_or_error(await asyncio.gather(*work, return_exceptions=True)))
 
         computed = await self._compute(
@@ -285,7 +285,7 @@ class ServedModel:
             with self.client.acquire(bulk, count) as slots:
                 async with asyncio.timeout(options.timeout_ms / 1000):
                     prepared = await prepare()
-                    items = [item for each in prepared for item in each.items]
+                    items = [item for request in prepared for item in request.items]
                     if len(items) > count:
                         check_count(len(items), self.largest_request)
                         slots.extend(len(items) - count, bulk)
@@ -303,26 +303,26 @@ class ServedModel:
             if isinstance(error, asyncio.CancelledError):
                 self._metrics.cancelled.inc()
             raise
-        truncated = any(each.truncated for each in prepared)
+        truncated = any(request.truncated for request in prepared)
         return Computed(signature, candidates, outcomes, admitted_at, submitted_at, truncated)
 
-    async def _preprocess(self, given: Input, bulk: bool) -> Prepared:
+    async def _preprocess(self, source: Input, bulk: bool) -> Prepared:
         """Makes an input's items: on the event loop where that is cheap, else on a thread.
 
         The event loop saves two changes of threads. It prepares small inputs that the task knows to be
         cheap, where the workers are slow or idle enough.
         """
         on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
-        if given.size <= self.task.inline_limit and not bulk and on_event_loop:
-            fields = given.read()
+        if source.size <= self.task.inline_limit and not bulk and on_event_loop:
+            fields = source.read()
             inspected = self.task.inspect(fields)
             if inspected is not None:
                 return self._observe_decode(self._timed(fields, inspected))
-            given = Input(given.size, lambda: fields)
-        return await self._preprocess_on_thread(given, bulk)
+            source = Input(source.size, lambda: fields)
+        return await self._preprocess_on_thread(source, bulk)
 
-    async def _preprocess_on_thread(self, given: Input, bulk: bool) -> Prepared:
-        work = self._threads.run(lambda: self._timed(given.read()), bulk)
+    async def _preprocess_on_thread(self, source: Input, bulk: bool) -> Prepared:
+        work = self._threads.run(lambda: self._timed(source.read()), bulk)
         return self._observe_decode(await work)
 
     def _timed(self, fields: Fields, inspected: object | None = None) -> tuple[Prepared, float]:
@@ -339,17 +339,17 @@ class ServedModel:
         self, prepared: Sequence[Prepared], outcomes: Sequence[ItemResult], top_k: int, bulk: bool
     ) -> list[list[Candidate]]:
         """Makes the candidates of each input; on a thread for several items, or where that is slow."""
-        found, first = [], 0
-        for each in prepared:
-            end = first + len(each.items)
+        candidates, first = [], 0
+        for request in prepared:
+            end = first + len(request.items)
             outputs = [outcome.outputs for outcome in outcomes[first:end]]
-            if len(outputs) == 1 and each.runs_inline:
-                found.append(self.task.postprocess(each, outputs, top_k))
+            if len(outputs) == 1 and request.runs_inline:
+                candidates.append(self.task.postprocess(request, outputs, top_k))
             else:
-                work = partial(self.task.postprocess, each, outputs, top_k)
-                found.append(await self._threads.run(work, bulk))
+                work = partial(self.task.postprocess, request, outputs, top_k)
+                candidates.append(await self._threads.run(work, bulk))
             first = end
-        return found
+        return candidates
 
     def _finish(self, computed: Computed) -> Timings:
         """Counts an answered request in the statistics, and returns its timings."""

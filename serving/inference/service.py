@@ -101,8 +101,8 @@ class InferenceService:
 
     def versions(self) -> list[str]:
         """Returns the versions in the model's folder, ascending, served or not."""
-        folders = (each for each in self.settings.model_dir.glob("*/") if each.is_dir())
-        return sorted((each.name for each in folders if each.name.isdecimal()), key=int)
+        folders = (folder for folder in self.settings.model_dir.glob("*/") if folder.is_dir())
+        return sorted((folder.name for folder in folders if folder.name.isdecimal()), key=int)
 
     def refuse_readiness(self) -> None:
         """Turns readiness false: the service will end; requests are still taken."""

@@ -116,13 +116,13 @@ class ModelCatalog:
 
     def find(self, name: str, version: str | None = None) -> CatalogEntry:
         """Raises NotFoundError for a name or a version that is not served, UnavailableError."""
-        found = self.entries.get(name)
-        if found is None:
+        entry = self.entries.get(name)
+        if entry is None:
             names = ", ".join(self.entries)
             raise NotFoundError(f"no model is named {name[:80]!r}; there are {names}")
-        if version is not None and version != found.version:
-            raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {found.version} is")
-        return found
+        if version is not None and version != entry.version:
+            raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {entry.version} is")
+        return entry
 
     def by_signature(self) -> list[CatalogEntry]:
         """Returns an entry for requests and one for tensors: the alias, if any, as clients know that."""
@@ -132,10 +132,10 @@ class ModelCatalog:
 def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
     """Yields the entries of a model, its own name first."""
     description, task = model.description, model.task
-    own, aliases, version = description.name, description.aliases, description.version
-    names = {own: TENSOR if task.request_signature is None else REQUEST} | aliases
+    model_name, aliases, version = description.name, description.aliases, description.version
+    names = {model_name: TENSOR if task.request_signature is None else REQUEST} | aliases
     if None not in (task.request_signature, task.tensor_signature) and TENSOR not in aliases.values():
-        names[f"{own}_{TENSOR}"] = TENSOR
+        names[f"{model_name}_{TENSOR}"] = TENSOR
     for name, kind in names.items():
         if kind == REQUEST and task.request_signature is not None:
             wire = description.names

@@ -100,7 +100,7 @@ def call_of(
 
 def inputs_of(entry: CatalogEntry, count: int, values: Mapping[str, Values]) -> list[Input]:
     """Returns the task's inputs, one per batch element."""
-    given = [
+    fields = [
         (spec.field, values[spec.name]) for spec in entry.inputs if spec.field and spec.name in values
     ]
 
@@ -113,11 +113,11 @@ def inputs_of(entry: CatalogEntry, count: int, values: Mapping[str, Values]) -> 
     def read(index: int) -> Fields:
         return {
             field.name: field_value(field, element(field.is_list, column, index))
-            for field, column in given
+            for field, column in fields
         }
 
     def size(index: int) -> int:
-        return sum(len(element(field.is_list, column, index)) for field, column in given)
+        return sum(len(element(field.is_list, column, index)) for field, column in fields)
 
     return [Input(size(index), partial(read, index)) for index in range(count)]
 
@@ -125,13 +125,13 @@ def inputs_of(entry: CatalogEntry, count: int, values: Mapping[str, Values]) -> 
 # checks of what a client says about its columns
 
 
-def check_inputs(entry: CatalogEntry, given: Sequence[tuple[str, str, list[int]]], most: int) -> int:
+def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]]], most: int) -> int:
     """Checks names, types and shapes of all inputs; returns the number of batch elements.
 
     Shapes must be the model's, all of them with or all without a batch dimension of at most `most`
     before it; so there is no product that could overflow. Raises InvalidRequestError.
     """
-    names = [name for name, _, _ in given]
+    names = [name for name, _, _ in inputs]
     optional = [spec.name for spec in entry.inputs if spec.is_optional]
     wanted = {spec.name: spec for spec in entry.inputs}
     if len(wanted) == 1 and len(names) != 1:
@@ -146,7 +146,7 @@ def check_inputs(entry: CatalogEntry, given: Sequence[tuple[str, str, list[int]]
         needed = ", ".join(name for name in wanted if name not in optional)
         further = f"; {', '.join(optional)} is optional" if optional else ""
         raise InvalidRequestError(f"{entry.name} takes {needed}, each once{further}")
-    counts = {check_input(wanted[name], datatype, shape, most) for name, datatype, shape in given}
+    counts = {check_input(wanted[name], datatype, shape, most) for name, datatype, shape in inputs}
     if len(counts) > 1:
         raise InvalidRequestError("the inputs have different numbers of batch elements")
     return counts.pop()
@@ -234,10 +234,10 @@ def numbers(kind: str, depth: int) -> "msgspec.json.Decoder[Any]":
 def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
     """Parses lists of a column's numbers, nested so deeply. Raises InvalidRequestError."""
     dtype = DTYPES[spec.datatype]
-    found = decode_json(numbers(dtype.kind, depth), raw, spec.name)
+    values = decode_json(numbers(dtype.kind, depth), raw, spec.name)
     try:
         with np.errstate(over="raise"):  # JSON has no infinity, so a number must not become one
-            return np.array(found, dtype)
+            return np.array(values, dtype)
     except (OverflowError, FloatingPointError) as error:
         raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
     except ValueError as error:
@@ -297,14 +297,14 @@ def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answe
         if not labels:
             raise InvalidRequestError(f"{spec.name} has no classes")
         texts = [
-            class_text(each[field.name], each["index"], labels[each["index"]])
+            class_text(candidate[field.name], candidate["index"], labels[candidate["index"]])
             for candidates in answer.candidates
-            for each in candidates[: wanted.classes]
+            for candidate in candidates[: wanted.classes]
         ]
         return Column(spec.name, BYTES, [count, len(texts) // count], texts)
-    found = [candidates[: call.candidates] for candidates in answer.candidates]
-    values = [each[field.name] for candidates in found for each in candidates]
-    if len({len(candidates) for candidates in found}) > 1:
+    best = [candidates[: call.candidates] for candidates in answer.candidates]
+    values = [candidate[field.name] for candidates in best for candidate in candidates]
+    if len({len(candidates) for candidates in best}) > 1:
         raise InvalidRequestError(f"the inputs have different numbers of {spec.name}: ask one by one")
     if field.is_list:
         return list_column(spec, values, call)

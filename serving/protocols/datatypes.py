@@ -36,8 +36,8 @@ def whole_numbers(kind: str, prefix: str) -> list[DataType]:
 
 BYTES = "BYTES"
 DATATYPES = {
-    each.name: each
-    for each in (
+    datatype.name: datatype
+    for datatype in (
         DataType(BYTES, None, "bytes_contents", "DT_STRING"),
         DataType("BOOL", np.dtype("?"), "bool_contents", "DT_BOOL"),
         *whole_numbers("UINT", "u"),
@@ -47,6 +47,6 @@ DATATYPES = {
         DataType("FP64", np.dtype("<f8"), "fp64_contents", "DT_DOUBLE"),
     )
 }
-DTYPES = {each.name: each.dtype for each in DATATYPES.values() if each.dtype is not None}
+DTYPES = {datatype.name: datatype.dtype for datatype in DATATYPES.values() if datatype.dtype is not None}
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 """Names in the Open Inference Protocol, by NumPy's."""

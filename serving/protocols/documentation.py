@@ -110,7 +110,7 @@ def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
     """Gives the parameters of a path the model's name and its version as their examples."""
     names = {"model": entry.name, "version": entry.version}
     if parameters := operation.get("parameters"):  # handlers of two paths have a version in one
-        operation["parameters"] = [each for each in parameters if each["in"] == "path"]
+        operation["parameters"] = [parameter for parameter in parameters if parameter["in"] == "path"]
         for parameter in operation["parameters"]:
             parameter["examples"] = {"this model": {"value": names[parameter["name"]]}}
 
@@ -193,22 +193,25 @@ def parameters(most: int) -> list[dict[str, Any]]:
     """
     top_k = {"type": "integer", "minimum": 1, "maximum": most}
     priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
-    given = [
+    described = [
         ("top_k", "query", top_k, "Also list the k best candidates."),
         ("X-Priority", "header", priority, "`bulk` gives way to everything else."),
     ]
     return [
         {"name": name, "in": place, "schema": kind, "description": text}
-        for name, place, kind, text in given
+        for name, place, kind, text in described
     ]
 
 
 def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
     """Documents the bodies of `/predict`, by content type."""
-    own = {**task.request_schema, "properties": dict(task.request_schema.get("properties", {}))}
+    request_schema = {
+        **task.request_schema,
+        "properties": dict(task.request_schema.get("properties", {})),
+    }
     for name in task.list_fields:
-        own["properties"][name] = one_or_many(own["properties"][name])
-    content: dict[str, Any] = {"application/json": {"schema": component(schema, own)}}
+        request_schema["properties"][name] = one_or_many(request_schema["properties"][name])
+    content: dict[str, Any] = {"application/json": {"schema": component(schema, request_schema)}}
     if task.example is not None:
         content["application/json"]["example"] = task.json_example
     if task.body_field:
@@ -229,18 +232,18 @@ def one_or_many(schema: Schema) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
 
 
-def component(schema: dict[str, Any], own: Any) -> dict[str, Any]:
+def component(schema: dict[str, Any], definition: Any) -> dict[str, Any]:
     """Adds a schema to the document's components; returns a reference to it."""
-    content = hoisted(schema, own)
+    content = hoisted(schema, definition)
     title = content.get("title", "Object")
     schema["components"]["schemas"][title] = content
     return {"$ref": COMPONENTS + title}
 
 
-def hoisted(schema: dict[str, Any], own: Any) -> Any:
+def hoisted(schema: dict[str, Any], definition: Any) -> Any:
     """Returns a JSON schema whose definitions are moved to the document's components."""
     components = schema.setdefault("components", {}).setdefault("schemas", {})
-    content = replaced(own)
+    content = replaced(definition)
     components |= content.pop("$defs", {})
     return content
 
@@ -252,4 +255,4 @@ def replaced(part: Any) -> Any:
             key: value.replace("#/$defs/", COMPONENTS) if key == "$ref" else replaced(value)
             for key, value in part.items()
         }
-    return [replaced(each) for each in part] if isinstance(part, list) else part
+    return [replaced(element) for element in part] if isinstance(part, list) else part

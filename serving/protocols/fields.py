@@ -47,7 +47,9 @@ def fields_from_body(task: Task, body: bytes, content_type: str | None, lists: b
         if media_type == BYTES or media_type.decode("latin-1").startswith(task.media_types):
             return {single.name: value_of(single, body)}
     forms = [FORM.decode()] if task.form_fields else []
-    bodies = [f"{each}*" if each.endswith("/") else each for each in task.media_types]
+    bodies = [
+        f"{media_type}*" if media_type.endswith("/") else media_type for media_type in task.media_types
+    ]
     known = ["application/json", *forms, *bodies]
     if single:
         known = [f"{', '.join(known)} or application/octet-stream"]
@@ -68,11 +70,11 @@ def fields_from_json(task: Task, body: bytes, lists: bool = False) -> Fields:
     names = task.list_fields if lists else ()
     if names and commas(without_texts(body)) > MAX_ELEMENTS:
         raise InvalidRequestError(f"the body has more than {MAX_ELEMENTS} elements")
-    found = decode_json(decoder(task.request, names), body, "body")
+    request = decode_json(decoder(task.request, names), body, "body")
     return {
         field.name: from_base64(value) if field.is_bytes else value
         for field in task.request
-        if (value := getattr(found, field.name)) is not None
+        if (value := getattr(request, field.name)) is not None
     }
 
 
@@ -82,13 +84,13 @@ def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
     Raises InvalidRequestError unless all of the task's `list_fields` that are given are lists of one
     length.
     """
-    given = {name: fields[name] for name in task.list_fields if name in fields}
-    if not any(isinstance(value, list) for value in given.values()):
+    columns = {name: fields[name] for name in task.list_fields if name in fields}
+    if not any(isinstance(value, list) for value in columns.values()):
         return None
-    lengths = {len(value) if isinstance(value, list) else None for value in given.values()}
+    lengths = {len(value) if isinstance(value, list) else None for value in columns.values()}
     if len(lengths) > 1:
-        raise InvalidRequestError(f"{' and '.join(given)} must be lists of the same length")
-    return [dict(zip(given, row, strict=True)) for row in zip(*given.values(), strict=True)]
+        raise InvalidRequestError(f"{' and '.join(columns)} must be lists of the same length")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def commas(text: bytes | memoryview | msgspec.Raw) -> int:
@@ -111,13 +113,13 @@ def decoder(fields: tuple[Field, ...], lists: tuple[str, ...] = ()) -> "msgspec.
     def kind(field: Field) -> Any:
         if field.is_json:
             return Any
-        one: Any = TYPES.get(field.datatype, NotEmpty if field.is_bytes else str)
+        value_type: Any = TYPES.get(field.datatype, NotEmpty if field.is_bytes else str)
         if field.name in lists:
-            return one | list[one]
-        return list[one] if field.is_list else one
+            return value_type | list[value_type]
+        return list[value_type] if field.is_list else value_type
 
-    required = [(each.name, kind(each)) for each in fields if each.required]
-    optional = [(each.name, kind(each) | None, None) for each in fields if not each.required]
+    required = [(field.name, kind(field)) for field in fields if field.required]
+    optional = [(field.name, kind(field) | None, None) for field in fields if not field.required]
     return msgspec.json.Decoder(msgspec.defstruct("Request", [*required, *optional]))
 
 
@@ -127,7 +129,7 @@ def field_value(field: Field, element: Any) -> Any:
     Bytes may come as base64. Raises RequestError.
     """
     if isinstance(element, list):
-        return [field_value(field, each) for each in element]
+        return [field_value(field, part) for part in element]
     if isinstance(element, np.ndarray):
         if not np.isfinite(element).all():
             raise InvalidTensorError(f"{field.name} is not finite")

@@ -156,7 +156,7 @@ def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
     if model.task.list_fields:
         fields = find()
         rows = rows_of(model.task, fields)
-        inputs = [Input(len(body), partial(dict, each)) for each in ([fields] if rows is None else rows)]
+        inputs = [Input(len(body), partial(dict, row)) for row in ([fields] if rows is None else rows)]
     return NativeCall(
         model, inputs, top_k=top_k or 1, is_list=rows is not None, with_top=top_k is not None
     )

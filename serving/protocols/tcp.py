@@ -275,11 +275,11 @@ class Connection:
         with model:
             async with pipeline.reader.collect(self._chunks()) as body:
                 self._read_next()
-                given = Input(len(body), partial(fields_from_body, model.task, body, None))
-                call = Call(model, [given], top_k=options.top_k or 1)
-                found = await pipeline.answer(call, admitted)
-        context.set_timings(found.timings)
-        answer = found.task.to_json(found.candidates[0], options.top_k is not None)
+                source = Input(len(body), partial(fields_from_body, model.task, body, None))
+                call = Call(model, [source], top_k=options.top_k or 1)
+                result = await pipeline.answer(call, admitted)
+        context.set_timings(result.timings)
+        answer = result.task.to_json(result.candidates[0], options.top_k is not None)
         return {
             **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,

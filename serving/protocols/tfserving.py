@@ -103,27 +103,27 @@ def known_names(entry: CatalogEntry) -> tuple[str, ...]:
 
 def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
     """Returns the JSON of each input's value. Raises InvalidRequestError for a wrong set of names."""
-    given = {
+    by_name = {
         name: bytes(raw)
         for index, name in enumerate(known_names(entry))
         if (raw := getattr(named, f"_{index}")) is not msgspec.UNSET
     }
     if spec := entry.default_input:
-        if list(given) == ["b64"]:
-            return {spec.name: b'{"b64":' + given["b64"] + b"}"}
-        if list(given) == [ALIAS]:
-            return {spec.name: given[ALIAS]}
-    if len(entry.inputs) == 1 and list(given) != [entry.inputs[0].name]:
+        if list(by_name) == ["b64"]:
+            return {spec.name: b'{"b64":' + by_name["b64"] + b"}"}
+        if list(by_name) == [ALIAS]:
+            return {spec.name: by_name[ALIAS]}
+    if len(entry.inputs) == 1 and list(by_name) != [entry.inputs[0].name]:
         raise InvalidRequestError(
-            f"the one input is {entry.inputs[0].name}, not {', '.join(given)[:80]!r}"
+            f"the one input is {entry.inputs[0].name}, not {', '.join(by_name)[:80]!r}"
         )
     for spec in entry.inputs:
-        if spec.name not in given and not spec.is_optional:
+        if spec.name not in by_name and not spec.is_optional:
             raise InvalidRequestError(f"{spec.name} is missing")
     known = {spec.name for spec in entry.inputs}
-    if other := [name for name in given if name not in known]:
+    if other := [name for name in by_name if name not in known]:
         raise InvalidRequestError(f"{other[0]} stands for {entry.inputs[0].name}, and for it alone")
-    return given
+    return by_name
 
 
 def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> dict[str, bytes]:
@@ -170,9 +170,9 @@ def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
 
 def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
     """Parses numbers to [N, *dims]."""
-    found, of_one = commas(raw) + 1, spec.largest
-    if found > of_one * most or (-1 not in spec.dims and found % of_one):
-        raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {found} in all")
+    count, of_one = commas(raw) + 1, spec.largest
+    if count > of_one * most or (-1 not in spec.dims and count % of_one):
+        raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {count} in all")
     is_scalar = spec.field is not None and spec.dims == (1,)
     dims = () if is_scalar else spec.dims
     array = json_array(raw, 1 + len(dims), spec)

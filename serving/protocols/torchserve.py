@@ -130,11 +130,11 @@ def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog
         task, content_type = entry.model.task, request.headers.get("content-type")
 
         def decode(body: bytes) -> Call:
-            given = Input(len(body), partial(fields_of, task, body, content_type))
-            return Call(entry.model, [given], top_k=min(TOP, len(task.labels)) or 1)
+            source = Input(len(body), partial(fields_of, task, body, content_type))
+            return Call(entry.model, [source], top_k=min(TOP, len(task.labels)) or 1)
 
-        _, found = await pipeline.http(request, entry.model, decode, inline_bytes=None)
-        return json_response(answer(found.task, found.candidates[0]))
+        _, result = await pipeline.http(request, entry.model, decode, inline_bytes=None)
+        return json_response(answer(result.task, result.candidates[0]))
 
 
 def answer(task: Task, top: Sequence[Candidate]) -> Any:
@@ -142,7 +142,7 @@ def answer(task: Task, top: Sequence[Candidate]) -> Any:
     if not task.labels:
         return task.to_json(top, with_top=False)
     label, probability = (field.name for field in task.answer)
-    return {each[label]: each[probability] for each in top}
+    return {candidate[label]: candidate[probability] for candidate in top}
 
 
 def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
@@ -153,13 +153,13 @@ def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
         "modelVersion": entry.version,
         "modelUrl": service.settings.model_dir.name,
         "runtime": model.report.info.backend,
-        "minWorkers": model.instances,
-        "maxWorkers": model.instances,
+        "minWorkers": model.workers,
+        "maxWorkers": model.workers,
         "batchSize": model.report.batch_cap,
         "maxBatchDelay": service.settings.max_queue_delay_us // 1000,
         "loadedAtStartup": True,
         "workers": [
-            {"id": str(index), "status": "READY" if index < model.ready_instances else "UNLOADING"}
-            for index in range(model.instances)
+            {"id": str(index), "status": "READY" if index < model.ready_workers else "UNLOADING"}
+            for index in range(model.workers)
         ],
     }

@@ -87,7 +87,7 @@ def core_wait_s(process: int, since: dict[int, ThreadTimes], elapsed_s: float) -
 def lower_priority(steps: int = 5) -> None:
     """Lowers the priority of all threads of this process; only the superuser can raise it again.
 
-    Workers compute as long as there is work. On the same cores the scheduler then runs a frontend as
+    Workers compute as long as there is work. On the same cores the scheduler then runs a web process as
     soon as it has something to do.
     """
     wanted = min(19, os.getpriority(os.PRIO_PROCESS, 0) + steps)

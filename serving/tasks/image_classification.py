@@ -23,7 +23,7 @@ class PredictRequest(BaseModel):
 
     image: str = Field(
         min_length=1,
-        description="The picture file in base64; a `data:image/...;base64,` prefix is accepted.",
+        description="The image file in base64; a `data:image/...;base64,` prefix is accepted.",
         json_schema_extra={"contentEncoding": "base64"},
     )
 

@@ -150,9 +150,9 @@ class QuestionAnswering(TextTask):
             counts[:before], counts[before : before + count] = passage.unmasked, True
             start, end = (softmax(numbers, counts) for numbers in logits)
             no_answer = min(no_answer, float(start[0] * end[0]))
-            own = slice(before, before + count)
+            window = slice(before, before + count)
             # some spans become equal when they are extended to words
-            starts, ends, scores = best_spans(start[own], end[own], 2 * top_k + 10)
+            starts, ends, scores = best_spans(start[window], end[window], 2 * top_k + 10)
             starts = np.maximum(passage.words[first + starts, 0], first)
             ends = np.minimum(passage.words[first + ends, 1], behind - 1)
             places = zip(
@@ -164,10 +164,10 @@ class QuestionAnswering(TextTask):
                     new = {"answer": answer, "score": 0.0, "start": place[0], "end": place[1]}
                     by_place[place] = by_text.setdefault(answer.lower(), new)
                 by_place[place]["score"] += score
-        found: list[Candidate] = [*by_text.values()]
+        answers: list[Candidate] = [*by_text.values()]
         if passage.allow_no_answer:
-            found.append({"answer": "", "score": no_answer, "start": 0, "end": 0})
-        return sorted(found, key=lambda answer: -answer["score"])[:top_k]
+            answers.append({"answer": "", "score": no_answer, "start": 0, "end": 0})
+        return sorted(answers, key=lambda answer: -answer["score"])[:top_k]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
         """Returns the best answer, and with `with_top` all candidates."""

@@ -17,8 +17,8 @@ from serving.tensors import Signature
 def task_class(kind: TaskKind) -> type[Task]:
     """Imports the class of a kind of tasks: a model of images needs no tokenisers."""
     module, _, name = kind.task.partition(":")
-    found: type[Task] = getattr(import_module(module), name)
-    return found
+    class_: type[Task] = getattr(import_module(module), name)
+    return class_
 
 
 def task_of(

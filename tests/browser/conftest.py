@@ -42,15 +42,17 @@ def browser() -> Iterator[Browser]:
 
     While Playwright runs, its event loop occupies the tests' thread.
     """
-    found = os.environ.get("SERVING_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), "")
-    if not found:
+    executable = os.environ.get("SERVING_TEST_CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), ""
+    )
+    if not executable:
         reason = "no Chromium: set SERVING_TEST_CHROMIUM or install one"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
     expect.set_options(timeout=15_000)
     with sync_playwright() as playwright:
-        running_browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        running_browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield running_browser
         running_browser.close()
 

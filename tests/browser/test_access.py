@@ -23,8 +23,8 @@ PHONE: dict[str, Any] = {  # Any: Playwright's options
 
 def violations(page: Page) -> list[str]:
     """Describes the violations that axe-core finds."""
-    found = Axe().run(page, options=RULES).response["violations"]
-    return [f"{item['id']}: {node['html']}" for item in found for node in item["nodes"]]
+    violated = Axe().run(page, options=RULES).response["violations"]
+    return [f"{item['id']}: {node['html']}" for item in violated for node in item["nodes"]]
 
 
 def tab_to(page: Page, selector: str) -> None:

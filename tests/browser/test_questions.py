@@ -49,7 +49,7 @@ def test_the_text_stays_for_the_next_question(page: Page, stub: StubApi) -> None
         "The text does not say.",
         "Anna Lindqvist, 87 %",
     ]
-    assert [each.body["context"] for each in stub.asked] == [text, text]
+    assert [asked.body["context"] for asked in stub.asked] == [text, text]
     expect(page.get_by_label("Question")).to_be_focused()
 
 

@@ -48,8 +48,8 @@ def test_a_sample_is_classified(open_page: Opener, real_page: str) -> None:
     assert len(labels) == 11
     page.get_by_role("button", name="Soup").click()
     expect(page.locator(".card")).to_have_attribute("data-state", "done")
-    one = "|".join(map(re.escape, labels))
-    sentence = rf"({one}), >?\d+ %|Not sure: ({one}) \d+ %, ({one}) [<\d]+ %"
+    label = "|".join(map(re.escape, labels))
+    sentence = rf"({label}), >?\d+ %|Not sure: ({label}) \d+ %, ({label}) [<\d]+ %"
     expect(page.locator(".card-sentence")).to_have_text(re.compile(f"^({sentence})$"))
     page.get_by_text("Details").click()
     assert page.locator(".times-legend li").all_inner_texts()[2] != "inference 0.0 ms"

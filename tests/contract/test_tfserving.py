@@ -48,7 +48,7 @@ def test_status_and_metadata(backend_url: str) -> None:
 @pytest.mark.parametrize("path", [f"{PHOTOS}:predict", f"{PHOTOS}/versions/1:predict", "food11:predict"])
 def test_rows_of_photos(backend_url: str, path: str) -> None:
     native = requests.post(f"{backend_url}/predict", data=PHOTO, timeout=30).json()
-    for one in (
+    for row in (
         {"b64": ENCODED},
         {"INPUT_IMAGE": {"b64": ENCODED}},
         ENCODED,
@@ -56,11 +56,11 @@ def test_rows_of_photos(backend_url: str, path: str) -> None:
         {"data": ENCODED},  # as KServe's clients of TorchServe
         {"data": {"b64": ENCODED}},
     ):
-        body = {"signature_name": "serving_default", "instances": [one, one]}
+        body = {"signature_name": "serving_default", "instances": [row, row]}
         answer = post(backend_url, body, path)
         assert answer.status_code == 200, answer.text
         predictions = answer.json()["predictions"]
-        assert [each["FOOD_LABEL"] for each in predictions] == [native["prediction"]] * 2
+        assert [prediction["FOOD_LABEL"] for prediction in predictions] == [native["prediction"]] * 2
         assert predictions[0]["PROBABILITY"] == pytest.approx(native["probability"], abs=1e-5)
 
 

@@ -52,7 +52,7 @@ def test_ping_and_models(backend_url: str) -> None:
     assert {worker["status"] for worker in model["workers"]} == {"READY"}
     for version in ("all", "1", "1.0"):
         answer = requests.get(f"{backend_url}/models/food_classifier/{version}", timeout=10)
-        assert [each["modelVersion"] for each in answer.json()] == ["1"]
+        assert [version["modelVersion"] for version in answer.json()] == ["1"]
 
 
 @pytest.mark.parametrize("name", pictures.UNREADABLE)

@@ -105,7 +105,7 @@ def test_health_and_metadata(backend_url: str, client: Any) -> None:
     assert client.get_model_config(TENSORS)["input"][0]["format"] == "FORMAT_NCHW"
     assert "dynamic_batching" in config
     index = client.get_model_repository_index()
-    assert {(each["name"], each["state"]) for each in index} == {
+    assert {(model["name"], model["state"]) for model in index} == {
         (name, "READY") for name in (PHOTOS, TENSORS, "food11")
     }
     ready = requests.post(f"{backend_url}/v2/repository/index", json={"ready": True}, timeout=10)
@@ -191,24 +191,26 @@ def test_classification(backend_url: str, client: Any) -> None:
     asked = [triton.InferRequestedOutput("output", class_count=99)]
     logits = client.infer(TENSORS, [tensor_input(normalised())], outputs=asked).as_numpy("output")
     assert logits.shape == (1, 11)
-    assert [text.decode().split(":")[2] for text in logits[0]] == [each["label"] for each in native]
+    assert [text.decode().split(":")[2] for text in logits[0]] == [
+        candidate["label"] for candidate in native
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_top_k(backend_url: str, client: Any, count: int) -> None:
     native = predict(backend_url)["top"]
-    given = [photo_input([PHOTO] * count, [count, 1])]
-    for asked, found in ((2, 2), (11, 11), (99, 11)):
-        result = client.infer(PHOTOS, given, parameters={"top_k": asked})
+    inputs = [photo_input([PHOTO] * count, [count, 1])]
+    for asked, listed in ((2, 2), (11, 11), (99, 11)):
+        result = client.infer(PHOTOS, inputs, parameters={"top_k": asked})
         labels, probabilities = result.as_numpy("FOOD_LABEL"), result.as_numpy("PROBABILITY")
-        assert labels.shape == probabilities.shape == (count, found)
-        assert labels[-1].tolist() == [each["label"].encode() for each in native[:found]]
-        wanted = [each["probability"] for each in native[:found]]
+        assert labels.shape == probabilities.shape == (count, listed)
+        assert labels[-1].tolist() == [candidate["label"].encode() for candidate in native[:listed]]
+        wanted = [candidate["probability"] for candidate in native[:listed]]
         assert probabilities[-1].tolist() == pytest.approx(wanted, abs=1e-4)
-    one = client.infer(PHOTOS, given, parameters={"top_k": 1})
-    assert one.as_numpy("FOOD_LABEL").shape == (count, 1)
+    best = client.infer(PHOTOS, inputs, parameters={"top_k": 1})
+    assert best.as_numpy("FOOD_LABEL").shape == (count, 1)
     with_text = triton.InferRequestedOutput("PROBABILITY", class_count=3)
-    texts = client.infer(PHOTOS, given, outputs=[with_text], parameters={"top_k": 5})
+    texts = client.infer(PHOTOS, inputs, outputs=[with_text], parameters={"top_k": 5})
     assert texts.as_numpy("PROBABILITY").shape == (count, 3)
 
 
@@ -260,8 +262,8 @@ def test_async_infer(backend_url: str, client: Any) -> None:
 
 def test_statistics_add_up(backend_url: str, client: Any) -> None:
     def figures() -> dict[str, Any]:
-        found: dict[str, Any] = client.get_inference_statistics(PHOTOS, "1")["model_stats"][0]
-        return found
+        model_statistics: dict[str, Any] = client.get_inference_statistics(PHOTOS, "1")["model_stats"][0]
+        return model_statistics
 
     before = figures()
     for count in (1, 5, 1):

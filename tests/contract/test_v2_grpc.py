@@ -99,7 +99,10 @@ def test_photos(backend_url: str, client: Any, shape: list[int]) -> None:
 def test_top_k(backend_url: str, client: Any) -> None:
     native = requests.post(f"{backend_url}/predict?top_k=3", data=PHOTO, timeout=30).json()["top"]
     result = client.infer(PHOTOS, [photo_input([PHOTO] * 2, [2, 1])], parameters={"top_k": 3})
-    assert result.as_numpy("FOOD_LABEL").tolist() == [[each["label"].encode() for each in native]] * 2
+    assert (
+        result.as_numpy("FOOD_LABEL").tolist()
+        == [[candidate["label"].encode() for candidate in native]] * 2
+    )
     assert result.as_numpy("PROBABILITY").shape == (2, 3)
 
 
@@ -141,11 +144,11 @@ def test_what_tritons_clients_always_send_is_no_error(grpc_target: str) -> None:
 
 def test_typed_numbers_are_raw_ones(grpc_target: str) -> None:
     batch = noise(1)
-    given = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
-    typed = {**given, "contents": {"fp32_contents": batch.ravel().tolist()}}
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
+    typed = {**tensor, "contents": {"fp32_contents": batch.ravel().tolist()}}
     requests_ = (
         pb.ModelInferRequest(model_name=TENSORS, inputs=[typed]),
-        pb.ModelInferRequest(model_name=TENSORS, inputs=[given], raw_input_contents=[batch.tobytes()]),
+        pb.ModelInferRequest(model_name=TENSORS, inputs=[tensor], raw_input_contents=[batch.tobytes()]),
     )
     with grpc.insecure_channel(grpc_target) as channel:
         call = channel.unary_unary(
@@ -175,11 +178,13 @@ def test_async_infer(client: Any) -> None:
 
 def test_statistics_are_those_of_http(client: Any, backend_url: str) -> None:
     client.infer(PHOTOS, [photo_input([PHOTO] * 3, [3, 1])])
-    (own,) = client.get_inference_statistics(PHOTOS).model_stats
+    (by_grpc,) = client.get_inference_statistics(PHOTOS).model_stats
     http = requests.get(f"{backend_url}/v2/models/{PHOTOS}/stats", timeout=10).json()["model_stats"][0]
-    assert own.inference_count == http["inference_count"] >= 3
-    assert own.inference_stats.success.ns == http["inference_stats"]["success"]["ns"]
-    assert sum(b.batch_size * b.compute_infer.count for b in own.batch_stats) == own.inference_count
+    assert by_grpc.inference_count == http["inference_count"] >= 3
+    assert by_grpc.inference_stats.success.ns == http["inference_stats"]["success"]["ns"]
+    assert (
+        sum(b.batch_size * b.compute_infer.count for b in by_grpc.batch_stats) == by_grpc.inference_count
+    )
     assert len(client.get_inference_statistics().model_stats) == 2
 
 
@@ -247,7 +252,7 @@ def test_a_stream_of_what_is_no_message(grpc_target: str) -> None:
     with grpc.insecure_channel(grpc_target) as channel:
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         answers = [
-            pb.ModelStreamInferResponse.FromString(each) for each in call(iter([b"\xff" * 9, b""]))
+            pb.ModelStreamInferResponse.FromString(message) for message in call(iter([b"\xff" * 9, b""]))
         ]
     assert [bool(answer.error_message) for answer in answers] == [True, True]
 
@@ -292,9 +297,9 @@ def test_hostile_messages(grpc_target: str, fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 602_108, 602_113])
 def test_tensors_of_a_wrong_length(grpc_target: str, size: int) -> None:
-    given = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
     request = pb.ModelInferRequest(
-        model_name=TENSORS, inputs=[given], raw_input_contents=[bytes(size)]
+        model_name=TENSORS, inputs=[tensor], raw_input_contents=[bytes(size)]
     ).SerializeToString()
     check_refused(grpc_target, request, grpc.StatusCode.INVALID_ARGUMENT)
 

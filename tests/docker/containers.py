@@ -39,8 +39,8 @@ def run(*command: str, env: Mapping[str, str] | None = None, seconds: float = ST
 
 def inspect(name: str) -> dict[str, Any]:
     """What Docker knows about an image or a container."""
-    found: list[dict[str, Any]] = json.loads(run("docker", "inspect", name))
-    return found[0]
+    described: list[dict[str, Any]] = json.loads(run("docker", "inspect", name))
+    return described[0]
 
 
 def logs(identity: str) -> str:

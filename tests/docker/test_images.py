@@ -26,9 +26,9 @@ TOOLS = "import shutil; print([n for n in ('pip', 'gcc', 'cc', 'make') if shutil
 
 def test_images_are_small_and_say_what_they_are(images: list[str]) -> None:
     for name in images:
-        found = inspect(image(name))
-        assert found["Size"] < LARGEST_MB[name] * MEGABYTE, name
-        labels, config = found["Config"]["Labels"], found["Config"]
+        described = inspect(image(name))
+        assert described["Size"] < LARGEST_MB[name] * MEGABYTE, name
+        labels, config = described["Config"]["Labels"], described["Config"]
         assert labels["org.opencontainers.image.revision"] == "tested"
         assert labels["org.opencontainers.image.licenses"] == "MIT"
         assert config["User"] == "10001:10001"

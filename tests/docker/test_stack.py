@@ -121,8 +121,8 @@ def test_a_notebook_runs_where_nothing_can_be_written(stack: Stack) -> None:
 def test_all_of_it_is_hardened_and_published_on_this_machine_only(stack: Stack) -> None:
     for service in RUNNING:
         (identity,) = stack.containers(service)
-        found = inspect(identity)
-        host = found["HostConfig"]
+        container = inspect(identity)
+        host = container["HostConfig"]
         assert host["ReadonlyRootfs"] is True, service
         assert bool(host.get("Init")) is (service != "prometheus"), service
         assert host["CapDrop"] == ["ALL"], service
@@ -146,8 +146,8 @@ def ask(prometheus: str, path: str, **parameters: str) -> Any:
 def queries() -> list[str]:
     """All expressions of the dashboard, with Grafana's variables filled in."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    found = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    return [query.replace("$__rate_interval", "1m").replace("$instance", ".*") for query in found]
+    expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    return [query.replace("$__rate_interval", "1m").replace("$instance", ".*") for query in expressions]
 
 
 def test_the_dashboard_s_queries_return_numbers(stack: Stack, addresses: dict[str, str]) -> None:

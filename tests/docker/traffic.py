@@ -22,9 +22,9 @@ def slow_photo() -> bytes:
 
 def metric(url: str, name: str) -> float:
     """The current value of a series without labels."""
-    found = re.search(rf"^{name} ([\d.e+-]+)$", requests.get(f"{url}/metrics", timeout=30).text, re.M)
-    assert found, name
-    return float(found[1])
+    match = re.search(rf"^{name} ([\d.e+-]+)$", requests.get(f"{url}/metrics", timeout=30).text, re.M)
+    assert match, name
+    return float(match[1])
 
 
 def post(url: str, photo: bytes, key: str | None = None) -> int:

@@ -24,14 +24,14 @@ MANY_CORES = "tests.fake.many_cores"
 
 def programs(server: psutil.Process, module: str) -> list[psutil.Process]:
     """The living child processes that run `python -m MODULE`."""
-    found = []
+    children = []
     for child in server.children(recursive=True):
         try:
             if module in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
+                children.append(child)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return children
 
 
 @contextmanager

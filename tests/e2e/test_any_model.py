@@ -137,8 +137,10 @@ def test_the_model_is_described(python_url: str) -> None:
 def test_tritons_clients_send_fields(python_service: tuple[str, str]) -> None:
     url, grpc = python_service
     with tritonclient.http.InferenceServerClient(url.removeprefix("http://")) as client:
-        found = client.get_model_metadata("own")
-        assert {each["name"]: (each["datatype"], each["shape"]) for each in found["inputs"]} == {
+        metadata = client.get_model_metadata("own")
+        assert {
+            tensor["name"]: (tensor["datatype"], tensor["shape"]) for tensor in metadata["inputs"]
+        } == {
             "NUMBER": ("INT64", [-1, 1]),
             "DOES": ("BYTES", [-1, 1]),
             "HELD": ("BOOL", [-1, 1]),
@@ -154,28 +156,28 @@ def test_tritons_clients_send_fields(python_service: tuple[str, str]) -> None:
         assert answer.as_numpy("TEXT").tolist() == [[b"1 cpu"], [b"1 cpu"]]
         does = tritonclient.http.InferInput("DOES", [1], "BYTES")
         does.set_data_from_numpy(np.array(["refuse"], object))
-        one = tritonclient.http.InferInput("NUMBER", [1], "INT64")
-        one.set_data_from_numpy(np.array([5]))
+        refused = tritonclient.http.InferInput("NUMBER", [1], "INT64")
+        refused.set_data_from_numpy(np.array([5]))
         with pytest.raises(InferenceServerException, match="5 is refused"):
-            client.infer("own", [one, does])
+            client.infer("own", [refused, does])
         with pytest.raises(InferenceServerException, match="NUMBER"):
             client.infer("own", [does])
     with tritonclient.grpc.InferenceServerClient(grpc) as other:
-        given = tritonclient.grpc.InferInput("NUMBER", [1, 1], "INT64")
-        given.set_data_from_numpy(np.array([[9]]))
-        assert other.infer("own", [given]).as_numpy("NUMBER").tolist() == [[9]]
+        by_grpc = tritonclient.grpc.InferInput("NUMBER", [1, 1], "INT64")
+        by_grpc.set_data_from_numpy(np.array([[9]]))
+        assert other.infer("own", [by_grpc]).as_numpy("NUMBER").tolist() == [[9]]
         with pytest.raises(InferenceServerException, match="no model is named"):
-            other.infer("own_tensor", [given])
+            other.infer("own_tensor", [by_grpc])
 
 
 def test_numbers_come_in_every_documented_shape(python_url: str) -> None:
     for shape in ([2], [2, 1]):
-        given = {"name": "NUMBER", "datatype": "INT64", "shape": shape, "data": [3, 4]}
-        answer = post(python_url, "/v2/models/own/infer", {"inputs": [given]})
-        assert answer.json()["outputs"][0] == {**given, "name": "NUMBER"}
-    given = {"name": "NUMBER", "datatype": "INT64", "shape": [1], "data": [3]}
+        number = {"name": "NUMBER", "datatype": "INT64", "shape": shape, "data": [3, 4]}
+        answer = post(python_url, "/v2/models/own/infer", {"inputs": [number]})
+        assert answer.json()["outputs"][0] == {**number, "name": "NUMBER"}
+    number = {"name": "NUMBER", "datatype": "INT64", "shape": [1], "data": [3]}
     wanted = {"name": "NUMBER", "parameters": {"classification": 1}}
-    answer = post(python_url, "/v2/models/own/infer", {"inputs": [given], "outputs": [wanted]})
+    answer = post(python_url, "/v2/models/own/infer", {"inputs": [number], "outputs": [wanted]})
     assert (answer.status_code, answer.json()["error"]) == (400, "NUMBER has no classes")
 
 
@@ -250,16 +252,16 @@ def ask(request: pytest.FixtureRequest, graph_service: tuple[str, str]) -> Itera
 def test_a_graph_answers_under_its_own_names(ask: Any, rows: int) -> None:
     a = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) - 1
     b = np.full((rows, 2), 2)
-    found = ask(b=b, a=a)
-    assert found["sum"].tolist() == (a + b).tolist()
-    assert found["more"].dtype == bool
-    assert found["more"].tolist() == (a > b).tolist()
+    outputs = ask(b=b, a=a)
+    assert outputs["sum"].tolist() == (a + b).tolist()
+    assert outputs["more"].dtype == bool
+    assert outputs["more"].tolist() == (a > b).tolist()
 
 
 def test_one_item_may_come_without_the_batch_axis(ask: Any) -> None:
-    found = ask(a=np.array([1, 2], np.float32), b=np.array([3, 1]))
-    assert found["sum"].tolist() == [4, 3]
-    assert found["more"].tolist() == [False, True]
+    outputs = ask(a=np.array([1, 2], np.float32), b=np.array([3, 1]))
+    assert outputs["sum"].tolist() == [4, 3]
+    assert outputs["more"].tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -314,8 +316,8 @@ def varying_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_sizes_that_vary_have_bounds(
     varying_url: str, shape: list[int], data: list[float], status: int, expected: Any
 ) -> None:
-    given = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
-    answer = post(varying_url, "/v2/models/places/infer", {"inputs": [given]})
+    tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
+    answer = post(varying_url, "/v2/models/places/infer", {"inputs": [tensor]})
     assert answer.status_code == status, answer.text
     if status == 200:
         assert answer.json()["outputs"][0]["data"] == expected

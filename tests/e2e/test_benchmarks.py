@@ -86,8 +86,8 @@ def test_load_prints_and_writes(
     content = json.loads((tmp_path / "load.json").read_text())
     assert content["command"].startswith("python -m benchmarks")
     assert content["model"]["name"] == "fake"
-    assert [one["load"] for one in content["results"]] == ["1 connection", "3 connections"]
-    assert all(set(one["statuses"]) == {"200"} for one in content["results"])
+    assert [row["load"] for row in content["results"]] == ["1 connection", "3 connections"]
+    assert all(set(row["statuses"]) == {"200"} for row in content["results"])
     assert (tmp_path / "load.csv").read_text().count("\n") == 3
     assert (tmp_path / "load.png").stat().st_size > 1000
     assert b"<svg" in (tmp_path / "load.svg").read_bytes()
@@ -137,10 +137,13 @@ def test_stress_runs_clients_as_processes(fake_settings: dict[str, str]) -> None
 
 def test_limit_measures_every_layout_of_a_backend() -> None:
     experiments = limit.Limit(ROOT / "models" / "food11", SAMPLE.read_bytes(), "cpu", 0.05, 1)
-    found = limit.measure(experiments, ["fastapi_onnx", "no_such_backend"], [1, 2], 2, ["fp32", "fp16"])
-    assert [figure.instances for figure in found["decode"]] == [1, 2]
-    assert len(found["infer"]) == len(found["whole"]) == 6  # three layouts, two batch sizes; no fp16
-    assert all(figure.per_second > 0 for figures in found.values() for figure in figures)
+    figures_by_name = limit.measure(
+        experiments, ["fastapi_onnx", "no_such_backend"], [1, 2], 2, ["fp32", "fp16"]
+    )
+    assert [figure.instances for figure in figures_by_name["decode"]] == [1, 2]
+    # three layouts, two batch sizes; no fp16
+    assert len(figures_by_name["infer"]) == len(figures_by_name["whole"]) == 6
+    assert all(figure.per_second > 0 for figures in figures_by_name.values() for figure in figures)
 
 
 def test_a_share_of_the_limit(tmp_path: Path) -> None:
@@ -162,11 +165,11 @@ def test_scale_says_what_each_part_took(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["scale", *cases, *brief], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "json").read_text())["results"]
-    assert [one["web processes"] for one in results["measured"]] == [1, 2]
-    for one in results["measured"]:
-        assert one["failed"] == 0
-        assert one["1/s"] > 0
-        assert all(one[f"{part} ms"] > 0 for part in ("web", "worker", "wrk"))
+    assert [row["web processes"] for row in results["measured"]] == [1, 2]
+    for row in results["measured"]:
+        assert row["failed"] == 0
+        assert row["1/s"] > 0
+        assert all(row[f"{part} ms"] > 0 for part in ("web", "worker", "wrk"))
     assert results["worker_ms"] == {"fp32": 5, "int8": 2}
     times = results["web_ms"], results["worker_ms"], results["ceiling"]
     assert results["calculated"] == scale.calculated(*times)

@@ -20,8 +20,8 @@ FOOD = str(ROOT / "models" / "food11")
 @pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
 def test_every_server_is_measured_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tutorial's handlers run in this project's own environment, which has all they need."""
-    own = [replace(s, environment=None) for s in servers.SERVERS if s.name.startswith("fastapi")]
-    monkeypatch.setattr(compare, "SERVERS", [servers.ours("this service"), *own])
+    ours = [replace(s, environment=None) for s in servers.SERVERS if s.name.startswith("fastapi")]
+    monkeypatch.setattr(compare, "SERVERS", [servers.ours("this service"), *ours])
     files = [f"--json={tmp_path / 'json'}", f"--csv={tmp_path / 'csv'}"]
     sizes = ["--rounds=2", "--seconds=1", "--connections=2"]
     result = CliRunner().invoke(

@@ -143,8 +143,8 @@ def test_one_poisonous_picture_fails_alone(
 ) -> None:
     with ExitStack() as stack:
         if failure is Failure.EXIT:
-            own = fake_service(fake_settings, instances="1", max_batch_size="8")
-            (url, _), gate = stack.enter_context(own), tmp_path / "gate"
+            service = fake_service(fake_settings, instances="1", max_batch_size="8")
+            (url, _), gate = stack.enter_context(service), tmp_path / "gate"
         else:
             stack.enter_context(one_worker.used())
             url, gate = one_worker.url, one_worker.gate

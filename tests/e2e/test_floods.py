@@ -243,9 +243,9 @@ def test_no_descriptors_left(webs: str) -> None:
     env = {**SETTINGS, **PATIENT, "SERVING_MAX_CONNECTIONS": "4096", "SERVING_WEB_PROCESSES": webs}
     with servers.api("tests.fake", env) as url, servers.process_of(url) as process:
         assert is_answered(url)
-        for each in [process, *process.children(recursive=True)]:
-            limit = each.num_fds() + 12
-            each.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+        for program in [process, *process.children(recursive=True)]:
+            limit = program.num_fds() + 12
+            program.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
         with many(url, 200) as idle:
             wait_for(lambda: attempt(lambda: is_answered(url)))
             assert any(not send_one(connection, b"") for connection in idle)

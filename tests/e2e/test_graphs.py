@@ -46,8 +46,8 @@ class Engine:
     @property
     def executions(self) -> dict[int, int]:
         """How many batches there were of each size."""
-        found = self.client.statistics.by_batch_size(0)
-        return {size: batch.executions for size, batch in found.items()}
+        by_batch_size = self.client.statistics.by_batch_size(0)
+        return {size: batch.executions for size, batch in by_batch_size.items()}
 
 
 @asynccontextmanager
@@ -89,9 +89,10 @@ async def test_several_inputs_and_outputs_with_an_open_and_a_fixed_batch(
         assert np.array_equal(column(outcomes, 0), a + b)
         assert np.array_equal(column(outcomes, 1), a > b)
         assert column(outcomes, 1).dtype == np.bool_
-        found = engine.executions  # a question of the supervisor's may end the wait for a full batch
-        assert max(found) == size
-        assert sum(each * count for each, count in found.items()) == 12
+        executions = engine.executions
+        # a question of the supervisor's may end the wait for a full batch
+        assert max(executions) == size
+        assert sum(batch_size * count for batch_size, count in executions.items()) == 12
 
 
 async def test_items_of_one_size_share_batches_and_others_do_not(
@@ -113,9 +114,9 @@ async def test_items_of_one_size_share_batches_and_others_do_not(
         for (x, h), outcomes in zip(batches, answers, strict=True):
             assert np.array_equal(column(outcomes, 0), ~x)
             assert np.array_equal(column(outcomes, 1), h.astype(np.float32) ** 2)
-        found = engine.executions
-        assert max(found) <= 4  # items of the size (3, 1)
-        assert sum(each * count for each, count in found.items()) == 8
+        executions = engine.executions
+        assert max(executions) <= 4  # items of the size (3, 1)
+        assert sum(batch_size * count for batch_size, count in executions.items()) == 8
 
 
 async def test_outputs_whose_size_depends_on_the_data(

@@ -33,16 +33,16 @@ def described(client: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def tensor_of(client: Any, module: Any, count: int) -> Any:
     """An input of as many pictures, laid out as the description says; what does not fit is refused."""
     metadata, config = described(client)
-    (given,), (configured,), (output,) = metadata["inputs"], config["input"], metadata["outputs"]
+    (image_input,), (configured,), (output,) = metadata["inputs"], config["input"], metadata["outputs"]
     assert config["max_batch_size"] >= count
-    assert output["datatype"] == given["datatype"] == "FP32"
+    assert output["datatype"] == image_input["datatype"] == "FP32"
     assert len([size for size in map(int, output["shape"][1:]) if size > 1]) == 1
     layout = model_config_pb2.ModelInput.Format.Value(configured["format"])
     assert layout == model_config_pb2.ModelInput.FORMAT_NCHW
-    channels, height, width = map(int, given["shape"][1:])
+    channels, height, width = map(int, image_input["shape"][1:])
     assert [channels, height, width] == [int(size) for size in configured["dims"]]
     pixels = np.random.default_rng(3).uniform(-1, 1, (count, channels, height, width)).astype(np.float32)
-    return module.InferInput(given["name"], list(pixels.shape), "FP32").set_data_from_numpy(pixels)
+    return module.InferInput(image_input["name"], list(pixels.shape), "FP32").set_data_from_numpy(pixels)
 
 
 def classes_of(result: Any, count: int) -> list[list[tuple[float, int, str]]]:
@@ -68,8 +68,8 @@ def test_the_best_classes_are_printed(service: tuple[str, str], way: str) -> Non
         else:
             result = client.infer(MODEL, inputs, outputs=outputs, request_id="1", model_version="")
     labels = requests.get(f"http://{service[0]}/model", timeout=10).json()["labels"]
-    for found in classes_of(result, 2):
-        scores = [score for score, _, _ in found]
-        assert len(found) == 3
+    for classes in classes_of(result, 2):
+        scores = [score for score, _, _ in classes]
+        assert len(classes) == 3
         assert scores == sorted(scores, reverse=True)
-        assert [label for _, _, label in found] == [labels[index] for _, index, _ in found]
+        assert [label for _, _, label in classes] == [labels[index] for _, index, _ in classes]

@@ -71,12 +71,12 @@ def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_p
 
 def test_pytorch_answers_the_same_in_a_job_and_in_the_service(small_model: Path, photos: Path) -> None:
     files = sorted(photos.iterdir())
-    own = jobs.decentralised(small_model, files, jobs.Backend.PT, images=2, at_once=2)
+    in_jobs = jobs.decentralised(small_model, files, jobs.Backend.PT, images=2, at_once=2)
     served = jobs.centralised(small_model, files, jobs.Backend.PT, images=2, at_once=2)
-    assert len(own.answers) == 2
-    assert own.answers == served.answers
-    assert (own.instances, served.instances) == (0, 1)
-    assert min(own.memory_mb, served.memory_mb) > 50  # PyTorch alone takes more
+    assert len(in_jobs.answers) == 2
+    assert in_jobs.answers == served.answers
+    assert (in_jobs.instances, served.instances) == (0, 1)
+    assert min(in_jobs.memory_mb, served.memory_mb) > 50  # PyTorch alone takes more
 
 
 def test_a_job_that_fails_says_why(small_model: Path, tmp_path: Path) -> None:

@@ -38,17 +38,17 @@ def url(numbers: tuple[str, str]) -> str:
 
 def infer(url: str, model: str = "numbers", **inputs: tuple[str, list[int], Any]) -> requests.Response:
     """Posts inputs of the Open Inference Protocol: datatype, shape and data of each."""
-    given = [
+    tensors = [
         {"name": name, "datatype": datatype, "shape": shape, "data": data}
         for name, (datatype, shape, data) in inputs.items()
     ]
-    return post(url, f"/v2/models/{model}/infer", {"inputs": given})
+    return post(url, f"/v2/models/{model}/infer", {"inputs": tensors})
 
 
 def outputs(answer: requests.Response) -> dict[str, Any]:
     """The data of the outputs, by name."""
     assert answer.status_code == 200, answer.text
-    return {each["name"]: each["data"] for each in answer.json()["outputs"]}
+    return {output["name"]: output["data"] for output in answer.json()["outputs"]}
 
 
 @pytest.mark.parametrize("count", [2**63, -(2**63) - 1, 2**64, 2**70, 10**300])
@@ -78,10 +78,10 @@ def test_an_answer_beyond_its_datatype_is_a_400_that_says_where_to_ask(
         rows = post(url, "/v1/models/squares:predict", {"instances": [{"NUMBER": 2**40}]})
         assert json.loads(rows.text) == {"predictions": [{"SQUARE": 2**80, "ALL": [2**80]}]}
         with tritonclient.grpc.InferenceServerClient(grpc) as client:
-            given = tritonclient.grpc.InferInput("NUMBER", [1], "INT64")
-            given.set_data_from_numpy(np.array([2**40]))
+            number = tritonclient.grpc.InferInput("NUMBER", [1], "INT64")
+            number.set_data_from_numpy(np.array([2**40]))
             with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT.*beyond INT64"):
-                client.infer("squares", [given])
+                client.infer("squares", [number])
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "Infinity", "1e999", "-1e400", "9" * 400])
@@ -105,10 +105,10 @@ def test_an_answer_that_is_not_finite_is_the_servers_error(numbers: tuple[str, s
     assert post(url, "/predict", {"not_finite": kind}).json()["code"] == "internal_error"
     assert infer(url, NOT_FINITE=("BYTES", [1], [kind])).status_code == 500
     with tritonclient.grpc.InferenceServerClient(grpc) as client:
-        given = tritonclient.grpc.InferInput("NOT_FINITE", [1], "BYTES")
-        given.set_data_from_numpy(np.array([kind], object))
+        tensor = tritonclient.grpc.InferInput("NOT_FINITE", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([kind], object))
         with pytest.raises(InferenceServerException, match="INTERNAL"):
-            client.infer("numbers", [given])
+            client.infer("numbers", [tensor])
 
 
 def test_check_refuses_an_answer_that_is_not_finite(
@@ -130,17 +130,17 @@ def test_a_float_of_a_python_task_has_64_bits_everywhere(numbers: tuple[str, str
     rows = post(url, "/v1/models/numbers:predict", {"instances": [{"EXACT": exact}]})
     assert rows.json()["predictions"][0]["EXACT"] == exact
     with tritonclient.grpc.InferenceServerClient(grpc) as client:
-        given = tritonclient.grpc.InferInput("EXACT", [1], "FP64")
-        given.set_data_from_numpy(np.array([exact]))
-        assert client.infer("numbers", [given]).as_numpy("EXACT").tolist() == [exact]
-        given.set_data_from_numpy(np.array([np.nan]))
+        number = tritonclient.grpc.InferInput("EXACT", [1], "FP64")
+        number.set_data_from_numpy(np.array([exact]))
+        assert client.infer("numbers", [number]).as_numpy("EXACT").tolist() == [exact]
+        number.set_data_from_numpy(np.array([np.nan]))
         with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT.*exact is not finite"):
-            client.infer("numbers", [given])
+            client.infer("numbers", [number])
 
 
 def test_an_empty_list_is_a_list(url: str) -> None:
-    found = outputs(infer(url, COUNTS=("INT64", [1, 0], []), POINT=("FP64", [1, 0], [])))
-    assert (found["COUNTS"], found["POINT"]) == ([], [])
+    lists = outputs(infer(url, COUNTS=("INT64", [1, 0], []), POINT=("FP64", [1, 0], [])))
+    assert (lists["COUNTS"], lists["POINT"]) == ([], [])
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])

@@ -26,12 +26,16 @@ def test_the_answer_is_that_of_predict(page_url: str, onnx_url: str, sample: Sam
     headers = {"Content-Type": "image/jpeg"}
     answer = requests.post(f"{page_url}/classify", data=photo, headers=headers, timeout=30)
     assert answer.status_code == 200, answer.text
-    found = answer.json()
+    body = answer.json()
     wanted = requests.post(f"{onnx_url}/predict?top_k=5", data=photo, timeout=30).json()
-    assert [each["label"] for each in found["top"]] == [each["label"] for each in wanted["top"]]
-    probabilities = [each["probability"] for each in wanted["top"]]
-    assert [each["probability"] for each in found["top"]] == pytest.approx(probabilities, abs=1e-4)
-    assert len(found["page"]["bars"]) == 5
+    assert [candidate["label"] for candidate in body["top"]] == [
+        candidate["label"] for candidate in wanted["top"]
+    ]
+    probabilities = [candidate["probability"] for candidate in wanted["top"]]
+    assert [candidate["probability"] for candidate in body["top"]] == pytest.approx(
+        probabilities, abs=1e-4
+    )
+    assert len(body["page"]["bars"]) == 5
     assert "infer;dur=" in answer.headers["Server-Timing"]
 
 

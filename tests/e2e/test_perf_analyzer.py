@@ -54,8 +54,8 @@ def photo(tmp_path: Path) -> str:
 def statistics(url: str, model: str) -> dict[str, Any]:
     """As the service counts."""
     answer = requests.get(f"{url}/v2/models/{model}/stats", timeout=10).json()
-    found: dict[str, Any] = answer["model_stats"][0]
-    return found
+    model_statistics: dict[str, Any] = answer["model_stats"][0]
+    return model_statistics
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -108,9 +108,9 @@ def finished(*arguments: str) -> int:
     command = [str(PROGRAM), *arguments, *SHORT]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
-    found = re.search(r"Request count: (\d+)", result.stdout)
-    assert found, result.stdout
-    return int(found[1])
+    match = re.search(r"Request count: (\d+)", result.stdout)
+    assert match, result.stdout
+    return int(match[1])
 
 
 def test_streaming(service: tuple[str, str]) -> None:

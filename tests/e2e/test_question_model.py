@@ -71,18 +71,18 @@ def post(url: str, path: str, content: Any) -> requests.Response:
 def test_json(url: str) -> None:
     answer = post(url, "/predict", ASKED)
     assert answer.status_code == 200, answer.text
-    found = answer.json()
-    score = found.pop("score")
-    assert found == {"answer": "warm soup", "start": START, "end": END}
+    content = answer.json()
+    score = content.pop("score")
+    assert content == {"answer": "warm soup", "start": START, "end": END}
     assert 0.9 < score <= 1
     assert CONTEXT[START:END] == "warm soup"
     assert "infer;dur=" in answer.headers["Server-Timing"]
 
 
 def test_the_best_answers(url: str) -> None:
-    found = post(url, "/predict?top_k=3", ASKED).json()
-    assert found["top"][0] == {name: found[name] for name in ("answer", "score", "start", "end")}
-    assert len(found["top"]) == 3
+    content = post(url, "/predict?top_k=3", ASKED).json()
+    assert content["top"][0] == {name: content[name] for name in ("answer", "score", "start", "end")}
+    assert len(content["top"]) == 3
     assert len(post(url, "/predict?top_k=20", ASKED).json()["top"]) > 3
     assert post(url, "/predict?top_k=21", ASKED).status_code == 422
 
@@ -91,23 +91,23 @@ def test_no_answer(url: str) -> None:
     asked = {"question": QUESTION, "context": "a table"}
     assert post(url, "/predict", asked).json()["answer"]
     assert post(url, "/predict", {**asked, "allow_no_answer": None}).json()["answer"]
-    found = post(url, "/predict", {**asked, "allow_no_answer": True}).json()
-    assert (found["answer"], found["start"], found["end"]) == ("", 0, 0)
+    content = post(url, "/predict", {**asked, "allow_no_answer": True}).json()
+    assert (content["answer"], content["start"], content["end"]) == ("", 0, 0)
 
 
 def test_several_windows(url: str) -> None:
     for before in (20, 60, 120, 250):
         context = "bread " * before + "warm soup and bread"
-        found = post(url, "/predict", {"question": QUESTION, "context": context}).json()
-        assert (found["answer"], found["start"]) == ("warm soup", 6 * before)
+        content = post(url, "/predict", {"question": QUESTION, "context": context}).json()
+        assert (content["answer"], content["start"]) == ("warm soup", 6 * before)
 
 
 def test_contexts_of_all_lengths_at_once(url: str) -> None:
     def ask(number: int) -> tuple[int, str, int]:
         context = "bread " * number + "warm soup"
         answer = post(url, "/predict", {"question": QUESTION, "context": context})
-        found = answer.json()
-        return answer.status_code, found["answer"], found["start"] - 6 * number
+        content = answer.json()
+        return answer.status_code, content["answer"], content["start"] - 6 * number
 
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(ask, range(100))) == {(200, "warm soup", 0)}
@@ -158,8 +158,8 @@ def test_bodies_that_are_refused(
 
 def test_a_context_of_one_window_whose_words_are_endless(url: str) -> None:
     context = "a" * 200_000 + " warm soup"
-    found = post(url, "/predict?top_k=20", {"question": QUESTION, "context": context}).json()
-    assert (found["answer"], found["start"]) == ("warm soup", 200_001)
+    content = post(url, "/predict?top_k=20", {"question": QUESTION, "context": context}).json()
+    assert (content["answer"], content["start"]) == ("warm soup", 200_001)
 
 
 def test_the_model_is_described(url: str) -> None:
@@ -210,10 +210,10 @@ def texts(*values: str) -> Any:
 
 
 def test_tritons_clients_ask(ask: Any) -> None:
-    found = ask("reader", CONTEXT=texts(CONTEXT), QUESTION=texts(QUESTION))
-    assert found["ANSWER"].tolist() == [[b"warm soup"]]
-    assert (found["START"].tolist(), found["END"].tolist()) == ([[START]], [[END]])
-    assert (found["SCORE"].dtype, found["START"].dtype) == (np.float32, np.int64)
+    answer = ask("reader", CONTEXT=texts(CONTEXT), QUESTION=texts(QUESTION))
+    assert answer["ANSWER"].tolist() == [[b"warm soup"]]
+    assert (answer["START"].tolist(), answer["END"].tolist()) == ([[START]], [[END]])
+    assert (answer["SCORE"].dtype, answer["START"].dtype) == (np.float32, np.int64)
     arrays = {"CONTEXT": np.array([CONTEXT], object), "QUESTION": np.array([QUESTION], object)}
     assert ask("reader", **arrays)["ANSWER"].tolist() == [b"warm soup"]
 
@@ -221,11 +221,11 @@ def test_tritons_clients_ask(ask: Any) -> None:
 def test_tritons_clients_ask_several_questions(ask: Any) -> None:
     contexts = texts(CONTEXT, "bread " * 100 + "warm soup", "a table")
     arrays = {"QUESTION": texts(*[QUESTION] * 3), "CONTEXT": contexts}
-    found = ask("reader", **arrays, ALLOW_NO_ANSWER=np.array([[False], [True], [True]]))
-    assert found["ANSWER"].tolist() == [[b"warm soup"], [b"warm soup"], [b""]]
-    assert found["START"].tolist() == [[START], [600], [0]]
-    found = ask("reader", 2, **arrays)
-    assert found["ANSWER"].shape == found["END"].shape == (3, 2)
+    several = ask("reader", **arrays, ALLOW_NO_ANSWER=np.array([[False], [True], [True]]))
+    assert several["ANSWER"].tolist() == [[b"warm soup"], [b"warm soup"], [b""]]
+    assert several["START"].tolist() == [[START], [600], [0]]
+    several = ask("reader", 2, **arrays)
+    assert several["ANSWER"].shape == several["END"].shape == (3, 2)
     with pytest.raises(InferenceServerException, match="different numbers of ANSWER"):
         ask("reader", 20, **arrays)
 
@@ -250,20 +250,20 @@ def test_tensors_are_the_graphs_own(ask: Any) -> None:
     encoding = exports.word_piece().encode("a", "warm soup")
     names = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     arrays = {name: np.array([getattr(encoding, of)]) for name, of in names.items()}
-    found = ask("reader_tensor", **arrays)
-    assert found["start_logits"][0, -3:].tolist() == [9, 2, 0]
-    assert found["end_logits"][0, -3:].tolist() == [2, 9, 0]
+    logits = ask("reader_tensor", **arrays)
+    assert logits["start_logits"][0, -3:].tolist() == [9, 2, 0]
+    assert logits["end_logits"][0, -3:].tolist() == [2, 9, 0]
 
 
 def test_the_metadata(url: str) -> None:
-    found = requests.get(f"{url}/v2/models/reader", timeout=20).json()
-    inputs = [(each["name"], each["datatype"], each["shape"]) for each in found["inputs"]]
+    metadata = requests.get(f"{url}/v2/models/reader", timeout=20).json()
+    inputs = [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in metadata["inputs"]]
     assert inputs == [
         ("QUESTION", "BYTES", [-1, 1]),
         ("CONTEXT", "BYTES", [-1, 1]),
         ("ALLOW_NO_ANSWER", "BOOL", [-1, 1]),
     ]
-    assert [(each["name"], each["datatype"]) for each in found["outputs"]] == [
+    assert [(tensor["name"], tensor["datatype"]) for tensor in metadata["outputs"]] == [
         ("ANSWER", "BYTES"),
         ("SCORE", "FP32"),
         ("START", "INT64"),
@@ -311,9 +311,9 @@ def test_tcp_takes_json(service: Service) -> None:
 
 def test_the_client(service: Service, tmp_path: Path) -> None:
     with serving_client.Client(service.url) as client:
-        found = client.answer(QUESTION, CONTEXT, top_k=2)
-        assert (found.start, found.end, found.answer) == (START, END, CONTEXT[START:END])
-        assert len(found.top) == 2
+        result = client.answer(QUESTION, CONTEXT, top_k=2)
+        assert (result.start, result.end, result.answer) == (START, END, CONTEXT[START:END])
+        assert len(result.top) == 2
         nothing = client.answer(QUESTION, CONTEXT, allow_no_answer=True, top_k=20)
         assert "" in [span.answer for span in nothing.top]
     (tmp_path / "context.txt").write_text(CONTEXT, encoding="utf-8")

@@ -97,7 +97,7 @@ def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
             assert not leaves(connection)
         process.send_signal(signal.SIGTERM)
         for connection in connections:  # of all web processes
-            wait_for(lambda one=connection: leaves(one))  # type: ignore[misc]
+            wait_for(lambda waiting=connection: leaves(waiting))  # type: ignore[misc]
         answers = [predict(url, command(class_index=7)) for _ in range(4)]
         assert {answer.json()["prediction"] for answer in answers} == {"7"}
         assert {answer.headers["Connection"] for answer in answers} == {"close"}

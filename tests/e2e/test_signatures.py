@@ -71,14 +71,14 @@ def several(held: bool, failure: Failure, index: int) -> Item:
 
 def several_answer(item: Item, outcome: ItemResult) -> int:
     """Checks the echo."""
-    found, score, echo = outcome.outputs
-    assert [(array.shape, str(array.dtype)) for array in (found, score, echo)] == [
+    class_index, score, echo = outcome.outputs
+    assert [(array.shape, str(array.dtype)) for array in (class_index, score, echo)] == [
         ((), "int64"),
         ((1,), "float32"),
         ((2, 2), "float16"),
     ]
     assert np.array_equal(echo, -item[1] if item[2] else item[1])
-    return int(found)
+    return int(class_index)
 
 
 def numbers(held: bool, failure: Failure, index: int) -> Item:
@@ -88,9 +88,9 @@ def numbers(held: bool, failure: Failure, index: int) -> Item:
 
 def numbers_answer(item: Item, outcome: ItemResult) -> int:
     """Checks that the echo is as long as the item was."""
-    found, echo = outcome.outputs
+    class_index, echo = outcome.outputs
     assert np.array_equal(echo, item[0])
-    return int(found)
+    return int(class_index)
 
 
 KINDS = {
@@ -154,7 +154,7 @@ class Engine:
         self.place = self.kinds.index(kind)
         self.states.clear()
         self.before = {}
-        self.before = {each: Counter(self.executions(each)) for each in range(len(self.kinds))}
+        self.before = {place: Counter(self.executions(place)) for place in range(len(self.kinds))}
         try:
             yield self
             await asyncio.wait_for(self.client.drained(), 20)

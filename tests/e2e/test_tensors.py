@@ -268,10 +268,10 @@ async def test_a_request_is_admitted_whole_or_not_at_all(
 async def test_logits_of_tensors_need_not_be_finite(
     service: InferenceService,
 ) -> None:
-    found = await service.active.infer([tensors(command_tensor(failure=Failure.NOT_FINITE))], within())
-    assert not np.isfinite(found.arrays[0]).all()
+    answer = await service.active.infer([tensors(command_tensor(failure=Failure.NOT_FINITE))], within())
+    assert not np.isfinite(answer.arrays[0]).all()
     with pytest.raises(InvalidTensorError, match="element 0"):
-        service.active.check_finite(found)
+        service.active.check_finite(answer)
 
 
 async def test_a_tensor_of_another_shape_is_refused(
@@ -299,6 +299,6 @@ async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
 
     monkeypatch.setattr(task, "preprocess", prepared)
     monkeypatch.setattr(task, "postprocess", answers)
-    found = await service.active.predict([picture(command(class_index=4))], 1, within())
-    assert found.candidates[0][0]["index"] == 4
+    answer = await service.active.predict([picture(command(class_index=4))], 1, within())
+    assert answer.candidates[0][0]["index"] == 4
     assert [thread is threading.main_thread() for thread in threads] == [runs_inline]

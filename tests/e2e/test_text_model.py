@@ -64,8 +64,8 @@ def test_json(url: str) -> None:
     assert answer.json()["prediction"] == "POSITIVE"
     assert "infer;dur=" in answer.headers["Server-Timing"]
     top = post(url, "/predict?top_k=3", {"text": "awful"}).json()["top"]
-    assert [each["label"] for each in top] == ["NEGATIVE", "NEUTRAL", "POSITIVE"]
-    assert sum(each["probability"] for each in top) == pytest.approx(1)
+    assert [candidate["label"] for candidate in top] == ["NEGATIVE", "NEUTRAL", "POSITIVE"]
+    assert sum(candidate["probability"] for candidate in top) == pytest.approx(1)
     assert post(url, "/predict?top_k=4", {"text": "awful"}).status_code == 422
 
 
@@ -73,7 +73,7 @@ def test_a_list_is_answered_in_its_order(url: str) -> None:
     words = ["warm", "awful", "a table, with [bread]", "wonderful"]
     answers = post(url, "/predict", {"text": words}).json()
     expected = ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
-    assert [each["prediction"] for each in answers] == expected
+    assert [answer["prediction"] for answer in answers] == expected
     assert post(url, "/predict", {"text": ["warm"]}).json() == answers[:1]
     pairs = {"text": ["warm", "warm"], "text_pair": ["awful", "wonderful"]}
     (first, second) = post(url, "/predict?top_k=2", pairs).json()
@@ -134,8 +134,8 @@ def test_texts_of_all_lengths_at_once(url: str) -> None:
     words = ["awful", "bread", "wonderful"]
     texts = [" ".join([words[n % 3]] * (1 + n % 40)) for n in range(120)]
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda text: post(url, "/predict", {"text": text}).json(), texts))
-    assert [each["prediction"] for each in found] == exports.LABELS * 40
+        contents = list(pool.map(lambda text: post(url, "/predict", {"text": text}).json(), texts))
+    assert [content["prediction"] for content in contents] == exports.LABELS * 40
 
 
 def test_the_model_is_described(url: str) -> None:
@@ -200,11 +200,11 @@ def texts(*values: str | bytes) -> Any:
 
 
 def test_tritons_clients_send_texts(ask: Any) -> None:
-    found = ask("sentiment", TEXT=texts("warm", "awful", "some bread"))
-    assert found["LABEL"].tolist() == [[b"POSITIVE"], [b"NEGATIVE"], [b"NEUTRAL"]]
-    assert found["PROBABILITY"].dtype == np.float32
-    found = ask("sentiment", TEXT_PAIR=texts("awful"), TEXT=texts("warm"))
-    assert found["LABEL"].tolist() == [[b"NEGATIVE"]]
+    outputs = ask("sentiment", TEXT=texts("warm", "awful", "some bread"))
+    assert outputs["LABEL"].tolist() == [[b"POSITIVE"], [b"NEGATIVE"], [b"NEUTRAL"]]
+    assert outputs["PROBABILITY"].dtype == np.float32
+    outputs = ask("sentiment", TEXT_PAIR=texts("awful"), TEXT=texts("warm"))
+    assert outputs["LABEL"].tolist() == [[b"NEGATIVE"]]
     assert ask("sentiment", TEXT=np.array(["warm"], object))["LABEL"].tolist() == [b"POSITIVE"]
 
 
@@ -226,16 +226,16 @@ def test_what_tritons_clients_may_not_send(ask: Any, arrays: dict[str, Any], wor
 
 def test_bytes_that_are_no_text(service: tuple[str, str]) -> None:
     with tritonclient.grpc.InferenceServerClient(service[1]) as client:
-        given = tritonclient.grpc.InferInput("TEXT", [1], "BYTES")
-        given.set_data_from_numpy(np.array([b"\xff"], object))
+        tensor = tritonclient.grpc.InferInput("TEXT", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([b"\xff"], object))
         with pytest.raises(InferenceServerException, match="not UTF-8"):
-            client.infer("sentiment", [given])
+            client.infer("sentiment", [tensor])
 
 
 def test_tensors_are_the_graphs_own(ask: Any) -> None:
     encoding = exports.word_piece().encode("warm", "awful")
     values = (encoding.ids, encoding.attention_mask, encoding.type_ids)
-    arrays = {name: np.array([each]) for name, each in zip(NAMES, values, strict=True)}
+    arrays = {name: np.array([row]) for name, row in zip(NAMES, values, strict=True)}
     (logits,) = ask("sentiment_tensor", **arrays)["logits"]
     assert logits.tolist() == pytest.approx([24, 0, 2.4])
     with pytest.raises(InferenceServerException, match="1 to 64 are accepted"):
@@ -243,13 +243,13 @@ def test_tensors_are_the_graphs_own(ask: Any) -> None:
 
 
 def test_the_metadata(url: str) -> None:
-    found = requests.get(f"{url}/v2/models/sentiment", timeout=20).json()
-    inputs = [(each["name"], each["datatype"], each["shape"]) for each in found["inputs"]]
+    metadata = requests.get(f"{url}/v2/models/sentiment", timeout=20).json()
+    inputs = [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in metadata["inputs"]]
     assert inputs == [("TEXT", "BYTES", [-1, 1]), ("TEXT_PAIR", "BYTES", [-1, 1])]
-    outputs = [(each["name"], each["datatype"], each["shape"]) for each in found["outputs"]]
+    outputs = [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in metadata["outputs"]]
     assert outputs == [("LABEL", "BYTES", [-1, 1]), ("PROBABILITY", "FP32", [-1, 1])]
-    found = requests.get(f"{url}/v2/models/sentiment_tensor", timeout=20).json()
-    assert [(each["name"], each["shape"]) for each in found["inputs"]] == [
+    metadata = requests.get(f"{url}/v2/models/sentiment_tensor", timeout=20).json()
+    assert [(tensor["name"], tensor["shape"]) for tensor in metadata["inputs"]] == [
         (name, [-1, -1]) for name in NAMES
     ]
 
@@ -277,7 +277,7 @@ def test_a_text_as_the_body_of_v2(url: str) -> None:
 def test_tensorflow_servings_rows(url: str, content: dict[str, Any], labels: list[str]) -> None:
     answer = post(url, "/v1/models/sentiment:predict", content)
     assert answer.status_code == 200, answer.text
-    assert [each["LABEL"] for each in answer.json()["predictions"]] == labels
+    assert [row["LABEL"] for row in answer.json()["predictions"]] == labels
 
 
 def test_tensorflow_servings_columns(url: str) -> None:
@@ -316,9 +316,9 @@ def test_torchserves_clients_send_texts(url: str) -> None:
         requests.post(f"{url}{path}", files={"data": b"warm soup"}, timeout=20),
     ]
     for answer in answers:
-        found = answer.json()
-        assert next(iter(found)) == "POSITIVE"
-        assert sorted(found) == exports.LABELS
+        content = answer.json()
+        assert next(iter(content)) == "POSITIVE"
+        assert sorted(content) == exports.LABELS
     assert post_text(url, path, b"\xff", None).json()["code"] == 400
     assert post_text(url, path, b"warm " * 90, None).json()["code"] == 413
 

@@ -49,7 +49,7 @@ class Receiver(ThreadingHTTPServer):
 
     def spans(self, request_id: str = "") -> list[Span]:
         """All spans, or those of one request once they are here, the request's own first."""
-        found = [
+        spans = [
             span
             for request in self.requests.copy()
             for resource in request.resource_spans
@@ -57,9 +57,11 @@ class Receiver(ThreadingHTTPServer):
             for span in scope.spans
         ]
         if not request_id:
-            return found
-        own = [span for span in found if attributes(span).get("serving.request_id") == request_id]
-        return own + [span for span in found if own and span.parent_span_id == own[0].span_id]
+            return spans
+        of_request = [span for span in spans if attributes(span).get("serving.request_id") == request_id]
+        return of_request + [
+            span for span in spans if of_request and span.parent_span_id == of_request[0].span_id
+        ]
 
     def wait(self, request_id: str) -> list[Span]:
         """The spans of one request, whose own is sent last."""
@@ -215,17 +217,17 @@ def test_failures_are_marked(traced: tuple[str, str, Receiver]) -> None:
     predict(url, command(failure=Failure.RAISE), X_Request_ID="failed")
     path = "/%ff%00%ed%a0%80/" + "x" * 2000
     requests.get(url + path, headers={"X-Request-ID": "missing"}, timeout=10)
-    found = [receiver.wait(name)[0] for name in ("refused", "failed", "missing")]
-    assert [attributes(span)["error.type"] for span in found] == [
+    spans = [receiver.wait(name)[0] for name in ("refused", "failed", "missing")]
+    assert [attributes(span)["error.type"] for span in spans] == [
         "invalid_image",
         "internal_error",
         "not_found",
     ]
-    assert [attributes(span)["http.response.status_code"] for span in found] == [400, 500, 404]
+    assert [attributes(span)["http.response.status_code"] for span in spans] == [400, 500, 404]
     error, unset = Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
-    assert [span.status.code for span in found] == [unset, error, unset]
-    assert found[2].name == "GET"
-    assert len(str(attributes(found[2])["url.path"])) == 1024
+    assert [span.status.code for span in spans] == [unset, error, unset]
+    assert spans[2].name == "GET"
+    assert len(str(attributes(spans[2])["url.path"])) == 1024
 
 
 def test_probes_make_no_spans(traced: tuple[str, str, Receiver]) -> None:
@@ -254,26 +256,26 @@ def test_grpc_takes_the_trace_from_its_metadata(traced: tuple[str, str, Receiver
     check_nested(spans)
     method = "inference.GRPCInferenceService/ModelInfer"
     assert (spans[0].name, spans[0].parent_span_id.hex()) == (method, PARENT)
-    found = attributes(spans[0])
-    assert [found["rpc.system.name"], found["rpc.method"]] == ["grpc", method]
-    assert [found["rpc.response.status_code"], found["serving.batch_size"]] == ["OK", 1]
+    tags = attributes(spans[0])
+    assert [tags["rpc.system.name"], tags["rpc.method"]] == ["grpc", method]
+    assert [tags["rpc.response.status_code"], tags["serving.batch_size"]] == ["OK", 1]
     failed = attributes(receiver.wait("by-grpc-failed")[0])
     assert [failed["rpc.response.status_code"], failed["error.type"]] == ["NOT_FOUND", "not_found"]
 
 
 @pytest.mark.parametrize(
-    ("given", "parent"), [(TRACEPARENT, PARENT), ("", ""), ("bad", ""), (f"{TRACEPARENT}\xfc", "")]
+    ("traceparent", "parent"), [(TRACEPARENT, PARENT), ("", ""), ("bad", ""), (f"{TRACEPARENT}\xfc", "")]
 )
 def test_the_page_passes_the_trace_on(
-    traced: tuple[str, str, Receiver], given: str, parent: str
+    traced: tuple[str, str, Receiver], traceparent: str, parent: str
 ) -> None:
     url, _, receiver = traced
     page = create_page(PageSettings(api_url=url))
-    name = f"page-{abs(hash(given))}"
+    name = f"page-{abs(hash(traceparent))}"
     answer = page.test_client().post(
         "/classify",
         data=command(),
-        headers={"traceparent": given, "X-Request-ID": name, "Content-Type": "image/png"},
+        headers={"traceparent": traceparent, "X-Request-ID": name, "Content-Type": "image/png"},
     )
     page.extensions["api"].close()
     assert answer.status_code == 200

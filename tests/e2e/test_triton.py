@@ -94,24 +94,24 @@ def client(triton_url: str) -> Iterator[Any]:  # tritonclient has no types
 
 def ask(client: Any, photos: list[Any], **more: Any) -> list[list[tuple[str, float]]]:
     """Labels and probabilities of each photo."""
-    given = triton.InferInput("INPUT_IMAGE", [len(photos), 1], "BYTES")
-    given.set_data_from_numpy(np.array(photos, object).reshape(-1, 1))
-    result = client.infer(MODEL, [given], **more)
+    images = triton.InferInput("INPUT_IMAGE", [len(photos), 1], "BYTES")
+    images.set_data_from_numpy(np.array(photos, object).reshape(-1, 1))
+    result = client.infer(MODEL, [images], **more)
     labels, probabilities = result.as_numpy("FOOD_LABEL"), result.as_numpy("PROBABILITY")
     pairs = zip(labels.tolist(), probabilities.tolist(), strict=True)
-    return [[(a.decode(), b) for a, b in zip(*each, strict=True)] for each in pairs]
+    return [[(a.decode(), b) for a, b in zip(*pair, strict=True)] for pair in pairs]
 
 
 def native(url: str, photo: bytes) -> list[tuple[str, float]]:
     """What `POST /predict` says: the five best."""
     answer = requests.post(f"{url}/predict?top_k=5", data=photo, timeout=30).json()
-    return [(each["label"], each["probability"]) for each in answer["top"]]
+    return [(candidate["label"], candidate["probability"]) for candidate in answer["top"]]
 
 
-def check_same(found: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
+def check_same(actual: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
     """The same classes in the same order, probabilities within 1e-3."""
-    assert [label for label, _ in found] == [label for label, _ in wanted]
-    np.testing.assert_allclose([p for _, p in found], [p for _, p in wanted], atol=1e-3)
+    assert [label for label, _ in actual] == [label for label, _ in wanted]
+    np.testing.assert_allclose([p for _, p in actual], [p for _, p in wanted], atol=1e-3)
 
 
 def test_what_it_tells_is_what_our_front_end_tells(triton_url: str, onnx_url: str) -> None:
@@ -133,15 +133,15 @@ def test_photos_get_the_answers_of_the_service(client: Any, onnx_url: str, name:
     (five,) = ask(client, [photo], parameters={"top_k": 5})
     check_same(five, wanted)
     for element in (photo, base64.b64encode(photo).decode()):
-        (one,) = ask(client, [element])
-        check_same(one, wanted[:1])
+        (best,) = ask(client, [element])
+        check_same(best, wanted[:1])
 
 
 def test_a_batch_is_answered_in_order(client: Any, onnx_url: str) -> None:
     photos = list(PHOTOS.values())
-    found = ask(client, photos, parameters={"top_k": 5})
-    for each, photo in zip(found, photos, strict=True):
-        check_same(each, native(onnx_url, photo))
+    answers = ask(client, photos, parameters={"top_k": 5})
+    for answer, photo in zip(answers, photos, strict=True):
+        check_same(answer, native(onnx_url, photo))
     with pytest.raises(InferenceServerException, match="batch-size must be <= 8"):
         ask(client, [photos[0]] * 9)
 
@@ -178,9 +178,9 @@ def test_a_bad_photo_is_a_clear_error(client: Any, photos: Any, words: str) -> N
 def test_the_other_model_lacks_nothing_but_its_backend(triton_url: str) -> None:
     """Triton has read and checked its configuration before it looks for the backend."""
     index = requests.post(f"{triton_url}/v2/repository/index", timeout=10).json()
-    (found,) = (model for model in index if model["name"] == "food_classifier_onnx")
-    assert found["state"] == "UNAVAILABLE"
-    assert "unable to find backend library for backend 'onnxruntime'" in found["reason"]
+    (model,) = (model for model in index if model["name"] == "food_classifier_onnx")
+    assert model["state"] == "UNAVAILABLE"
+    assert "unable to find backend library for backend 'onnxruntime'" in model["reason"]
 
 
 def test_the_page_in_front(triton_url: str) -> None:

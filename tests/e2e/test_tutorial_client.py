@@ -65,7 +65,7 @@ def native(url: str, photo: bytes) -> dict[str, float]:
     """All probabilities of `POST /predict`."""
     answer = requests.post(f"{url}/predict?top_k=11", data=photo, timeout=30)
     assert answer.status_code == 200, answer.text
-    return {each["label"]: each["probability"] for each in answer.json()["top"]}
+    return {candidate["label"]: candidate["probability"] for candidate in answer.json()["top"]}
 
 
 def test_the_premise() -> None:
@@ -77,11 +77,11 @@ def test_the_premise() -> None:
 def test_the_same_class_where_the_resizing_agrees(backend_url: str, client: Any, seed: int) -> None:
     labels = Model.read(Settings().model_dir).labels
     photo = drawing(seed, SIDE, SIDE)
-    wanted, found = native(backend_url, photo), classified(client, photo)
-    assert labels[int(found.argmax())] == max(wanted, key=wanted.__getitem__)
+    wanted, actual = native(backend_url, photo), classified(client, photo)
+    assert labels[int(actual.argmax())] == max(wanted, key=wanted.__getitem__)
     precision = requests.get(f"{backend_url}/model", timeout=10).json()["precision"]
     close = 1e-3 if precision == "fp32" else 1e-2  # in int8 a last digit may move a whole step
-    np.testing.assert_allclose(found, [wanted[label] for label in labels], atol=close)
+    np.testing.assert_allclose(actual, [wanted[label] for label in labels], atol=close)
 
 
 @pytest.mark.parametrize("size", [(320, 240), (240, 320), (224, 224)])
@@ -93,7 +93,7 @@ def test_elsewhere_only_the_resizing_differs(
     photo = pictures.jpeg(*size)
     pixels = ImageDecoder(model.description.pipeline, 10**6).decode(photo)
     as_served = pictures.encode(Image.fromarray(pixels), "PNG")
-    wanted, found = native(backend_url, photo), classified(client, as_served)
-    np.testing.assert_allclose(found, [wanted[label] for label in model.labels], atol=1e-3)
+    wanted, actual = native(backend_url, photo), classified(client, as_served)
+    np.testing.assert_allclose(actual, [wanted[label] for label in model.labels], atol=1e-3)
     assert not np.allclose(prepared(photo), prepared(as_served), atol=0.1)
-    assert not np.allclose(classified(client, photo), found, atol=1e-3)
+    assert not np.allclose(classified(client, photo), actual, atol=1e-3)

@@ -90,7 +90,9 @@ def test_a_web_process_that_no_longer_runs_is_replaced(fake_settings: dict[str, 
         connections = connect_to_each(url, programs(server, WEB), held)
         theirs = client_ports(stopped)
         stopped.send_signal(signal.SIGSTOP)
-        hanging = [one for one in connections if one.sock.getsockname()[1] in theirs]
+        hanging = [
+            connection for connection in connections if connection.sock.getsockname()[1] in theirs
+        ]
         assert hanging
         for connection in hanging:
             connection.request("GET", "/health/live")

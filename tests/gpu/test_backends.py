@@ -67,8 +67,8 @@ def test_every_bucket_answers_as_the_cpu_does(
     for size in [*reversed(sizes), *sizes]:  # recorded, then each after another
         for first in {0, LARGEST - size}:
             part = slice(first, first + size)
-            found = compute_logits(on_gpu, pixels[part])
-            np.testing.assert_allclose(found, expected[part], atol=close, rtol=close)
+            actual = compute_logits(on_gpu, pixels[part])
+            np.testing.assert_allclose(actual, expected[part], atol=close, rtol=close)
     on_gpu.close()
 
 
@@ -94,10 +94,10 @@ def test_slots_are_read_by_the_device(load: Load, pixels: NDArray[np.uint8]) -> 
     assert backend.attach(slots)
     for indices in ([0, 1, 2], [5, 3, 9, 10], [63]):
         other = backend.fetch([7], 4, 1)
-        found = backend.fetch(indices, 4, 0)()[: len(indices)]
+        actual = backend.fetch(indices, 4, 0)()[: len(indices)]
         other()
         expected = compute_logits(backend, pixels[[*indices, *[0] * (4 - len(indices))]])[: len(indices)]
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
     slots[0] = 255 - slots[0]  # it looks again every time
     assert np.abs(backend.fetch([0], 1, 0)() - compute_logits(backend, pixels[:1])).max() > 0
     backend.close()

@@ -124,7 +124,7 @@ def running(app: str = "default") -> int:
 
 def replicas() -> list[psutil.Process]:
     """Returns the replicas' processes."""
-    return [one for one in psutil.process_iter(["cmdline"]) if is_replica(one)]
+    return [process for process in psutil.process_iter(["cmdline"]) if is_replica(process)]
 
 
 def is_replica(process: psutil.Process) -> bool:

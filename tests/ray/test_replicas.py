@@ -27,8 +27,10 @@ def deploy(
 ) -> None:
     """Serves this many replicas of one core each; returns when they are ready."""
     actor = {"num_cpus": 1, "runtime_env": {"env_vars": variables or {}}}
-    own = options or {"num_replicas": count}
-    serve.run(classifier.options(ray_actor_options=actor, **own).bind(), name=name, route_prefix=prefix)
+    scaling = options or {"num_replicas": count}
+    serve.run(
+        classifier.options(ray_actor_options=actor, **scaling).bind(), name=name, route_prefix=prefix
+    )
 
 
 def test_a_replica_answers_as_the_service_does(url: str) -> None:

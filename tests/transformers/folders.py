@@ -170,9 +170,9 @@ def question_answerer(folder: Path, network: str) -> Path:
     made.eval()
     batch = tokenizer(CONTEXTS, padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
-        found = made(**batch)
+        output = made(**batch)
     tokens = batch["attention_mask"].bool()
-    spread_out(made, torch.stack([found.start_logits[tokens], found.end_logits[tokens]], dim=1))
+    spread_out(made, torch.stack([output.start_logits[tokens], output.end_logits[tokens]], dim=1))
     return saved(folder, made, tokenizer, "question-answering")
 
 

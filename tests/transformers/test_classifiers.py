@@ -26,9 +26,9 @@ on_both_backends = pytest.mark.parametrize("backend", BACKENDS)
 MULTI_LABEL = {"problem_type": "multi_label_classification"}
 
 
-def by_label(found: Sequence[Mapping[str, Any]], name: str) -> Scores:
+def by_label(candidates: Sequence[Mapping[str, Any]], name: str) -> Scores:
     """Scores by label; the number `name` of each entry."""
-    return {each["label"]: each[name] for each in found}
+    return {candidate["label"]: candidate[name] for candidate in candidates}
 
 
 def asked(url: str, count: int, contents: Sequence[Mapping[str, Any]]) -> list[Scores]:
@@ -45,10 +45,10 @@ def asked(url: str, count: int, contents: Sequence[Mapping[str, Any]]) -> list[S
         return list(pool.map(ask, contents))
 
 
-def assert_same(found: Sequence[Scores], expected: Sequence[Scores]) -> None:
+def assert_same(actual: Sequence[Scores], expected: Sequence[Scores]) -> None:
     """Checks all scores, and the best label where it is clearly the best; labels must differ."""
     assert len({best(scores) for scores in expected}) > 1, "the cases cannot tell labels apart"
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         assert ours == pytest.approx(theirs, abs=TOLERANCE)
         first, second = sorted(theirs.values(), reverse=True)[:2]
         if first - second > TOLERANCE:
@@ -66,13 +66,13 @@ def expected_of_texts(folder: Path) -> list[Scores]:
     options = {"truncation": True, "max_length": folders.TOKENS}
     inputs = [{"text": text} for text in folders.TEXTS]
     inputs += [{"text": first, "text_pair": second} for first, second in folders.PAIRS]
-    return [by_label(classify(each, **options), "score") for each in inputs]
+    return [by_label(classify(fields, **options), "score") for fields in inputs]
 
 
 def texts_as_json() -> list[dict[str, Any]]:
     """The same as requests."""
     pairs = [{"text": first, "text_pair": second} for first, second in folders.PAIRS]
-    return [{"json": each} for each in [{"text": text} for text in folders.TEXTS] + pairs]
+    return [{"json": request} for request in [{"text": text} for text in folders.TEXTS] + pairs]
 
 
 @on_both_backends
@@ -84,8 +84,8 @@ def texts_as_json() -> list[dict[str, Any]]:
 def test_texts(backend: str, network: str, changes: dict[str, str], kept: Kept) -> None:
     folder = kept(folders.text_classifier, network, **changes)
     with service(backend, folder) as url:
-        found = asked(url, len(folders.LABELS), texts_as_json())
-    assert_same(found, expected_of_texts(folder))
+        actual = asked(url, len(folders.LABELS), texts_as_json())
+    assert_same(actual, expected_of_texts(folder))
 
 
 @on_both_backends
@@ -97,8 +97,8 @@ def test_a_folder_that_optimum_cli_has_written(backend: str, kept: Kept, tmp_pat
     if backend == "fastapi_pt":
         (folder / "model.safetensors").symlink_to(source / "model.safetensors")
     with service(backend, folder) as url:
-        found = asked(url, len(folders.LABELS), texts_as_json())
-    assert_same(found, expected_of_texts(source))
+        actual = asked(url, len(folders.LABELS), texts_as_json())
+    assert_same(actual, expected_of_texts(source))
 
 
 @on_both_backends
@@ -121,12 +121,12 @@ def test_images(backend: str, network: str, kept: Kept) -> None:
         for file in files
     ]
     with service(backend, folder) as url:
-        found = asked(
+        actual = asked(
             url,
             len(folders.COLOURS),
             [{"data": file, "headers": {"Content-Type": "image/jpeg"}} for file in files],
         )
-    assert_same(found, expected)
+    assert_same(actual, expected)
 
 
 @on_both_backends

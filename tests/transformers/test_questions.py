@@ -32,14 +32,14 @@ def long_context(tokenizer: Any, question: str) -> str:
     return next(text for text in texts if windows(tokenizer, question, text) == FIVE)
 
 
-def assert_same(found: Answers, expected: Answers) -> bool:
+def assert_same(actual: Answers, expected: Answers) -> bool:
     """Checks scores, and the best answer where it is clearly the best; returns whether it is."""
-    scores = [each["score"] for each in expected]
-    assert [each["score"] for each in found] == pytest.approx(scores, abs=TOLERANCE)
+    scores = [answer["score"] for answer in expected]
+    assert [answer["score"] for answer in actual] == pytest.approx(scores, abs=TOLERANCE)
     clear = len(scores) == 1 or scores[0] - scores[1] > TOLERANCE
     if clear:
         for name in ("answer", "start", "end"):
-            assert found[0][name] == expected[0][name]
+            assert actual[0][name] == expected[0][name]
     return clear
 
 

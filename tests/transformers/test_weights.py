@@ -43,8 +43,8 @@ def computed(network: TorchBackend | TokenNetwork, signature: Signature) -> Arra
     mask = np.ones_like(ids)
     mask[1, 5:] = 0
     arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids % 2}
-    (found,) = network.infer(signature, [arrays[spec.name] for spec in signature.inputs])
-    return found
+    (output,) = network.infer(signature, [arrays[spec.name] for spec in signature.inputs])
+    return output
 
 
 def test_weights_in_several_files_and_in_half_precision(folder: Path) -> None:
@@ -123,9 +123,9 @@ def test_the_code_for_a_gpu_on_a_cpu(
     model, settings = Model.read(folder), Settings.model_validate({"precision": precision})
     made = TokenNetwork.on_gpu(model, settings, None, torch.device("cpu"))
     assert made.precision == ("fp32" if precision == "fp32" else "fp16")
-    found = computed(made, signature_of(model))
-    assert found.dtype == np.float32
-    assert found == pytest.approx(logits(folder), abs=0.05)
+    actual = computed(made, signature_of(model))
+    assert actual.dtype == np.float32
+    assert actual == pytest.approx(logits(folder), abs=0.05)
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])

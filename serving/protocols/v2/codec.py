@@ -108,8 +108,8 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
     check_size(text, entry, most, OTHER_COMMAS)
     request = decode_json(REQUEST, text)
     parameters = scalars(request.parameters)
-    given = [(each.name, each.datatype, each.shape) for each in request.inputs]
-    count = check_inputs(entry, given, most)
+    tensors = [(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs]
+    count = check_inputs(entry, tensors, most)
     tail = memoryview(b"" if length is None else body)[length or 0 :]
     binary = flag(parameters, "binary_data_output") or False
     wanted = [requested(output, binary) for output in request.outputs or []]
@@ -143,34 +143,34 @@ def values_of(
 ) -> dict[str, Values]:
     """Returns every input's values, from its JSON or from its part of the bytes behind the JSON."""
     specs = {spec.name: spec for spec in entry.inputs}
-    found: dict[str, Values] = {}
+    values: dict[str, Values] = {}
     left = tail
-    for given in inputs:
-        spec, parameters = specs[given.name], scalars(given.parameters)
+    for tensor in inputs:
+        spec, parameters = specs[tensor.name], scalars(tensor.parameters)
         if "binary_data_size" not in parameters:
-            found[given.name] = json_values(given, spec, count)
+            values[tensor.name] = json_values(tensor, spec, count)
             continue
-        if given.data is not msgspec.UNSET:
-            raise InvalidRequestError(f"{given.name} has both data and binary_data_size")
+        if tensor.data is not msgspec.UNSET:
+            raise InvalidRequestError(f"{tensor.name} has both data and binary_data_size")
         size = whole_number(parameters, "binary_data_size", 2**40)
-        if size > len(left) or (given is inputs[-1] and size != len(left)):
+        if size > len(left) or (tensor is inputs[-1] and size != len(left)):
             raise InvalidRequestError(
-                f"{given.name} has binary_data_size {size}, but {len(left)} bytes follow the JSON"
+                f"{tensor.name} has binary_data_size {size}, but {len(left)} bytes follow the JSON"
             )
-        found[given.name] = binary_values(left[:size], spec, given.shape, count)
+        values[tensor.name] = binary_values(left[:size], spec, tensor.shape, count)
         left = left[size:]
     if left:
         raise InvalidRequestError(f"{len(left)} bytes follow the JSON, but no input claims them")
-    return found
+    return values
 
 
-def json_values(given: InputTensor, spec: ColumnSpec, count: int) -> Values:
+def json_values(tensor: InputTensor, spec: ColumnSpec, count: int) -> Values:
     """Returns an input's values from its JSON."""
-    if isinstance(given.data, msgspec.UnsetType):
-        raise InvalidRequestError(f"{given.name} has neither data nor binary_data_size")
+    if isinstance(tensor.data, msgspec.UnsetType):
+        raise InvalidRequestError(f"{tensor.name} has neither data nor binary_data_size")
     if spec.datatype == BYTES:
-        return json_texts(given.data, math.prod(given.shape), spec)
-    return json_numbers(given.data, given.shape, spec, count)
+        return json_texts(tensor.data, math.prod(tensor.shape), spec)
+    return json_numbers(tensor.data, tensor.shape, spec, count)
 
 
 def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: int) -> Values:
@@ -219,9 +219,9 @@ def flag(parameters: Parameters, name: str) -> bool | None:
 def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
     """Parses an entry of the request's `outputs`."""
     parameters = scalars(output.parameters)
-    own = flag(parameters, "binary_data")
+    wants_binary = flag(parameters, "binary_data")
     classes = whole_number(parameters, "classification", MAX_CLASSES)
-    return WantedOutput(output.name, classes, binary if own is None else own)
+    return WantedOutput(output.name, classes, binary if wants_binary is None else wants_binary)
 
 
 def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
@@ -247,8 +247,8 @@ def json_texts(raw: msgspec.Raw, count: int, spec: ColumnSpec) -> list[str]:
         raise InvalidRequestError(f"the data of {spec.name} are nested more deeply than their shape")
     if commas(without_texts(raw) if spec.is_text else raw) > 2 * count:  # base64 may have a data URL's
         raise InvalidRequestError(f"{spec.name} has more than the {count} elements of its shape")
-    found = decode_json(TEXTS[depth - 1], raw, spec.name)
-    texts: list[str] = found if depth == 1 else [text for row in found for text in row]
+    decoded = decode_json(TEXTS[depth - 1], raw, spec.name)
+    texts: list[str] = decoded if depth == 1 else [text for row in decoded for text in row]
     if len(texts) != count:
         raise InvalidRequestError(f"{spec.name} has {len(texts)} elements, but its shape has {count}")
     return texts

@@ -96,7 +96,7 @@ class Service:
                     self.pipeline.check_key.check(authorization(context))
                 # in no variable: gRPC keeps the frame of a call that is aborted until a collection
                 response = await answer(
-                    parsed(kind, await self.reader.read(context.read)), context, outcome.own
+                    parsed(kind, await self.reader.read(context.read)), context, outcome.request_context
                 )
             if outcome.error is not None:
                 await abort(context, outcome.error)
@@ -117,7 +117,7 @@ class Service:
         request = response = None
         with self.calls.recording(STREAM, context) as outcome:
             request = parsed(pb.ModelInferRequest, data)
-            response = await self.model_infer(request, context, outcome.own)
+            response = await self.model_infer(request, context, outcome.request_context)
             response.parameters["triton_final_response"].bool_param = True
         if outcome.error is None:
             return pb.ModelStreamInferResponse(infer_response=response)
@@ -168,11 +168,13 @@ class Service:
 
     async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:
         """Returns statistics of one model, or of its requests and its tensors. Raises NotFoundError."""
-        found = [self._model(request)] if request.name else self.catalog.by_signature()
-        content = [metadata.statistics(model) for model in found]
+        models = [self._model(request)] if request.name else self.catalog.by_signature()
+        content = [metadata.statistics(model) for model in models]
         return ParseDict({"model_stats": content}, pb.ModelStatisticsResponse())
 
-    async def model_infer(self, request: Message, context: Context, own: RequestContext) -> Message:
+    async def model_infer(
+        self, request: Message, context: Context, request_context: RequestContext
+    ) -> Message:
         """Infers. Raises ServingError."""
         entry = self.catalog.find(request.model_name, request.model_version or None)
         options = self._admit(context, entry)
@@ -183,7 +185,7 @@ class Service:
             else:
                 call = decode()
             answer = await self.pipeline.answer(call, options)
-        own.set_timings(answer.timings)
+        request_context.set_timings(answer.timings)
         return messages.encode(call, answer)
 
     async def repository_index(self, request: Message, _: Context, __: RequestContext) -> Message:

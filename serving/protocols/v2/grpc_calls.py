@@ -47,7 +47,7 @@ Context = Any  # grpc.aio.ServicerContext, which has no types
 class CallRecord:
     """The result of one request: its context, and its error if it failed."""
 
-    own: RequestContext
+    request_context: RequestContext
     error: ServingError | None = None
 
 
@@ -67,33 +67,33 @@ class Calls:
             yield outcome
             status = 200
         except Exception as caught:
-            outcome.error = to_client_error(caught, outcome.own)
+            outcome.error = to_client_error(caught, outcome.request_context)
             status = outcome.error.status
         finally:
-            self._record(name, status, context, outcome.own)
+            self._record(name, status, context, outcome.request_context)
 
     async def fail(self, name: str, context: Context, caught: Exception) -> None:
         """Records and ends a call that failed outside of any request."""
-        own = own_context(context)
-        error = to_client_error(caught, own)
-        self._record(name, error.status, context, own)
+        request_context = own_context(context)
+        error = to_client_error(caught, request_context)
+        self._record(name, error.status, context, request_context)
         await abort(context, error)
 
-    def _record(self, name: str, status: int, context: Context, own: RequestContext) -> None:
+    def _record(self, name: str, status: int, context: Context, request_context: RequestContext) -> None:
         path = HEALTH_PATH if name == CHECK else f"/{SERVICE}/{name}"
         if self._tracer and name != CHECK:
             code = CODES.get(status, grpc.StatusCode.INTERNAL).name
             about = {"rpc.system.name": "grpc", "rpc.method": path[1:], "rpc.response.status_code": code}
-            own.trace_id = self._tracer.record(own, status, path[1:], about)
+            request_context.trace_id = self._tracer.record(request_context, status, path[1:], about)
         record(
             self._metrics,
-            own,
+            request_context,
             status,
             method="gRPC",
             path=path,
             series=path,
             client=context.peer(),
-            timed=bool(own.timings),
+            timed=bool(request_context.timings),
         )
 
 

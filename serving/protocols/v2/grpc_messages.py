@@ -44,19 +44,20 @@ def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
     check_parameters(parameters)
     if len(request.outputs) > MAX_TENSORS or len(request.inputs) > MAX_TENSORS:
         raise InvalidRequestError(f"a request has more than {MAX_TENSORS} inputs or outputs")
-    for each in request.inputs:
-        check_parameters(scalars(each.parameters))
-    shapes = [list(each.shape[: MAX_DIMS + 1]) for each in request.inputs]
-    given = [
-        (each.name, each.datatype, shape) for each, shape in zip(request.inputs, shapes, strict=True)
+    for tensor in request.inputs:
+        check_parameters(scalars(tensor.parameters))
+    shapes = [list(tensor.shape[: MAX_DIMS + 1]) for tensor in request.inputs]
+    tensors = [
+        (tensor.name, tensor.datatype, shape)
+        for tensor, shape in zip(request.inputs, shapes, strict=True)
     ]
-    count = check_inputs(entry, given, most)
+    count = check_inputs(entry, tensors, most)
     return call_of(
         entry,
         count,
         values_of(request, shapes, entry, count),
         shape=shapes[0],
-        outputs=check_outputs(entry, [requested(each) for each in request.outputs], binary=True),
+        outputs=check_outputs(entry, [requested(output) for output in request.outputs], binary=True),
         id=request.id,
         timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
         candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
@@ -65,17 +66,17 @@ def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
 
 def is_large(request: Message) -> bool:
     """Whether the request has so many typed numbers that a thread should parse it."""
-    typed = (given.contents for given in request.inputs)
-    return any(len(each.fp32_contents) + len(each.fp64_contents) > LARGE for each in typed)
+    typed = (tensor.contents for tensor in request.inputs)
+    return any(len(contents.fp32_contents) + len(contents.fp64_contents) > LARGE for contents in typed)
 
 
 def scalars(parameters: Message) -> Parameters:
     """Returns a map of InferParameter as plain values."""
-    found = {}
+    values = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
-        found[name] = getattr(parameter, choice) if choice else None
-    return found
+        values[name] = getattr(parameter, choice) if choice else None
+    return values
 
 
 def requested(output: Message) -> WantedOutput:
@@ -94,24 +95,24 @@ def values_of(
     raw = request.raw_input_contents
     if not raw:
         return {
-            given.name: typed_values(given, specs[given.name], shape, count)
-            for given, shape in zip(request.inputs, shapes, strict=True)
+            tensor.name: typed_values(tensor, specs[tensor.name], shape, count)
+            for tensor, shape in zip(request.inputs, shapes, strict=True)
         }
-    if len(raw) != len(request.inputs) or any(given.HasField("contents") for given in request.inputs):
+    if len(raw) != len(request.inputs) or any(tensor.HasField("contents") for tensor in request.inputs):
         name = request.inputs[0].name
         raise InvalidRequestError(f"{name} needs one raw content, or its typed contents")
     return {
-        given.name: binary_values(memoryview(data), specs[given.name], shape, count)
-        for given, shape, data in zip(request.inputs, shapes, raw, strict=True)
+        tensor.name: binary_values(memoryview(data), specs[tensor.name], shape, count)
+        for tensor, shape, data in zip(request.inputs, shapes, raw, strict=True)
     }
 
 
-def typed_values(given: Message, spec: ColumnSpec, shape: list[int], count: int) -> Values:
+def typed_values(tensor: Message, spec: ColumnSpec, shape: list[int], count: int) -> Values:
     """Returns an input's values from its typed contents. Raises InvalidRequestError."""
     name = DATATYPES[spec.datatype].contents
     if name is None:
         raise InvalidRequestError(f"{spec.name} is {spec.datatype}, which has raw contents only")
-    values, needed = getattr(given.contents, name), math.prod(shape)
+    values, needed = getattr(tensor.contents, name), math.prod(shape)
     if len(values) != needed:
         raise InvalidRequestError(f"{spec.name} has {len(values)} elements, but its shape has {needed}")
     if spec.datatype == BYTES:

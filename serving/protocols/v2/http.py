@@ -66,8 +66,8 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
         service.check_ready()
         return {"name": model.name, "ready": True}
 
-    def statistics(*found: CatalogEntry) -> dict[str, Any]:
-        return {"model_stats": [metadata.statistics(model) for model in found]}
+    def statistics(*models: CatalogEntry) -> dict[str, Any]:
+        return {"model_stats": [metadata.statistics(model) for model in models]}
 
     @router.get(
         "/v2/models/stats",

@@ -74,7 +74,7 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
             {
                 "name": f"{entry.name}_0",
                 "kind": "KIND_GPU" if model.report.on_gpu else "KIND_CPU",
-                "count": model.instances,
+                "count": model.workers,
             }
         ],
         "dynamic_batching": {
@@ -115,7 +115,7 @@ def request_durations(totals: Totals) -> dict[str, Any]:
     return {
         "success": duration(totals.successes, totals.success_ns),
         "fail": duration(totals.failures, totals.failure_ns),
-        **{name: duration(totals.successes, figures[f"{own}_ns"]) for name, own in stages.items()},
+        **{name: duration(totals.successes, figures[f"{stage}_ns"]) for name, stage in stages.items()},
         "cache_hit": duration(0, 0),
         "cache_miss": duration(0, 0),
     }

@@ -1,7 +1,7 @@
 """Antialiased resampling as Pillow's; bilinear is several times faster where there is SIMD code.
 
 The SIMD code of `cykooz.resizer` differs from Pillow by one grey level at most, in 7 to 24 % of the
-pixels: in 105 photos that moves a probability of the shipped model by 0.002 in the median, by 0.009 at
+pixels: in 105 images that moves a probability of the shipped model by 0.002 in the median, by 0.009 at
 most. It lacks wheels for some systems, copies its input, and holds the interpreter's lock while it
 works. So Pillow resizes images that are large or of another mode. Pillow also enlarges: there the
 difference could be two levels. All other filters are Pillow's.

@@ -163,11 +163,11 @@ class PythonBackend:
             if len(items) > 1:
                 raise
             return dict.fromkeys(items, refused(error))
-        found = list(outputs) if isinstance(outputs, Iterable) else []
-        if len(found) != len(items):
+        results = list(outputs) if isinstance(outputs, Iterable) else []
+        if len(results) != len(items):
             kind = type(outputs).__name__
-            raise TaskError(f"infer returned {len(found)} outputs ({kind}) for {len(items)} items")
-        return {place: self._finished(output) for place, output in zip(items, found, strict=True)}
+            raise TaskError(f"infer returned {len(results)} outputs ({kind}) for {len(items)} items")
+        return {place: self._finished(output) for place, output in zip(items, results, strict=True)}
 
     def _finished(self, output: Any) -> Result:
         """Returns the answer of one output."""

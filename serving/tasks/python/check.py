@@ -24,21 +24,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("task", help="my_module:MyTask")
     parser.add_argument("--model-dir", type=Path, help="the model's folder; without it, an empty one")
     parser.add_argument("--request", help="JSON to ask, in place of the class's example")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as empty:
         try:
             model = Model(
                 Path(empty), ModelDescription(name="check", version="1", files={}, task="tensor")
             )
-            if given.model_dir:
-                model = Model.read(given.model_dir)
-            model.description = model.description.model_copy(update={"task": given.task})
-            check(model, Settings.read(), given.request)
+            if options.model_dir:
+                model = Model.read(options.model_dir)
+            model.description = model.description.model_copy(update={"task": options.task})
+            check(model, Settings.read(), options.request)
         except (ConfigurationError, TaskError) as error:
             print(error, file=sys.stderr)  # noqa: T201
             return 1
         except (Exception, SystemExit) as error:  # whatever the class raises
-            print(f"{summary(error)} {place(error, given.task)}", file=sys.stderr)  # noqa: T201
+            print(f"{summary(error)} {place(error, options.task)}", file=sys.stderr)  # noqa: T201
             return 1
     return 0
 

@@ -105,8 +105,8 @@ class PythonRequests(Task):
         text = answer.tobytes().rstrip()
         if error := ERRORS.get(int(status)):
             raise error(text.decode(errors="replace"))
-        found = msgspec.json.decode(text)  # whole numbers of any size, where orjson makes floats
-        return [found if is_object(self.answer_schema) else {"answer": found}]
+        value = msgspec.json.decode(text)  # whole numbers of any size, where orjson makes floats
+        return [value if is_object(self.answer_schema) else {"answer": value}]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
         """Returns the answer as the class gave it."""
@@ -116,8 +116,8 @@ class PythonRequests(Task):
 def resolved(schema: Schema) -> Schema:
     """Returns the schema that a reference at the top stands for; recursive types have one."""
     name = schema.get("$ref", "").rpartition("/")[2]
-    found: Schema = schema.get("$defs", {}).get(name, schema)
-    return found
+    definition: Schema = schema.get("$defs", {}).get(name, schema)
+    return definition
 
 
 def is_object(schema: Schema) -> bool:

@@ -121,7 +121,7 @@ def test_a_post_on_the_wire() -> None:
         post("https://127.0.0.1", "/", {}, b"")
 
 
-@pytest.mark.parametrize("protocol", [each for each in Protocol if each not in NOT_HTTP])
+@pytest.mark.parametrize("protocol", [protocol for protocol in Protocol if protocol not in NOT_HTTP])
 def test_every_protocol_has_its_request(protocol: Protocol) -> None:
     made = payload(b"photo", protocol)
     assert made.path.startswith("/")
@@ -213,10 +213,10 @@ def test_each_precision_is_compared_with_its_own() -> None:
 
 def test_what_more_cores_would_answer() -> None:
     rows = scale.calculated(1.0, {"fp32": 7.0, "int8": 1.0}, ceiling=1200)
-    found = {(row["precision"], row["cores"]): list(row.values())[2:] for row in rows}
-    assert found["fp32", 4] == [0.5, 500, 500]
-    assert found["fp32", 16] == [2.0, 2000, 1200]
-    assert found["int8", 64] == [32.0, 32000, 1200]
+    by_case = {(row["precision"], row["cores"]): list(row.values())[2:] for row in rows}
+    assert by_case["fp32", 4] == [0.5, 500, 500]
+    assert by_case["fp32", 16] == [2.0, 2000, 1200]
+    assert by_case["int8", 64] == [32.0, 32000, 1200]
     assert len(rows) == 2 * len(scale.CORES)
 
 
@@ -224,10 +224,10 @@ def test_where_the_limit_is() -> None:
     """1000 requests in 2 s; the web processes have used 1.9 s of a core."""
     load = wrk.Load(1000, 2.0, 1, 1, 1, 9, 9, 0)
     cpu = {"web": 1.9, "worker": 0.5, "wrk": 0.1}
-    one, two = scale.Case(7.5, 1), scale.Case(7.5, 2)
-    for case in (one, two):
+    first, two = scale.Case(7.5, 1), scale.Case(7.5, 2)
+    for case in (first, two):
         case.rounds += [scale.figures(case, load, cpu, 4, busy) for busy in (0.5, 0.91, 0.95)]
-    assert one.row() == {
+    assert first.row() == {
         **{"sleep ms": 7.5, "web processes": 1, "1/s": 500, "p99 ms": 9, "failed": 0},
         **{"web ms": 1.9, "worker ms": 0.5, "wrk ms": 0.1},
         **{"web busy": 0.95, "workers busy": 1.0, "machine busy": 0.91},
@@ -235,9 +235,9 @@ def test_where_the_limit_is() -> None:
     }
     assert two.row()["web busy"] == 0.475
     assert two.limits == "workers, machine"
-    idle = scale.Case(50, 1, [{**figures, "web busy": 0.1} for figures in one.rounds])
-    assert scale.busiest([idle, two, one]) is one
-    measured = [case.row() for case in (one, two)]
+    idle = scale.Case(50, 1, [{**figures, "web busy": 0.1} for figures in first.rounds])
+    assert scale.busiest([idle, two, first]) is first
+    measured = [case.row() for case in (first, two)]
     calculated = scale.calculated(1.9, {"fp32": 8.1}, ceiling=500)
     times = {"web_ms": 1.9, "ceiling": 500, "worker_ms": {"fp32": 8.1}}
     text = chapters.scale({"results": {"measured": measured, **times, "calculated": calculated}})

@@ -127,9 +127,9 @@ def test_no_replica_in_rotation_is_a_refusal(policy: Policy) -> None:
 
 
 def test_retries_are_those_of_the_client() -> None:
-    own, retries = Options(), Retries()
+    options, retries = Options(), Retries()
     for name in ("tries", "backoff_s", "backoff_cap_s", "timeout_s"):
-        assert getattr(retries, name) == getattr(own, name)
+        assert getattr(retries, name) == getattr(options, name)
     longest = [retries.pause(tried, False, 1.0) for tried in range(1, 8)]
     assert longest == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
     assert retries.pause(1, True, 0.5) == pytest.approx(1.05)
@@ -179,9 +179,9 @@ def test_the_command_prints_a_table_and_writes_json_and_plot(tmp_path: Path) -> 
     words = ["simulate", "--scenario", "balancing", "--replicas", "3", "--requests", "1000"]
     ended = CliRunner().invoke(app, [*words, "--json", str(file), "--plot", str(plot)])
     assert ended.exit_code == 0, ended.output
-    found = json.loads(file.read_text())["results"]["scenarios"]["balancing, 3 replicas"]
-    assert set(Policy) <= set(found["variants"])
-    assert found["result"].split()[0] in ended.output
+    scenario = json.loads(file.read_text())["results"]["scenarios"]["balancing, 3 replicas"]
+    assert set(Policy) <= set(scenario["variants"])
+    assert scenario["result"].split()[0] in ended.output
     assert (tmp_path / "plot-balancing-3.svg").exists()
     assert CliRunner().invoke(app, ["simulate", "--scenario", "none"]).exit_code == 2
 

@@ -28,7 +28,7 @@ def test_its_texts_have_five_to_sixty_tokens(tmp_path: Path) -> None:
     text_model.make(tmp_path, width=12, layers=1)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     encoded = tokenizer.encode_batch(text_model.texts(400))
-    lengths = {len(each.ids) for each in encoded}
+    lengths = {len(encoding.ids) for encoding in encoded}
     assert lengths == set(range(5, 61))
     assert text_model.texts(3) == text_model.texts(3) != text_model.texts(3, seed=1)
-    assert {(each.tokens[0], each.tokens[-1]) for each in encoded} == {("[CLS]", "[SEP]")}
+    assert {(encoding.tokens[0], encoding.tokens[-1]) for encoding in encoded} == {("[CLS]", "[SEP]")}

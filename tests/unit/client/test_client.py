@@ -88,11 +88,11 @@ def test_questions(stub: StubApi, client: Client) -> None:
     best, other = Span("two", 0.75, 4, 7), Span("", 0.25, 0, 0)
     body = {**vars(best), "top": [vars(best), vars(other)]}
     stub.answers += [Reply(200, body), Reply(200, body)]
-    found = client.answer("How many?", "The two.", top_k=2, allow_no_answer=True, priority="bulk")
-    assert (found.answer, found.start, found.top) == ("two", 4, (best, other))
+    answer = client.answer("How many?", "The two.", top_k=2, allow_no_answer=True, priority="bulk")
+    assert (answer.answer, answer.start, answer.top) == ("two", 4, (best, other))
     assert client.answer("How many?", "The two.").top == (best,)
     asked = {"question": "How many?", "context": "The two."}
-    assert [each.body for each in stub.asked] == [{**asked, "allow_no_answer": True}, asked]
+    assert [request.body for request in stub.asked] == [{**asked, "allow_no_answer": True}, asked]
     assert stub.asked[0].headers["X-Priority"] == "bulk"
 
 
@@ -385,8 +385,8 @@ def test_closing_ends_what_is_left_of_an_answer_that_is_too_long(
 ) -> None:
     for _ in range(20):  # which end in the middle of its reading, by chance
         stub.answers.append(Reply(200, b" " * 5_000_000))
-        with Client(stub.url) as one, pytest.raises(serving_client.InvalidAnswerError):
-            one.predict(PHOTO)
+        with Client(stub.url) as client, pytest.raises(serving_client.InvalidAnswerError):
+            client.predict(PHOTO)
         gc.collect()
     assert not caplog.records
 

@@ -49,8 +49,8 @@ DESCRIBED = [
 
 def environment_of(service: dict[str, Any]) -> dict[str, str | None]:  # Any: YAML
     """Its variables."""
-    found: dict[str, str | None] = service.get("environment", {})
-    return found
+    variables: dict[str, str | None] = service.get("environment", {})
+    return variables
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -126,11 +126,11 @@ def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
 @pytest.mark.parametrize("overlay", ["gpu", "secrets"])
 def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     """What an overlay only adds to must be there: compose refuses a service without an image."""
-    added, one, several = (
+    added, single, several = (
         set(yaml.safe_load((DOCKER / f"docker-compose-{name}.yaml").read_text())["services"])
         for name in (overlay, "fastapi", "scale")
     )
-    assert added <= one & several
+    assert added <= single & several
 
 
 def test_what_holds_keys_is_not_committed() -> None:
@@ -181,7 +181,9 @@ def test_the_threads_of_a_large_machine_fit_the_limit(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cpus, "usable", lambda: 192)
     settings = Settings(device="auto")
     for_one_input = topology.single_request_threads(settings) or 0
-    threads = topology.instances(settings) * (1 + for_one_input)  # where a record wakes all workers
+    threads = topology.workers_per_device(settings) * (
+        1 + for_one_input
+    )  # where a record wakes all workers
     threads += topology.decoding_threads(settings)
     service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
     assert threads + 256 < service["pids_limit"]

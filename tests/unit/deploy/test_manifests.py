@@ -24,17 +24,19 @@ from tests.unit.deploy.test_compose_files import ENGINE_METRICS
 
 OVERLAYS = sorted(path.parent for path in DEPLOY.glob("kubernetes/overlays/*/kustomization.yaml"))
 BUILT = {folder.name: build(folder) for folder in OVERLAYS}
-KSERVE = [found for path in sorted(DEPLOY.glob("kserve/*.yaml")) for found in read(path)]
+KSERVE = [resource for path in sorted(DEPLOY.glob("kserve/*.yaml")) for resource in read(path)]
 (RAY,) = read(DEPLOY / "kuberay" / "ray-service.yaml")
-OBJECTS = [*(found for objects in BUILT.values() for found in objects), *KSERVE, RAY]
+OBJECTS = [*(resource for objects in BUILT.values() for resource in objects), *KSERVE, RAY]
 VERSIONS = all_versions()[-3:]
 """Kubernetes supports its last three minor versions."""
 
-DEPLOYMENTS = {name: found for name in BUILT for found in BUILT[name] if found["kind"] == "Deployment"}
-(RUNTIME,) = (found for found in KSERVE if found["kind"] == "ServingRuntime")
-SERVICES = [found for found in KSERVE if found["kind"] == "InferenceService"]
+DEPLOYMENTS = {
+    name: resource for name in BUILT for resource in BUILT[name] if resource["kind"] == "Deployment"
+}
+(RUNTIME,) = (resource for resource in KSERVE if resource["kind"] == "ServingRuntime")
+SERVICES = [resource for resource in KSERVE if resource["kind"] == "InferenceService"]
 PODS: dict[str, Any] = {  # Any: YAML
-    **{name: found["spec"]["template"]["spec"] for name, found in DEPLOYMENTS.items()},
+    **{name: resource["spec"]["template"]["spec"] for name, resource in DEPLOYMENTS.items()},
     "kserve": RUNTIME["spec"],
 }
 
@@ -43,8 +45,8 @@ every_pod = pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
 
 def find(kind: str, objects: list[Object]) -> Any:  # Any: YAML
     """Returns the only object of this kind."""
-    (found,) = (found for found in objects if found["kind"] == kind)
-    return found
+    (only,) = (resource for resource in objects if resource["kind"] == kind)
+    return only
 
 
 def environment_of(pod: Any) -> dict[str, str]:  # Any: YAML
@@ -71,10 +73,10 @@ def quantity(text: str) -> float:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
-    "found", OBJECTS, ids=lambda found: f"{found['kind']}-{found['metadata']['name']}"
+    "resource", OBJECTS, ids=lambda resource: f"{resource['kind']}-{resource['metadata']['name']}"
 )
-def test_it_follows_its_schema(found: Object, version: str) -> None:
-    check(found, version)
+def test_it_follows_its_schema(resource: Object, version: str) -> None:
+    check(resource, version)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_it_follows_its_schema(found: Object, version: str) -> None:
     ],
 )
 def test_a_mistake_is_found(kind: str, change: Object) -> None:
-    wrong = merged(next(found for found in OBJECTS if found["kind"] == kind), change)
+    wrong = merged(next(resource for resource in OBJECTS if resource["kind"] == kind), change)
     with pytest.raises(ValidationError):
         check(wrong, VERSIONS[-1])
 
@@ -102,7 +104,7 @@ def test_kubectl_builds_the_same(folder: Path) -> None:
     ran = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, check=True)
 
     def sort(objects: list[Object]) -> list[str]:
-        return sorted(json.dumps(in_order(found), sort_keys=True) for found in objects)
+        return sorted(json.dumps(in_order(resource), sort_keys=True) for resource in objects)
 
     def in_order(value: Any) -> Any:  # Any: YAML
         """Sorts named objects: kustomize puts a patch's first."""
@@ -202,7 +204,8 @@ def test_objects_find_each_other(name: str, monkeypatch: pytest.MonkeyPatch, tmp
     policy = find("NetworkPolicy", objects)["spec"]
     assert policy["podSelector"]["matchLabels"] == labels
     assert all(
-        each["labelSelector"]["matchLabels"] == labels for each in pod["topologySpreadConstraints"]
+        constraint["labelSelector"]["matchLabels"] == labels
+        for constraint in pod["topologySpreadConstraints"]
     )
     settings = settings_of(pod, monkeypatch, tmp_path)
     ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
@@ -237,7 +240,7 @@ def test_monitoring_finds_the_service_and_its_metrics() -> None:
     monitor = find("ServiceMonitor", BUILT["monitoring"])
     scaled = find("ScaledObject", BUILT["monitoring"])
     assert monitor["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
-    assert {found["metadata"]["namespace"] for found in (service, monitor, scaled)} == {
+    assert {resource["metadata"]["namespace"] for resource in (service, monitor, scaled)} == {
         "food-classifier"
     }
     assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
@@ -272,7 +275,7 @@ def test_keys_come_from_files_as_kubernetes_mounts_them(
 
 
 def test_no_key_stands_in_a_manifest() -> None:
-    assert not [found for found in OBJECTS if found["kind"] == "Secret"]
+    assert not [resource for resource in OBJECTS if resource["kind"] == "Secret"]
     assert not [
         name for pod in PODS.values() for name in environment_of(pod) if re.search("KEY|TOKEN", name)
     ]
@@ -284,13 +287,13 @@ def test_kserve_finds_the_runtime_and_the_model(monkeypatch: pytest.MonkeyPatch,
     assert settings.model_dir == Path("/mnt/models")  # KServe's storage initializer writes there
     assert (settings.port, settings.grpc_port) == (8080, 9000)
     assert runtime["annotations"]["prometheus.kserve.io/port"] == str(settings.port)
-    spoken = {found["spec"]["predictor"]["model"]["protocolVersion"] for found in SERVICES}
+    spoken = {service["spec"]["predictor"]["model"]["protocolVersion"] for service in SERVICES}
     assert spoken == set(runtime["protocolVersions"])
-    for found in SERVICES:
-        model = found["spec"]["predictor"]["model"]
+    for service in SERVICES:
+        model = service["spec"]["predictor"]["model"]
         assert model["runtime"] == RUNTIME["metadata"]["name"]
         assert model["modelFormat"]["name"] in {
-            each["name"] for each in runtime["supportedModelFormats"]
+            model_format["name"] for model_format in runtime["supportedModelFormats"]
         }
         assert model.get("ports", []) == (
             [{"name": "h2c", "protocol": "TCP", "containerPort": settings.grpc_port}]
@@ -298,7 +301,7 @@ def test_kserve_finds_the_runtime_and_the_model(monkeypatch: pytest.MonkeyPatch,
             else []
         )
     default = Model.read(Settings.model_fields["model_dir"].default).description.name
-    assert default in {found["metadata"]["name"] for found in SERVICES}
+    assert default in {resource["metadata"]["name"] for resource in SERVICES}
 
 
 def test_the_pods_of_ray_have_its_variables() -> None:

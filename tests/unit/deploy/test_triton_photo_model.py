@@ -62,26 +62,26 @@ def answer(response: Any) -> list[list[tuple[str, float]]]:
     assert (labels.dtype, probabilities.dtype) == (np.dtype(object), np.dtype(np.float32))
     assert labels.shape == probabilities.shape
     pairs = zip(labels.tolist(), probabilities.tolist(), strict=True)
-    return [[(a.decode(), b) for a, b in zip(*each, strict=True)] for each in pairs]
+    return [[(a.decode(), b) for a, b in zip(*pair, strict=True)] for pair in pairs]
 
 
-def check_same(found: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
+def check_same(actual: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
     """The same classes in the same order."""
-    assert [label for label, _ in found] == [label for label, _ in wanted]
-    np.testing.assert_allclose([p for _, p in found], [p for _, p in wanted], atol=1e-3)
+    assert [label for label, _ in actual] == [label for label, _ in wanted]
+    np.testing.assert_allclose([p for _, p in actual], [p for _, p in wanted], atol=1e-3)
 
 
 def test_several_requests_are_one_batch(model: Any, expected: Any) -> None:
     requests = [Request(PHOTOS[:2]), Request([base64.b64encode(PHOTOS[2])], {"top_k": 5})]
     first, second = (answer(response) for response in model.execute(requests))
     assert [len(row) for row in (*first, *second)] == [1, 1, 5]
-    for found, wanted in zip((*first, *second), expected, strict=True):
-        check_same(found, wanted[: len(found)])
+    for actual, wanted in zip((*first, *second), expected, strict=True):
+        check_same(actual, wanted[: len(actual)])
 
 
 def test_more_classes_than_there_are(model: Any, expected: Any) -> None:
-    (found,) = answer(model.execute([Request(PHOTOS[:1], {"top_k": 99})])[0])
-    check_same(found, expected[0])
+    (actual,) = answer(model.execute([Request(PHOTOS[:1], {"top_k": 99})])[0])
+    check_same(actual, expected[0])
 
 
 @pytest.mark.parametrize(

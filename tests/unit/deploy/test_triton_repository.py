@@ -48,35 +48,35 @@ def config(repository: Path, name: str) -> Config:
 
 
 def test_the_photo_model_is_that_of_our_front_end(repository: Path) -> None:
-    found = config(repository, PHOTOS)
-    assert (found.name, found.backend) == (PHOTOS, "python")
-    assert [(t.name, t.data_type, list(t.dims)) for t in (*found.input, *found.output)] == [
+    photo = config(repository, PHOTOS)
+    assert (photo.name, photo.backend) == (PHOTOS, "python")
+    assert [(t.name, t.data_type, list(t.dims)) for t in (*photo.input, *photo.output)] == [
         ("INPUT_IMAGE", model_config_pb2.TYPE_STRING, [1]),
         ("FOOD_LABEL", model_config_pb2.TYPE_STRING, [1]),
         ("PROBABILITY", model_config_pb2.TYPE_FP32, [1]),
     ]
-    assert found.max_batch_size > 1
-    assert found.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
-    assert found.instance_group[0].count >= 1
-    description = json.loads(found.parameters["model.json"].string_value)
+    assert photo.max_batch_size > 1
+    assert photo.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+    assert photo.instance_group[0].count >= 1
+    description = json.loads(photo.parameters["model.json"].string_value)
     assert description["labels"] == Model.read(Settings().model_dir).labels
 
 
 def test_the_tensor_model_is_the_graph_s(repository: Path) -> None:
-    found = config(repository, TENSORS)
+    tensors = config(repository, TENSORS)
     folder = repository / TENSORS
     session = ort.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
-    assert (found.name, found.backend) == (TENSORS, "onnxruntime")
-    assert found.max_batch_size > 1
-    assert found.HasField("dynamic_batching")
+    assert (tensors.name, tensors.backend) == (TENSORS, "onnxruntime")
+    assert tensors.max_batch_size > 1
+    assert tensors.HasField("dynamic_batching")
     for told, has in zip(
-        (*found.input, *found.output), (*session.get_inputs(), *session.get_outputs()), strict=True
+        (*tensors.input, *tensors.output), (*session.get_inputs(), *session.get_outputs()), strict=True
     ):
         assert (told.name, told.data_type) == (has.name, TYPES[has.type])
         assert isinstance(has.shape[0], str), "the batch is open"
         assert list(told.dims) == has.shape[1:]
-    assert [tensor.name for tensor in (*found.input, *found.output)] == ["input", "output"]
-    labels = (folder / found.output[0].label_filename).read_text().splitlines()
+    assert [tensor.name for tensor in (*tensors.input, *tensors.output)] == ["input", "output"]
+    labels = (folder / tensors.output[0].label_filename).read_text().splitlines()
     assert labels == Model.read(Settings().model_dir).labels
 
 
@@ -103,13 +103,15 @@ def test_settings_of_the_service_are_taken_over() -> None:
     )
     configs = Configs(Model.read(settings.model_dir).description, settings)
     photo, tensor = parsed(configs.photo()), parsed(configs.tensor())
-    for found in (photo, tensor):
-        assert found.max_batch_size == 8
-        assert found.instance_group[0].count == 3
-        assert list(found.dynamic_batching.preferred_batch_size) == [4, 8]
-        assert found.dynamic_batching.max_queue_delay_microseconds == 500
-        assert found.dynamic_batching.default_queue_policy.max_queue_size == 64
-        assert found.dynamic_batching.default_queue_policy.default_timeout_microseconds == 2_000_000
+    for model_config in (photo, tensor):
+        assert model_config.max_batch_size == 8
+        assert model_config.instance_group[0].count == 3
+        assert list(model_config.dynamic_batching.preferred_batch_size) == [4, 8]
+        assert model_config.dynamic_batching.max_queue_delay_microseconds == 500
+        assert model_config.dynamic_batching.default_queue_policy.max_queue_size == 64
+        assert (
+            model_config.dynamic_batching.default_queue_policy.default_timeout_microseconds == 2_000_000
+        )
     assert photo.parameters["max_image_pixels"].string_value == "1000"
     assert tensor.parameters["intra_op_thread_count"].string_value == "2"
     assert photo.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
@@ -120,8 +122,8 @@ def test_any_label_survives_the_text_format() -> None:
     description = Model.read(Settings().model_dir).description
     labels = ['"quoted"', "back\\slash", "Grünkohl 🥬", "{brace}", "new\nline", "\x01"]
     description = description.model_copy(update={"labels": labels})
-    found = parsed(Configs(description, Settings()).photo())
-    assert json.loads(found.parameters["model.json"].string_value)["labels"] == labels
+    photo = parsed(Configs(description, Settings()).photo())
+    assert json.loads(photo.parameters["model.json"].string_value)["labels"] == labels
 
 
 def test_the_photo_model_needs_nothing_of_this_project(repository: Path) -> None:
@@ -170,13 +172,13 @@ def graph(
     inner: str = "flat",
 ) -> onnx.ModelProto:
     """Flattens a picture and negates it: 48 classes of 4x4 pixels."""
-    given, result = names
-    nodes = [helper.make_node("Flatten", [given], [inner]), helper.make_node("Neg", [inner], [result])]
+    source, result = names
+    nodes = [helper.make_node("Flatten", [source], [inner]), helper.make_node("Neg", [inner], [result])]
     return helper.make_model(
         helper.make_graph(
             nodes,
             "test",
-            [helper.make_tensor_value_info(given, kind, shape)],
+            [helper.make_tensor_value_info(source, kind, shape)],
             [helper.make_tensor_value_info(result, kind, ["N", classes])],
         ),
         opset_imports=[helper.make_opsetid("", 18)],

@@ -23,9 +23,9 @@ DOCUMENT = (ROOT / "docs" / "your-own-python.md").read_text()
 
 def block(begins: str) -> str:
     """The block of code behind the line that begins so."""
-    found = re.search(rf"^{re.escape(begins)}.*?^```(?:python|json)\n(.*?)^```$", DOCUMENT, re.M | re.S)
-    assert found
-    return found[1]
+    match = re.search(rf"^{re.escape(begins)}.*?^```(?:python|json)\n(.*?)^```$", DOCUMENT, re.M | re.S)
+    assert match
+    return match[1]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def answers(name: str, *requests: object) -> list[object]:
     backend.trim()
     data = [json.dumps(request).encode() for request in requests]
     width = max(map(len, data))
-    batch = np.frombuffer(b"".join(each.ljust(width) for each in data), np.uint8)
+    batch = np.frombuffer(b"".join(text.ljust(width) for text in data), np.uint8)
     statuses, texts = backend.infer(signature, [batch.reshape(len(data), width)])
     return [
         json.loads(text.tobytes()) if status == Status.ANSWER else text.tobytes().decode().rstrip()
@@ -118,5 +118,5 @@ def test_pytorch(folder: Path) -> None:
     together = answers("mood", *({"text": text} for text in texts))
     alone = [answers("mood", {"text": text})[0] for text in texts]
     assert together[0] == together[2] != together[1]
-    for one, other in zip(together, alone, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
+    for batched, other in zip(together, alone, strict=True):
+        assert batched == pytest.approx(other, abs=1e-6)

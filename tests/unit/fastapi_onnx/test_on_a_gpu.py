@@ -80,8 +80,8 @@ def test_every_size_answers_as_on_the_cpu(
         for first in (0, 4):
             part = slice(first, first + size)
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
-            found = network.infer(photos[part])
-            np.testing.assert_allclose(found, expected[part], atol=tolerance)
+            actual = network.infer(photos[part])
+            np.testing.assert_allclose(actual, expected[part], atol=tolerance)
     sessions = 4 if precision == "fp32" else 6  # two for each of two sizes, and for the comparison
     assert len(device.opened) == sessions
     assert any(device.opened) == (precision == "fp16")

@@ -28,15 +28,15 @@ def signature(made: onnx.ModelProto, folder: Path, **limits: int) -> Signature:
     return graph_signature(graphs.saved(made, folder) / "model.onnx", limits)
 
 
-def identity(given: Axes, answered: Axes, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+def identity(asked: Axes, answered: Axes, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
     """`y` is `x`, said to have these axes."""
     outputs = [value("y", kind, answered)]
-    return model([node("Identity", "x", "y")], [value("x", kind, given)], outputs)
+    return model([node("Identity", "x", "y")], [value("x", kind, asked)], outputs)
 
 
 def test_inputs_and_outputs_are_those_of_the_graph(tmp_path: Path) -> None:
-    found = signature(graphs.two_by_two(), tmp_path)
-    assert found == Signature(
+    actual = signature(graphs.two_by_two(), tmp_path)
+    assert actual == Signature(
         "tensor",
         (TensorSpec("a", "float32", (2,)), TensorSpec("b", "int64", (2,))),
         (TensorSpec("sum", "float32", (2,)), TensorSpec("more", "bool", (2,))),
@@ -64,12 +64,12 @@ def test_weights_among_the_inputs_are_not_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_types(tmp_path: Path, kind: int, expected: str) -> None:
-    found = signature(identity(["N", 2], ["N", 2], kind), tmp_path)
-    assert (found.inputs[0].dtype, found.outputs[0].dtype) == (expected, expected)
+    actual = signature(identity(["N", 2], ["N", 2], kind), tmp_path)
+    assert (actual.inputs[0].dtype, actual.outputs[0].dtype) == (expected, expected)
 
 
 @pytest.mark.parametrize(
-    ("given", "answered", "expected"),
+    ("asked", "answered", "expected"),
     [
         (["N", "n"], ["N", "n"], ("n",)),
         ([None, None], [None, None], ("x_axis_1",)),
@@ -80,12 +80,12 @@ def test_types(tmp_path: Path, kind: int, expected: str) -> None:
     ],
 )
 def test_axes_that_vary(
-    tmp_path: Path, given: Axes, answered: Axes, expected: tuple[int | str, ...]
+    tmp_path: Path, asked: Axes, answered: Axes, expected: tuple[int | str, ...]
 ) -> None:
-    found = signature(identity(given, answered), tmp_path)
-    assert (found.inputs[0].shape, found.outputs[0].shape) == (expected, expected)
-    assert found.limits == {axis: DEFAULT_LIMIT for axis in expected if isinstance(axis, str)}
-    assert (found.pads, found.checks_finite, found.batch_size) == (False, False, 0)
+    actual = signature(identity(asked, answered), tmp_path)
+    assert (actual.inputs[0].shape, actual.outputs[0].shape) == (expected, expected)
+    assert actual.limits == {axis: DEFAULT_LIMIT for axis in expected if isinstance(axis, str)}
+    assert (actual.pads, actual.checks_finite, actual.batch_size) == (False, False, 0)
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -102,10 +102,10 @@ def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
 def test_sizes_that_depend_on_the_data_need_a_limit(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r'places along found .* "limits": {"found": 1000}'):
         signature(graphs.nonzero(), tmp_path)
-    found = signature(graphs.nonzero(), tmp_path, found=100)
-    assert [spec.shape for spec in found.outputs] == [(2, "found"), ("n",)]
-    assert found.limits == {"n": DEFAULT_LIMIT, "found": 100}
-    assert found.batch_size == 1
+    actual = signature(graphs.nonzero(), tmp_path, found=100)
+    assert [spec.shape for spec in actual.outputs] == [(2, "found"), ("n",)]
+    assert actual.limits == {"n": DEFAULT_LIMIT, "found": 100}
+    assert actual.batch_size == 1
     unnamed = identity(["N", 2], ["N", 2])
     unnamed.graph.output.append(value("z", TensorProto.INT64, None))
     unnamed.graph.node.append(node("NonZero", "x", "z"))
@@ -122,8 +122,8 @@ def test_a_first_axis_that_has_a_limit_is_not_the_batch(tmp_path: Path) -> None:
     taken = signature(made, tmp_path)
     assert taken.outputs[0].shape == (2,)
     assert "found is taken for the batch" in taken.outputs[0].note
-    found = signature(made, tmp_path, found=4)
-    assert (found.outputs[0].shape, found.batch_size) == (("found", 2), 1)
+    actual = signature(made, tmp_path, found=4)
+    assert (actual.outputs[0].shape, actual.batch_size) == (("found", 2), 1)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_outputs_without_a_batch_axis_are_computed_for_one_item(
     made = model(
         [node(operator, "x", "y", **attributes)], [value("x", axes=["N", 3])], [value("y", axes=axes)]
     )
-    found = signature(made, tmp_path)
-    assert (found.outputs[0].shape, found.batch_size) == (expected, 1)
+    actual = signature(made, tmp_path)
+    assert (actual.outputs[0].shape, actual.batch_size) == (expected, 1)
 
 
 def sequence() -> onnx.ModelProto:

@@ -122,8 +122,8 @@ def test_every_size_answers_as_on_the_cpu(
         for first in (0, 4):
             part = slice(first, first + size)
             np.testing.assert_allclose(network.infer(pixels[part]), expected[part], atol=tolerance)
-            found = network.infer(photos[part])
-            np.testing.assert_allclose(found, expected[part], atol=tolerance)
+            actual = network.infer(photos[part])
+            np.testing.assert_allclose(actual, expected[part], atol=tolerance)
 
 
 @pytest.mark.usefixtures("processor")
@@ -171,10 +171,10 @@ def test_slots_are_read_where_they_are(
     assert runtime.registered == [slots.ctypes.data]
     for indices in ([2, 3, 4, 0], [7, 5], [6], [0, 1, 2]):
         computing = [network.fetch(some, 4, place) for place, some in enumerate((indices, [7, 7]))]
-        found = computing[0]()
+        actual = computing[0]()
         np.testing.assert_allclose(computing[1]()[:2], expected[[7, 7]], atol=1e-3)
-        assert found.shape == (4, len(model.labels))
-        np.testing.assert_allclose(found[: len(indices)], expected[indices], atol=1e-3)
+        assert actual.shape == (4, len(model.labels))
+        np.testing.assert_allclose(actual[: len(indices)], expected[indices], atol=1e-3)
     network.close()
     assert runtime.registered == []
 

@@ -126,7 +126,7 @@ def test_lines_without_script(stub: StubApi, client: FlaskClient) -> None:
     stub.answers.extend([error(413, "text_too_long")])
     page = client.post("/", data={"text": "x" * 99 + "\r\n\r\n  a wonderful day \r\nlate"})
     assert page.status_code == 200
-    assert [each.body for each in stub.asked] == [
+    assert [asked.body for asked in stub.asked] == [
         {"text": text} for text in ("x" * 99, "a wonderful day", "late")
     ]
     assert page.text.count('data-state="done"') == 2
@@ -168,8 +168,8 @@ def test_scores_that_are_sums(stub: StubApi, client: FlaskClient) -> None:
 
 
 def test_candidates_that_overlap() -> None:
-    found = [{"start": 4, "end": 7}, {"start": 2, "end": 5}, {"start": 6, "end": 9}]
-    cut = [(piece.text, piece.kind) for piece in pieces("0123456789", found)]
+    spans = [{"start": 4, "end": 7}, {"start": 2, "end": 5}, {"start": 6, "end": 9}]
+    cut = [(piece.text, piece.kind) for piece in pieces("0123456789", spans)]
     assert cut == [("01", ""), ("23", "other"), ("456", "best"), ("78", "other"), ("9", "")]
 
 

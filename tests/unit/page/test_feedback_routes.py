@@ -17,13 +17,13 @@ def test_feedback_by_form(stub: StubApi, tmp_path: Path) -> None:
     with page_app(stub, feedback_dir=tmp_path) as app:
         client = app.test_client()
         page = client.post("/", data=form((PHOTO, "egg.jpg"))).text
-        found = re.search(r'name="token" value="([^"]+)"', page)
-        assert found
-        data = {"token": found[1], "verdict": "wrong", "corrected": "Egg"}
+        match = re.search(r'name="token" value="([^"]+)"', page)
+        assert match
+        data = {"token": match[1], "verdict": "wrong", "corrected": "Egg"}
         thanks = client.post("/feedback", data=data)
         assert "Thanks, saved." in thanks.text
         assert "Undo" in thanks.text
-        assert "Taken back." in client.post("/feedback/undo", data={"token": found[1]}).text
+        assert "Taken back." in client.post("/feedback/undo", data={"token": match[1]}).text
     saved, undone = map(json.loads, (tmp_path / "feedback.jsonl").read_text().splitlines())
     assert (saved["predicted"], saved["corrected"], saved["model"]) == ("Soup", "Egg", "food11 1")
     assert undone["undone"]

@@ -54,12 +54,12 @@ def form(example: Any = EXAMPLE, **limits: int) -> Form:
 
 def filled(**texts: str) -> dict[str, str]:
     """What a browser sends where nothing but these was changed; an empty box is not sent."""
-    found = {each.name: each.value for each in form().fields if each.kind not in ("yes", "file")}
-    return found | texts
+    values = {field.name: field.value for field in form().fields if field.kind not in ("yes", "file")}
+    return values | texts
 
 
 def test_every_type_has_its_field() -> None:
-    kinds = {each.name: each.kind for each in form().fields}
+    kinds = {field.name: field.kind for field in form().fields}
     assert kinds == {
         "name": "line",
         "letter": "text",
@@ -83,7 +83,7 @@ def test_fields_say_what_they_take() -> None:
     assert fields["letter"].limit == Limit(300, "bytes")
     assert (fields["count"].minimum, fields["count"].maximum, fields["count"].whole) == (1, 9, True)
     assert fields["colour"].choices == (('"red"', "red"), ('"blue"', "blue"))
-    assert [name for name, each in fields.items() if not each.required] == [
+    assert [name for name, field in fields.items() if not field.required] == [
         "count",
         "weight",
         "ripe",
@@ -94,9 +94,9 @@ def test_fields_say_what_they_take() -> None:
 
 
 def test_a_limit_in_tokens_is_told_in_words() -> None:
-    found = form(text_bytes=300, letter_tokens=1000).by_name["letter"]
-    assert found.limit is None
-    assert found.help == ("At most 1,000 tokens, about 700 English words.")
+    field = form(text_bytes=300, letter_tokens=1000).by_name["letter"]
+    assert field.limit is None
+    assert field.help == ("At most 1,000 tokens, about 700 English words.")
 
 
 def test_the_form_begins_with_the_example_and_sends_it() -> None:
@@ -116,8 +116,8 @@ def test_what_was_filled_in_is_sent() -> None:
         "words": "one\r\n\r\n two ",
         "home": ' {"city": "Oslo"}',
     }
-    found = form().request(filled(**texts), {"photo": io.BytesIO(b"\xff\xd8")})
-    assert found == {
+    request = form().request(filled(**texts), {"photo": io.BytesIO(b"\xff\xd8")})
+    assert request == {
         "name": "fig",
         "letter": "a\nb",
         "count": 7,
@@ -175,10 +175,10 @@ def test_a_request_that_is_no_object_is_one_field(
     kind: Any, example: Any, text: str, wanted: Any
 ) -> None:
     made = form_of(TypeAdapter(kind).json_schema(), example, {})
-    (each,) = made.fields
-    assert made.request({each.name: text}, {}) == wanted
+    (field,) = made.fields
+    assert made.request({field.name: text}, {}) == wanted
     if example is not None:
-        assert made.request({each.name: each.value}, {}) == example
+        assert made.request({field.name: field.value}, {}) == example
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_request_that_is_no_object_is_one_field(
     ],
 )
 def test_an_odd_schema_is_asked_in_json(schema: dict[str, Any]) -> None:
-    assert {each.kind for each in form_of(schema, {"a": 1}, {}).fields} == {"json"}
+    assert {field.kind for field in form_of(schema, {"a": 1}, {}).fields} == {"json"}
 
 
 JSON = st.recursive(

@@ -34,7 +34,7 @@ def test_a_photo(stub: StubApi, client: FlaskClient) -> None:
     answer = client.post("/classify", data=PHOTO, headers={**JPEG, "X-Request-ID": "mine-1"})
     body = answer.get_json()
     assert (body["prediction"], body["probability"]) == ("Soup", 0.924)
-    assert [each["label"] for each in body["top"]] == list(SURE)
+    assert [candidate["label"] for candidate in body["top"]] == list(SURE)
     assert body["page"]["sentence"] == "Soup, 92 %"
     assert answer.headers["X-Request-ID"] == "mine-1"
     assert stub.asked[0].path == "/v2/models/food_classifier/infer"

@@ -121,9 +121,9 @@ def test_pixels_are_those_of_the_image_processor(
     model = Model.read(images(tmp_path / "made", **changes))
     image = pictures.plate(*shape)
     expected = reference(image, size, resample, crop)
-    found = ImageDecoder(model.description.pipeline, 10**6).decode(pictures.encode(image, "PNG"))
-    assert found.shape == expected.shape == (*model.description.pipeline.output_size, 3)
-    assert np.array_equal(found, expected)
+    actual = ImageDecoder(model.description.pipeline, 10**6).decode(pictures.encode(image, "PNG"))
+    assert actual.shape == expected.shape == (*model.description.pipeline.output_size, 3)
+    assert np.array_equal(actual, expected)
 
 
 def test_labels_are_those_of_id2label(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_the_network_gets_what_the_image_processor_makes(
     pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 56, 3), np.uint8)
     backend = OnnxBackend()
     backend.load(Model.read(folder), Settings(device="cpu"))
-    found = compute_logits(backend, pixels)
-    assert found == pytest.approx(expected(pixels.astype(float)).mean((1, 2)), rel=1e-4, abs=1e-4)
+    actual = compute_logits(backend, pixels)
+    assert actual == pytest.approx(expected(pixels.astype(float)).mean((1, 2)), rel=1e-4, abs=1e-4)
 
 
 def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:

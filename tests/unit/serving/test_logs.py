@@ -50,10 +50,10 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
     """Its handlers are as before afterwards."""
-    found = logging.getLogger()
-    before = list(found.handlers)
-    yield found
-    found.handlers[:] = before
+    root_logger = logging.getLogger()
+    before = list(root_logger.handlers)
+    yield root_logger
+    root_logger.handlers[:] = before
 
 
 def test_libraries_log_in_our_form(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:

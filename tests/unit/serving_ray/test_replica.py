@@ -46,7 +46,7 @@ class Service:
     """Statistics of an inference service and its model, with two workers."""
 
     signatures = ("image", "tensor")
-    ready_instances = 2
+    ready_workers = 2
 
     def __init__(self) -> None:
         self.totals, self.batches = Totals(), BatchTotals()

@@ -208,8 +208,8 @@ def test_a_graph_that_the_quantiser_cannot_take_changes_nothing(
     [(("--int8",), "--int8 needs --calibrate"), (("--calibrate", "."), "need --int8")],
 )
 def test_half_of_the_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    given = ("--file", "f", "--labels", "l", "--out", tmp_path, "--name", "n", *arguments)
-    code, said = run("onnx", *given)
+    options = ("--file", "f", "--labels", "l", "--out", tmp_path, "--name", "n", *arguments)
+    code, said = run("onnx", *options)
     assert code == 2
     assert words in " ".join(said.split())
 
@@ -224,9 +224,9 @@ def test_photos_of_a_zip_have_the_classes_of_their_folders(exported: Path, tmp_p
         archive.writestr("1/notes.txt", "no photo")
         archive.writestr("1/damaged.png", b"to be damaged", zipfile.ZIP_STORED)
     path.write_bytes(path.read_bytes().replace(b"to be damaged", b"was damaged!!"))
-    found = photos.read(path, model, most=10)
-    assert found.labels is not None
-    assert found.labels.tolist() == found.pixels[:, 0, 0].argmax(axis=1).tolist()
+    read = photos.read(path, model, most=10)
+    assert read.labels is not None
+    assert read.labels.tolist() == read.pixels[:, 0, 0].argmax(axis=1).tolist()
     assert len(photos.read(path, model, most=2)) == 2
     with zipfile.ZipFile(path, "a") as archive, archive.open("unknown/d.png", "w") as file:
         Image.new("RGB", (SIDE, SIDE)).save(file, "PNG")
@@ -237,8 +237,8 @@ def test_photos_of_a_zip_have_the_classes_of_their_folders(exported: Path, tmp_p
 def test_photos_are_divided_where_none_are_given_to_compare(
     exported: Path, number: int, calibration: int, compared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = photos.Photos(np.zeros((number, 2, 2, 3), np.uint8), None)
-    monkeypatch.setattr(photos, "read", lambda *_: found)
+    several = photos.Photos(np.zeros((number, 2, 2, 3), np.uint8), None)
+    monkeypatch.setattr(photos, "read", lambda *_: several)
     parts = int8.read_photos(Model.read(exported), Options(Path("unread")))
     assert [len(part) for part in parts] == [calibration, compared]
 
@@ -276,8 +276,8 @@ class Quantiser:
         left = sum(harm for name, harm in self.harm.items() if name not in fp32_nodes)
         left += 0.001 * list(int8_onnx.METHODS).index(method)
         known = Verdict.of(Model.read(Settings().model_dir).description.int8["1/model_quantized.onnx"])
-        found = {"fit": left < 0.1, "mean_difference": left, "reason": "judged"}
-        return known.model_copy(update={**found, "method": method, "fp32_nodes": fp32_nodes})
+        judgement = {"fit": left < 0.1, "mean_difference": left, "reason": "judged"}
+        return known.model_copy(update={**judgement, "method": method, "fp32_nodes": fp32_nodes})
 
     def difference(self, _: int) -> float:
         """Says how much the only layer that was written hurts."""

@@ -112,8 +112,8 @@ def test_weights_are_found_where_trainers_leave_them(
     torch.save({key: state, "epoch": 3} if key else state, tmp_path / "mine.pt")
     assert state_dict.read_weights(tmp_path / "mine.pt", trust_pickle=False).keys() == weights.keys()
     save_file(state, tmp_path / "mine.safetensors")
-    found = state_dict.read_weights(tmp_path / "mine.safetensors", trust_pickle=False)
-    assert found.keys() == weights.keys()
+    read = state_dict.read_weights(tmp_path / "mine.safetensors", trust_pickle=False)
+    assert read.keys() == weights.keys()
 
 
 def test_labels_of_torchserve_and_of_other_systems(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_what_cannot_be_exported_is_named(
     torch.save({"a.b": torch.zeros(1), "c.d": torch.zeros(1)}, "other.pt")
     with zipfile.ZipFile("archive.mar", "w") as archive:
         archive.write("mine.pt")
-    given = {"--weights": "mine.pt", "--labels": "labels.txt", "--architecture": ARCHITECTURE}
-    given |= {"--name": "mine", "--out": "out", "--resize": "64x64", **options}
+    arguments = {"--weights": "mine.pt", "--labels": "labels.txt", "--architecture": ARCHITECTURE}
+    arguments |= {"--name": "mine", "--out": "out", "--resize": "64x64", **options}
     result = CliRunner().invoke(
-        export.app, ["torchvision", *[each for pair in given.items() for each in pair]]
+        export.app, ["torchvision", *[argument for pair in arguments.items() for argument in pair]]
     )
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)

@@ -76,8 +76,8 @@ def model_with(folder: Path, verdict: dict[str, object] | None, listed: bool = T
     if not listed:
         del files[f"1/{FILE}"]
     known = shipped.description.int8[f"1/{FILE}"]
-    found = {} if verdict is None else {f"1/{FILE}": known.model_copy(update=verdict)}
-    return Model(folder, shipped.description.model_copy(update={"files": files, "int8": found}))
+    verdicts = {} if verdict is None else {f"1/{FILE}": known.model_copy(update=verdict)}
+    return Model(folder, shipped.description.model_copy(update={"files": files, "int8": verdicts}))
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_the_shipped_int8_file_answers_as_fp32_does_and_makes_no_class_of_nan() 
     assert recorded.fit
     accuracy = (recorded.model_extra or {})["accuracy"]
     assert accuracy["fp32"] - accuracy["int8"] <= 0.005
-    found = precision_check.mean_difference(answers["fp32"], answers["int8"])
-    assert found == pytest.approx(recorded.sample_difference, abs=precision_check.MAX_EXCESS)
+    difference = precision_check.mean_difference(answers["fp32"], answers["int8"])
+    assert difference == pytest.approx(recorded.sample_difference, abs=precision_check.MAX_EXCESS)
 
 
 def test_int8_looks_for_no_gpu_and_a_gpu_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:

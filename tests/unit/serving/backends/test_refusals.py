@@ -93,8 +93,8 @@ def test_weights_among_the_inputs_and_a_fixed_batch_size_are_no_obstacle() -> No
     old = with_two_inputs(helper.make_model(made, ir_version=3, opset_imports=[opset]), PIPELINE)
     session = ort.InferenceSession(old.SerializeToString(), providers=["CPUExecutionProvider"])
     photos = np.zeros((2, 3, 8, 8), np.float32)
-    given = {PIXELS: np.empty((0, 8, 8, 3), np.uint8), TENSOR: photos}
-    assert np.array_equal(session.run(None, given)[0], photos + 1)
+    arrays = {PIXELS: np.empty((0, 8, 8, 3), np.uint8), TENSOR: photos}
+    assert np.array_equal(session.run(None, arrays)[0], photos + 1)
     assert session.get_outputs()[0].shape[0] != 1  # ONNX Runtime would warn of every other size
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from serving.cluster import balance, messages
 from serving.cluster import parent as cluster
-from serving.cluster.frontend_process import MOST_UNANSWERED, FrontendProcess
+from serving.cluster.web_process import MOST_UNANSWERED, WebProcess
 from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.provider import EnginePlan
 from serving.engine.supervisor import Supervisor
@@ -29,7 +29,7 @@ from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
-End = tuple[FrontendProcess, socket.socket]
+End = tuple[WebProcess, socket.socket]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
 
 
 @pytest.fixture
-def frontends(parent: cluster.Cluster) -> Iterator[list[End]]:
+def web_processes(parent: cluster.Cluster) -> Iterator[list[End]]:
     """Two that are ready, each with its own end of a socket; they do only what a test does for them."""
     with contextlib.ExitStack() as held:
         made = []
@@ -59,23 +59,23 @@ def frontends(parent: cluster.Cluster) -> Iterator[list[End]]:
             theirs.setblocking(False)
             popen = held.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
             held.callback(popen.kill)
-            parent._frontends[index] = FrontendProcess(index, popen, ours, ready=True)
-            made.append((parent._frontends[index], theirs))
+            parent._web_processes[index] = WebProcess(index, popen, ours, ready=True)
+            made.append((parent._web_processes[index], theirs))
         yield made
 
 
 def received(end: socket.socket) -> list[str]:
-    """The types of the messages that wait at a frontend's end."""
-    found = []
+    """The types of the messages that wait at a web process's end."""
+    types = []
     with contextlib.suppress(BlockingIOError):
         while True:
-            found.append(json.loads(end.recv(messages.MAX_MESSAGE))["type"])
-    return found
+            types.append(json.loads(end.recv(messages.MAX_MESSAGE))["type"])
+    return types
 
 
-def tell(parent: cluster.Cluster, frontend: FrontendProcess, connections: int) -> None:
-    """As a frontend that says how many connections it has."""
-    parent._on_message(frontend, {"type": "connections", "count": connections})
+def tell(parent: cluster.Cluster, web_process: WebProcess, connections: int) -> None:
+    """As a web process that says how many connections it has."""
+    parent._on_message(web_process, {"type": "connections", "count": connections})
 
 
 def refused(*_: object, **__: object) -> None:
@@ -84,11 +84,11 @@ def refused(*_: object, **__: object) -> None:
 
 
 async def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
-    parent: cluster.Cluster, frontends: list[End], monkeypatch: pytest.MonkeyPatch
+    parent: cluster.Cluster, web_processes: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Supervisor, "_allocate", refused)
-    frontend, its_end = frontends[0]
-    await parent._switch(frontend, "1")
+    web_process, its_end = web_processes[0]
+    await parent._switch(web_process, "1")
     answer = json.loads(its_end.recv(messages.MAX_MESSAGE))
     assert answer["type"] == "switched"
     assert "not now" in answer["error"]
@@ -104,7 +104,7 @@ async def test_a_web_process_that_cannot_be_started_is_tried_again(
         parent._stopping = len(tries) == 3
         refused()
 
-    monkeypatch.setattr(FrontendProcess, "start", start)
+    monkeypatch.setattr(WebProcess, "start", start)
     parent._accepting = True
     await parent._keep(0)
     assert len(tries) == 3
@@ -120,9 +120,9 @@ async def test_a_web_process_that_cannot_be_started_at_first_ends_the_start(
 
 
 async def test_connections_are_accepted_when_all_have_been_ready_once(
-    parent: cluster.Cluster, frontends: list[End]
+    parent: cluster.Cluster, web_processes: list[End]
 ) -> None:
-    (first, its_end), (second, other_end) = frontends
+    (first, its_end), (second, other_end) = web_processes
     first.ready = second.ready = False
     parent._listener.getsockname.return_value = ("127.0.0.1", 1)  # type: ignore[attr-defined]  # a mock
     parent._on_message(first, {"type": "ready"})
@@ -135,9 +135,9 @@ async def test_connections_are_accepted_when_all_have_been_ready_once(
 
 
 async def test_a_web_process_that_leaves_ping_after_ping_unanswered_is_killed(
-    parent: cluster.Cluster, frontends: list[End]
+    parent: cluster.Cluster, web_processes: list[End]
 ) -> None:
-    (well, its_end), (silent, _) = frontends
+    (well, its_end), (silent, _) = web_processes
     tell(parent, silent, 1)
     for _ in range(MOST_UNANSWERED):
         parent._ping()
@@ -151,29 +151,29 @@ async def test_a_web_process_that_leaves_ping_after_ping_unanswered_is_killed(
 
 
 async def test_a_long_pause_of_all_processes_counts_once(
-    parent: cluster.Cluster, frontends: list[End], monkeypatch: pytest.MonkeyPatch
+    parent: cluster.Cluster, web_processes: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: now)
-    tell(parent, frontends[0][0], 1)
+    tell(parent, web_processes[0][0], 1)
     for _ in range(3 * MOST_UNANSWERED):
         now += 3600
         for _ in range(3):  # turns of the loop
             await asyncio.sleep(0)
-        assert [received(end) for _, end in frontends] == [["ping"], ["ping"]]
-        for frontend, _ in frontends:
-            tell(parent, frontend, 1)
-    assert all(frontend.ready for frontend, _ in frontends)
+        assert [received(end) for _, end in web_processes] == [["ping"], ["ping"]]
+        for web_process, _ in web_processes:
+            tell(parent, web_process, 1)
+    assert all(web_process.ready for web_process, _ in web_processes)
 
 
 async def test_nobody_is_pinged_without_connections(
-    parent: cluster.Cluster, frontends: list[End]
+    parent: cluster.Cluster, web_processes: list[End]
 ) -> None:
-    (first, its_end), (second, _) = frontends
+    (first, its_end), (second, _) = web_processes
     seen = []
-    for frontend, connections in ((first, 0), (first, 2), (second, 1), (first, 0), (second, 0)):
-        tell(parent, frontend, connections)
+    for web_process, connections in ((first, 0), (first, 2), (second, 1), (first, 0), (second, 0)):
+        tell(parent, web_process, connections)
         seen.append(parent._next_ping)
     before, planned, *kept, after = seen
     assert planned is not None
@@ -183,12 +183,12 @@ async def test_nobody_is_pinged_without_connections(
 
 
 async def test_the_connections_of_a_dead_web_process_are_gone(
-    parent: cluster.Cluster, frontends: list[End]
+    parent: cluster.Cluster, web_processes: list[End]
 ) -> None:
-    tell(parent, frontends[0][0], 2)
+    tell(parent, web_processes[0][0], 2)
     for counts in (parent._counts.connections, parent._counts.in_flight):
         counts[0], counts[1] = 2, 1
-    parent._on_death(frontends[0][0], -9)
+    parent._on_death(web_processes[0][0], -9)
     assert parent._next_ping is None
     assert list(parent._counts.connections) == list(parent._counts.in_flight) == [0, 1]
 
@@ -201,14 +201,14 @@ async def test_connections_of_other_ports_are_not_known(port: str) -> None:
 
 
 async def test_a_slow_start_is_not_ended_before_the_service_is(
-    parent: cluster.Cluster, frontends: list[End]
+    parent: cluster.Cluster, web_processes: list[End]
 ) -> None:
-    (frontend, _), (slow, its_end) = frontends
-    tell(parent, frontend, 1)
+    (web_process, _), (slow, its_end) = web_processes
+    tell(parent, web_process, 1)
     slow.ready = False
     for _ in range(2 * MOST_UNANSWERED):
         parent._ping()
-        tell(parent, frontend, 1)
+        tell(parent, web_process, 1)
     assert received(its_end) == []
     parent._stopping = True
     for _ in range(MOST_UNANSWERED + 1):
@@ -216,8 +216,8 @@ async def test_a_slow_start_is_not_ended_before_the_service_is(
     assert slow.popen.wait(20) == -9
 
 
-async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(frontends: list[End]) -> None:
-    silent, _ = frontends[0]
+async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(web_processes: list[End]) -> None:
+    silent, _ = web_processes[0]
     with contextlib.suppress(BlockingIOError):
         while True:
             messages.send(silent.sock, "ping")
@@ -240,10 +240,10 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
 
 
 async def test_an_engine_without_users_ends_at_once(
-    parent: cluster.Cluster, frontends: list[End], engines: list[Mock]
+    parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
 ) -> None:
-    asker, its_end = frontends[0]
-    parent._frontends.clear()  # all are being replaced
+    asker, its_end = web_processes[0]
+    parent._web_processes.clear()  # all are being replaced
     await parent._load(None)
     await parent._switch(asker, "2")
     assert engines[0].close.called
@@ -251,9 +251,9 @@ async def test_an_engine_without_users_ends_at_once(
 
 
 async def test_an_engine_ends_when_its_last_user_has_released_it(
-    parent: cluster.Cluster, frontends: list[End], engines: list[Mock]
+    parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
 ) -> None:
-    (first, its_end), (second, _) = frontends
+    (first, its_end), (second, _) = web_processes
     await parent._load(None)
     switching = asyncio.create_task(parent._switch(first, "2"))
     loop = asyncio.get_running_loop()

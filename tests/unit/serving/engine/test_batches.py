@@ -61,8 +61,8 @@ class Echo:
             raise ValueError("poison")
         if len(signature.inputs[0].shape) == 0:
             return [inputs[0] + inputs[1].sum(axis=1).astype(np.int32)]
-        found = int(inputs[0].max()) % 5  # up to one more than the limit
-        return [inputs[0], inputs[1].sum(axis=2), np.full((len(inputs[0]), found), 3, np.int8)]
+        length = int(inputs[0].max()) % 5  # up to one more than the limit
+        return [inputs[0], inputs[1].sum(axis=2), np.full((len(inputs[0]), length), 3, np.int8)]
 
     def close(self) -> None:
         """Nothing to free."""
@@ -198,7 +198,7 @@ def test_no_division_loses_an_item_or_exceeds_a_bound(
 ) -> None:
     signature = replace(TEXT, pads=pads, batch_size=batch_size)
     with working(signature, element_cap=cap) as worker:
-        batches = worker.executor.split(worker.put(*(text(*each) for each in sizes)))
+        batches = worker.executor.split(worker.put(*(text(*fields) for fields in sizes)))
         assert sorted(slot for batch in batches for slot in batch) == list(range(len(sizes)))
         for batch in batches:
             n, h, w = (max(sizes[slot][axis] for slot in batch) for axis in range(3))
@@ -402,8 +402,8 @@ def test_a_worker_has_time_for_the_largest_item() -> None:
 
 def test_warm_up_runs_only_the_size_that_a_network_computes() -> None:
     backend = Echo()
-    one = replace(LINE, batch_size=1, batch_elements=64)
-    profile = warmup.warm_up(backend, [FIXED, one], [1, 2, 4, 8], Settings())  # type: ignore[arg-type]
+    fixed = replace(LINE, batch_size=1, batch_elements=64)
+    profile = warmup.warm_up(backend, [FIXED, fixed], [1, 2, 4, 8], Settings())  # type: ignore[arg-type]
     assert list(profile.batch_ms) == [4]
     assert (profile.batch_cap, profile.max_batch_elements, profile.largest_ms) == (4, [4, 64], 0)
     assert {len(batch[0]) for batch in backend.batches} == {4, 1}

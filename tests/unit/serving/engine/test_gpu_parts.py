@@ -260,9 +260,9 @@ class Driver:
         total._obj.value = 1 << 30  # type: ignore[attr-defined]
         return 0
 
-    def cuDeviceGetUuid(self, found: object, _: object) -> int:  # noqa: N802
+    def cuDeviceGetUuid(self, uuid: object, _: object) -> int:  # noqa: N802
         """Sixteen bytes."""
-        found._obj[15] = 1  # type: ignore[attr-defined]
+        uuid._obj[15] = 1  # type: ignore[attr-defined]
         return 0
 
 

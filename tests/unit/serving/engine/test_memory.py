@@ -31,7 +31,7 @@ def test_arrays_do_not_overlap(memory: Memory) -> None:
     rows = [row for rows in memory.statistics for row in rows]
     for row in rows:
         row[:] = array_of("q", [99] * len(row))
-    tensors = [tensor.array for each in memory.signatures for tensor in (*each.inputs, *each.outputs)]
+    tensors = [tensor.array for slots in memory.signatures for tensor in (*slots.inputs, *slots.outputs)]
     for number, tensor in enumerate(tensors, start=100):
         tensor[:] = number
     memory.sizes[:] = 98

@@ -64,7 +64,7 @@ class Workers:
 
     def _wait_until_idle(self) -> None:
         asleep = psutil.STATUS_SLEEPING
-        wait_for(lambda: all(one.status() == asleep for one in self.running.values()))
+        wait_for(lambda: all(process.status() == asleep for process in self.running.values()))
 
 
 @pytest.fixture

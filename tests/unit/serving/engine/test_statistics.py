@@ -57,8 +57,10 @@ def test_every_batch_size_has_a_place_of_its_own(frontends: list[Statistics]) ->
     for batch_size in range(1, 9):
         for _ in range(batch_size):
             frontends[0].executed(TENSOR, batch_size, True, 0.0)
-    found = frontends[1].by_batch_size(TENSOR)
-    assert {size: batch.executions for size, batch in found.items()} == {n: n for n in range(1, 9)}
+    by_batch_size = frontends[1].by_batch_size(TENSOR)
+    assert {size: batch.executions for size, batch in by_batch_size.items()} == {
+        n: n for n in range(1, 9)
+    }
 
 
 def test_clocks_that_disagree_count_as_no_time(frontends: list[Statistics]) -> None:

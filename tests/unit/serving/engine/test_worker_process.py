@@ -61,9 +61,9 @@ def test_a_worker_that_gets_no_core_does_not_count_as_hung(
 def test_the_times_of_threads_are_known(place: WorkerProcess) -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count them")
-    own = cpus.thread_times(os.getpid())[os.getpid()]
-    assert own.ready
-    assert own.on_core_s > 0
+    times = cpus.thread_times(os.getpid())[os.getpid()]
+    assert times.ready
+    assert times.on_core_s > 0
     program = place.popen
     assert program
     wait_for(lambda: not cpus.thread_times(program.pid)[program.pid].ready)  # it waits for input

@@ -20,25 +20,25 @@ def connection() -> asyncio.Transport:
     return cast(asyncio.Transport, Mock(spec_set=["abort"]))
 
 
-def aborted(one: asyncio.Transport) -> bool:
+def aborted(transport: asyncio.Transport) -> bool:
     """Whether it was."""
-    return bool(cast(Any, one).abort.called)  # Any: a mock
+    return bool(cast(Any, transport).abort.called)  # Any: a mock
 
 
 def test_the_longest_waiting_goes_first() -> None:
     connections = Connections(most=16)
     first, second, third = (connection() for _ in range(3))
-    for one in (first, second, third):
-        connections.mark_idle(one)
+    for transport in (first, second, third):
+        connections.mark_idle(transport)
     connections.mark_busy(first)
     connections.mark_idle(first)  # its answer is out: it waits again, behind the others
     connections.mark_idle(second)  # nothing new
     assert connections.make_room()
-    assert [aborted(one) for one in (first, second, third)] == [False, True, False]
+    assert [aborted(transport) for transport in (first, second, third)] == [False, True, False]
     connections.mark_busy(third)
     assert connections.make_room()
     assert not connections.make_room()
-    assert [aborted(one) for one in (first, second, third)] == [True, True, False]
+    assert [aborted(transport) for transport in (first, second, third)] == [True, True, False]
 
 
 def test_where_all_are_busy_there_is_no_room() -> None:
@@ -47,10 +47,10 @@ def test_where_all_are_busy_there_is_no_room() -> None:
         assert connections.opened()
     assert not connections.opened()
     connections.closed()
-    one = connection()
-    connections.mark_idle(one)
+    idle = connection()
+    connections.mark_idle(idle)
     assert connections.opened()
-    assert aborted(one)
+    assert aborted(idle)
     assert connections.open == 17
 
 
@@ -100,9 +100,9 @@ class Listener:
 def test_accepting_pauses_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "ACCEPT_PAUSE_S", 0.02)
     listener = Listener(errno.ECONNABORTED, errno.EPROTO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-    one = Server(Mock(), Settings())
+    server = Server(Mock(), Settings())
     waiting = connection()
-    one.connections.mark_idle(waiting)
+    server.connections.mark_idle(waiting)
 
     async def main() -> None:
         pauses = 0
@@ -115,8 +115,8 @@ def test_accepting_pauses_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> No
             return call_later(*arguments)
 
         monkeypatch.setattr(loop, "call_later", counted)
-        one._listener = cast(socket.socket, listener)
-        one.accept()
+        server._listener = cast(socket.socket, listener)
+        server.accept()
         while pauses < 4:  # noqa: ASYNC110 the loop itself is watched
             await asyncio.sleep(0)
         loop.remove_reader(listener.fileno())
@@ -129,15 +129,15 @@ def test_accepting_pauses_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_refusal_is_told() -> None:
-    one = Server(Mock(), Settings(max_connections=16))
+    server = Server(Mock(), Settings(max_connections=16))
     for _ in range(16):
-        one.connections.opened()
+        server.connections.opened()
     ours, theirs = socket.socketpair()
     with ours:
-        one.connect(theirs)
+        server.connect(theirs)
         answer = ours.makefile("rb").read()  # to the end: it is closed
     assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
-    assert one.connections.open == 16
+    assert server.connections.open == 16
 
 
 def test_idle_connections_outlast_those_of_pools_and_proxies() -> None:

@@ -208,11 +208,11 @@ def test_torchserve_forms(parts: list[bytes], boundary: bytes, end: bytes, type_
     content = b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts)
     content += b"--" + boundary + end
     try:
-        found = torchserve.fields_of(Images(), content, type_ + boundary.decode("latin-1"))["image"]
+        image = torchserve.fields_of(Images(), content, type_ + boundary.decode("latin-1"))["image"]
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
-    assert found in content
+    assert image in content
 
 
 @given(content=st.binary(max_size=60).filter(lambda data: b"\r\n--B" not in b"\r\n" + data))

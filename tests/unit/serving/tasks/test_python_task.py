@@ -229,14 +229,14 @@ def test_files_that_are_listed_must_be_those_that_were_described(tmp_path: Path)
 def test_a_gpu_is_used_only_where_the_settings_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[int] = []
-    monkeypatch.setattr(cuda_driver, "total_memory", found.append)
+    asked: list[int] = []
+    monkeypatch.setattr(cuda_driver, "total_memory", asked.append)
     model = described(tmp_path)
     assert loaded(model, device="auto")[1].device == "cpu"
     backend, info = loaded(model, device="cuda", devices=[1])
     assert info.device == backend._task.device == "cuda:1"
     assert backend.batch_cap == 64
-    assert found == [1]
+    assert asked == [1]
 
 
 def test_the_limits_are_those_of_model_json(tmp_path: Path) -> None:

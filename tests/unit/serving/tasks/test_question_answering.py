@@ -60,8 +60,8 @@ def answers(folder: Path, context: str, top_k: int = 1, **fields: Any) -> list[C
 
 def best(folder: Path, context: str, **fields: Any) -> tuple[str, int, int]:
     """The best answer and its place."""
-    (found,) = answers(folder, context, **fields)
-    return found["answer"], found["start"], found["end"]
+    (answer,) = answers(folder, context, **fields)
+    return answer["answer"], answer["start"], answer["end"]
 
 
 # answers and their places
@@ -84,8 +84,8 @@ def best(folder: Path, context: str, **fields: Any) -> tuple[str, int, int]:
 def test_places_are_in_the_callers_own_text(tmp_path: Path, tokenizer: Tokenizer, before: str) -> None:
     context = f"{before}the warm soup on the table\u0301 \U0001f600"
     start = len(before) + 4
-    found = best(saved(tmp_path, tokenizer), context)
-    assert found == ("warm soup", start, start + 9)
+    place = best(saved(tmp_path, tokenizer), context)
+    assert place == ("warm soup", start, start + 9)
     assert context[start : start + 9] == "warm soup"
 
 
@@ -102,58 +102,58 @@ def test_answers_are_whole_words(tmp_path: Path) -> None:
 def test_answers_have_up_to_fifteen_tokens(tmp_path: Path) -> None:
     fits = f"warm{' bread' * (MAX_ANSWER - 2)} soup"
     assert best(saved(tmp_path), f"the {fits} was cold")[0] == fits
-    found = answers(saved(tmp_path), f"the {fits.replace('soup', 'bread soup')} was cold", 20)
-    assert max(len(each["answer"].split()) for each in found) == MAX_ANSWER
+    best_answers = answers(saved(tmp_path), f"the {fits.replace('soup', 'bread soup')} was cold", 20)
+    assert max(len(answer["answer"].split()) for answer in best_answers) == MAX_ANSWER
 
 
 def test_answers_do_not_end_before_they_begin(tmp_path: Path) -> None:
-    found = answers(saved(tmp_path), "the soup on the table was warm", 20)
-    assert all(each["start"] < each["end"] for each in found)
-    assert {each["answer"] for each in found[:2]} == {"warm", "soup"}
+    best_answers = answers(saved(tmp_path), "the soup on the table was warm", 20)
+    assert all(answer["start"] < answer["end"] for answer in best_answers)
+    assert {answer["answer"] for answer in best_answers[:2]} == {"warm", "soup"}
 
 
 def test_the_score_is_the_product_of_both_probabilities(tmp_path: Path) -> None:
-    (found,) = answers(saved(tmp_path), "warm soup")
+    (answer,) = answers(saved(tmp_path), "warm soup")
     # [CLS] and both words count, the question and [SEP] do not
     expected = (np.exp(9) / np.exp([9, 2, 4]).sum()) ** 2
-    assert found["score"] == pytest.approx(expected, abs=1e-6)
+    assert answer["score"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_tokeniser_without_special_tokens_has_none_for_no_answer(tmp_path: Path) -> None:
     tokenizer = exports.word_piece()
     tokenizer.post_processor = None
-    (found,) = answers(saved(tmp_path, tokenizer), "warm soup", question="soup")
-    assert found["score"] == pytest.approx((np.exp(9) / np.exp([9, 2]).sum()) ** 2, abs=1e-6)
+    (answer,) = answers(saved(tmp_path, tokenizer), "warm soup", question="soup")
+    assert answer["score"] == pytest.approx((np.exp(9) / np.exp([9, 2]).sum()) ** 2, abs=1e-6)
 
 
 def test_equal_texts_are_one_answer(tmp_path: Path) -> None:
     folder = saved(tmp_path)
-    found = answers(folder, "bread Wonderful and wonderful", 2)
-    assert found[0]["answer"] == "Wonderful"
-    assert (found[0]["start"], found[0]["end"]) == (6, 15)
-    each = (np.exp(6) / (2 * np.exp(6) + np.exp(4) + 2)) ** 2
-    assert found[0]["score"] == pytest.approx(2 * each, abs=1e-6)
-    assert found[1]["answer"] == "Wonderful and wonderful"
+    best_answers = answers(folder, "bread Wonderful and wonderful", 2)
+    assert best_answers[0]["answer"] == "Wonderful"
+    assert (best_answers[0]["start"], best_answers[0]["end"]) == (6, 15)
+    probability = (np.exp(6) / (2 * np.exp(6) + np.exp(4) + 2)) ** 2
+    assert best_answers[0]["score"] == pytest.approx(2 * probability, abs=1e-6)
+    assert best_answers[1]["answer"] == "Wonderful and wonderful"
 
 
 def test_an_answer_of_two_windows_counts_twice(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     before = "bread " * 30  # the second window begins at the 26th word
-    (found,) = answers(folder, f"{before}wonderful{' bread' * 60}")
-    assert (found["answer"], found["start"]) == ("wonderful", 180)
-    assert 1 < found["score"] < 2
+    (answer,) = answers(folder, f"{before}wonderful{' bread' * 60}")
+    assert (answer["answer"], answer["start"]) == ("wonderful", 180)
+    assert 1 < answer["score"] < 2
 
 
 def test_no_answer(tmp_path: Path) -> None:
     folder, context = saved(tmp_path), "dull bread on the table"
     assert best(folder, context)[0]
     assert best(folder, context, allow_no_answer=False)[0]
-    (found,) = answers(folder, context, allow_no_answer=True)
+    (answer,) = answers(folder, context, allow_no_answer=True)
     expected = (np.exp(4) / (np.exp(4) + 5)) ** 2
-    assert found == {"answer": "", "start": 0, "end": 0, "score": pytest.approx(expected, abs=1e-6)}
+    assert answer == {"answer": "", "start": 0, "end": 0, "score": pytest.approx(expected, abs=1e-6)}
     assert best(folder, "the warm soup", allow_no_answer=True)[0] == "warm soup"
     top = answers(folder, "the warm soup", 20, allow_no_answer=True)
-    assert "" in [each["answer"] for each in top]
+    assert "" in [answer["answer"] for answer in top]
 
 
 def test_no_answer_is_as_probable_as_in_the_least_of_the_windows(tmp_path: Path) -> None:
@@ -162,28 +162,28 @@ def test_no_answer_is_as_probable_as_in_the_least_of_the_windows(tmp_path: Path)
     prepared = task.preprocess(asked)
     logits = [np.zeros(len(item[0]), np.float32) for item in prepared.items]
     logits[0][0], logits[1][0], logits[2][0] = 9, 3, 9
-    (found,) = task.postprocess(prepared, [[each, each] for each in logits], 1)
+    (answer,) = task.postprocess(prepared, [[numbers, numbers] for numbers in logits], 1)
     first, behind = prepared.context.windows[1]
     expected = (np.exp(3) / (np.exp(3) + behind - first)) ** 2
-    assert found == {"answer": "", "start": 0, "end": 0, "score": pytest.approx(expected, abs=1e-6)}
+    assert answer == {"answer": "", "start": 0, "end": 0, "score": pytest.approx(expected, abs=1e-6)}
 
 
 def test_the_best_come_first(tmp_path: Path) -> None:
-    found = answers(saved(tmp_path), "the warm soup and the wonderful bread on the table", 20)
-    scores = [each["score"] for each in found]
+    best_answers = answers(saved(tmp_path), "the warm soup and the wonderful bread on the table", 20)
+    scores = [answer["score"] for answer in best_answers]
     assert scores == sorted(scores, reverse=True)
-    assert len(found) == 20
-    assert len({each["answer"].lower() for each in found}) == 20
+    assert len(best_answers) == 20
+    assert len({answer["answer"].lower() for answer in best_answers}) == 20
     few = answers(saved(tmp_path), "warm soup", 20)
     assert few[0]["answer"] == "warm soup"
-    assert {each["answer"] for each in few} == {"warm soup", "warm", "soup"}
+    assert {answer["answer"] for answer in few} == {"warm soup", "warm", "soup"}
 
 
 def test_json(tmp_path: Path) -> None:
     task = made(saved(tmp_path))
-    found: list[Candidate] = [{"answer": "soup", "score": 0.5, "start": 1, "end": 5}]
-    assert task.to_json(found, with_top=False) == found[0]
-    assert task.to_json(found, with_top=True) == {**found[0], "top": found}
+    candidates: list[Candidate] = [{"answer": "soup", "score": 0.5, "start": 1, "end": 5}]
+    assert task.to_json(candidates, with_top=False) == candidates[0]
+    assert task.to_json(candidates, with_top=True) == {**candidates[0], "top": candidates}
 
 
 # windows
@@ -196,14 +196,14 @@ def test_windows_are_the_tokenisers(tmp_path: Path, tokenizer: Tokenizer, words:
     folder = saved(tmp_path, tokenizer)
     (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
     context = " ".join(["the", "wonderful", "bread"][number % 3] for number in range(words))
-    found = made(folder).preprocess({"question": QUESTION, "context": context})
-    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    own.no_padding()
-    own.enable_truncation(64, stride=32, strategy="only_second", direction=side)
-    encoding = own.encode(QUESTION, context)
-    expected = [encoding.ids, *(each.ids for each in encoding.overflowing)]
-    assert [item[0].tolist() for item in found.items] == expected
-    assert all(item[1].tolist() == [1] * len(item[0]) for item in found.items)
+    prepared = made(folder).preprocess({"question": QUESTION, "context": context})
+    tokeniser = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokeniser.no_padding()
+    tokeniser.enable_truncation(64, stride=32, strategy="only_second", direction=side)
+    encoding = tokeniser.encode(QUESTION, context)
+    expected = [encoding.ids, *(window.ids for window in encoding.overflowing)]
+    assert [item[0].tolist() for item in prepared.items] == expected
+    assert all(item[1].tolist() == [1] * len(item[0]) for item in prepared.items)
 
 
 def test_words_end_where_their_window_does(tmp_path: Path) -> None:
@@ -214,10 +214,13 @@ def test_words_end_where_their_window_does(tmp_path: Path) -> None:
     before = len(prepared.context.unmasked)
     logits = [np.zeros(len(item[0]), np.float32) for item in prepared.items]
     logits[0][before + end - 1] = logits[2][before] = 50
-    found = task.postprocess(prepared, [[each, each] for each in logits], 2)
+    best_answers = task.postprocess(prepared, [[numbers, numbers] for numbers in logits], 2)
     # the word's first token is the 30th, a blank, and the letters follow
     assert 30 < start < end < 91
-    assert {(each["start"], each["end"]) for each in found} == {(120, 89 + end), (89 + start, 180)}
+    assert {(answer["start"], answer["end"]) for answer in best_answers} == {
+        (120, 89 + end),
+        (89 + start, 180),
+    }
 
 
 @pytest.mark.parametrize(
@@ -230,10 +233,10 @@ def test_windows_are_as_long_as_the_model_takes(
     assert planned(folder)[TOKENS].limits == {"tokens": window}
     assert planned(folder)[TENSOR].limits == {"sequence_length": most}
     context = " ".join(f"{number % 10}" for number in range(1000))
-    found = made(folder).preprocess({"question": QUESTION, "context": context}).context.windows
-    assert found[0] == (0, window - 6)
-    assert found[1][0] == window - 6 - stride
-    assert found[-1][1] == 1000
+    windows = made(folder).preprocess({"question": QUESTION, "context": context}).context.windows
+    assert windows[0] == (0, window - 6)
+    assert windows[1][0] == window - 6 - stride
+    assert windows[-1][1] == 1000
 
 
 @pytest.mark.parametrize("queue_size", [256, 12, 1])
@@ -282,14 +285,14 @@ def test_a_span_is_found_where_nothing_is_probable() -> None:
 
 
 def test_what_does_not_count_is_not_probable() -> None:
-    found = softmax(np.array([50, 1, 2], np.float16), np.array([False, True, True]))
-    assert found == pytest.approx([0, 1 / (1 + np.e), np.e / (1 + np.e)], abs=1e-6)
+    probabilities = softmax(np.array([50, 1, 2], np.float16), np.array([False, True, True]))
+    assert probabilities == pytest.approx([0, 1 / (1 + np.e), np.e / (1 + np.e)], abs=1e-6)
 
 
 def test_words_of_several_tokens() -> None:
     nan = float("nan")
-    found = word_places(np.array([0, 0, 1, nan, nan, 4, 4, 4]))
-    assert found.tolist() == [[0, 1], [0, 1], [2, 2], [3, 3], [4, 4], [5, 7], [5, 7], [5, 7]]
+    places = word_places(np.array([0, 0, 1, nan, nan, 4, 4, 4]))
+    assert places.tolist() == [[0, 1], [0, 1], [2, 2], [3, 3], [4, 4], [5, 7], [5, 7], [5, 7]]
 
 
 # what clients send
@@ -327,8 +330,8 @@ def test_hostile_contexts_are_answered_or_refused(
     except (InvalidTextError, TextTooLongError):
         return
     assert len(prepared.items) == 1
-    (found,) = task.postprocess(prepared, [even(prepared)], 1)
-    assert found["answer"] == context[found["start"] : found["end"]]
+    (answer,) = task.postprocess(prepared, [even(prepared)], 1)
+    assert answer["answer"] == context[answer["start"] : answer["end"]]
 
 
 def even(prepared: Prepared) -> list[Any]:
@@ -340,8 +343,8 @@ def even(prepared: Prepared) -> list[Any]:
 def test_the_answers_of_long_words_are_made_on_a_thread(tmp_path: Path) -> None:
     task = made(saved(tmp_path))
     for length, cheap in ((INLINE_CHARACTERS, True), (INLINE_CHARACTERS + 1, False)):
-        found = task.preprocess({"question": QUESTION, "context": "x" * length})
-        assert (len(found.items), found.runs_inline) == (1, cheap)
+        prepared = task.preprocess({"question": QUESTION, "context": "x" * length})
+        assert (len(prepared.items), prepared.runs_inline) == (1, cheap)
 
 
 # what is served

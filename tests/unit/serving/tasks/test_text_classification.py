@@ -62,15 +62,17 @@ def answers(folder: Path, requests: list[Fields], top_k: int = 1) -> list[list[C
     signature = planned(folder)[TOKENS]
     task, backend = made(folder), OnnxBackend()
     backend.load(Model.read(folder), Settings(device="cpu"))
-    prepared = [task.preprocess(each) for each in requests]
-    items = [each.items[0] for each in prepared]
+    prepared = [task.preprocess(fields) for fields in requests]
+    items = [request.items[0] for request in prepared]
     longest = max(item[0].size for item in items)
     batch: list[Array] = [
         np.stack([np.pad(a, (0, longest - a.size), constant_values=spec.padding) for a in column])
         for spec, column in zip(signature.inputs, zip(*items, strict=True), strict=True)
     ]
     (logits,) = backend.infer(signature, batch)
-    return [task.postprocess(each, [[row]], top_k) for each, row in zip(prepared, logits, strict=True)]
+    return [
+        task.postprocess(request, [[row]], top_k) for request, row in zip(prepared, logits, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
@@ -78,10 +80,10 @@ def test_texts_of_several_lengths_get_their_labels(tmp_path: Path, tokenizer: To
     pad = tokenizer.token_to_id("<pad>") or 0
     folder = saved(tmp_path, tokenizer, pad_token_id=pad)
     texts = ["warm", "an awful soup on a cold evening with nobody there", "bread", "warm, wonderful"]
-    found = answers(folder, [{"text": text} for text in texts])
-    assert [top[0]["label"] for top in found] == ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
+    tops = answers(folder, [{"text": text} for text in texts])
+    assert [top[0]["label"] for top in tops] == ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
     (alone,) = answers(folder, [{"text": texts[0]}])
-    assert found[0][0]["probability"] == pytest.approx(alone[0]["probability"], abs=1e-6)
+    assert tops[0][0]["probability"] == pytest.approx(alone[0]["probability"], abs=1e-6)
 
 
 def test_tokens_are_the_tokenisers(tmp_path: Path) -> None:
@@ -106,29 +108,29 @@ def test_inputs_are_as_the_graph_declares(
     tmp_path: Path, names: tuple[str, ...], kind: int, pads: bool
 ) -> None:
     folder = exports.saved(tmp_path / "made", exports.word_piece(), {}, names=names, kind=kind)
-    found = planned(folder)
-    assert [each.name for each in found] == ["tokens", "tensor"]
-    assert found[TOKENS].pads == pads
-    assert found[TOKENS].limits == {"tokens": 64}
-    assert found[TENSOR].limits == {"sequence_length": 64}
-    for signature in found:
+    signatures = planned(folder)
+    assert [signature.name for signature in signatures] == ["tokens", "tensor"]
+    assert signatures[TOKENS].pads == pads
+    assert signatures[TOKENS].limits == {"tokens": 64}
+    assert signatures[TENSOR].limits == {"sequence_length": 64}
+    for signature in signatures:
         assert [spec.name for spec in signature.inputs] == list(names)
         assert {spec.dtype for spec in signature.inputs} == {
             "int64" if kind == TensorProto.INT64 else "int32"
         }
         assert [spec.example for spec in signature.inputs] == [int(name != TYPES) for name in names]
     ((*arrays,),) = made(folder).preprocess({"text": "warm", "text_pair": "awful"}).items
-    assert [array.dtype for array in arrays] == [spec.dtype for spec in found[TOKENS].inputs]
+    assert [array.dtype for array in arrays] == [spec.dtype for spec in signatures[TOKENS].inputs]
     (top,) = answers(folder, [{"text": "warm", "text_pair": "awful"}], 3)
     if TYPES in names:  # the second text counts ten times
-        assert [each["label"] for each in top] == ["NEGATIVE", "POSITIVE", "NEUTRAL"]
-    assert sum(each["probability"] for each in top) == pytest.approx(1)
+        assert [candidate["label"] for candidate in top] == ["NEGATIVE", "POSITIVE", "NEUTRAL"]
+    assert sum(candidate["probability"] for candidate in top) == pytest.approx(1)
 
 
 def test_labels_that_do_not_exclude_each_other(tmp_path: Path) -> None:
     folder = saved(tmp_path, problem_type="multi_label_classification")
     (top,) = answers(folder, [{"text": "warm bread"}], 3)
-    by_label = {each["label"]: each["probability"] for each in top}
+    by_label = {candidate["label"]: candidate["probability"] for candidate in top}
     assert by_label["POSITIVE"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-5)
     assert by_label["NEUTRAL"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-5)
     assert by_label["NEGATIVE"] == pytest.approx(0.5)
@@ -172,8 +174,8 @@ def test_limits_and_padding_are_those_of_the_files(
     folder = saved(tmp_path, **config)
     if tokenizer_config is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    found = Model.read(folder).description.text_pipeline
-    assert found == TextPipeline(**{**found.model_dump(), **expected})
+    pipeline = Model.read(folder).description.text_pipeline
+    assert pipeline == TextPipeline(**{**pipeline.model_dump(), **expected})
 
 
 @pytest.mark.parametrize(
@@ -337,14 +339,14 @@ def test_threads_share_a_tokeniser(tmp_path: Path) -> None:
     task = made(saved(tmp_path))
     texts = [f"warm bread {'and ' * count}" for count in range(20)]
     expected = [tokens(task, text=text) for text in texts]
-    found: list[list[list[list[int]]]] = []
+    by_thread: list[list[list[list[int]]]] = []
 
     def work() -> None:
-        found.append([tokens(task, text=text) for text in texts * 5])
+        by_thread.append([tokens(task, text=text) for text in texts * 5])
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected * 5] * 4
+    assert by_thread == [expected * 5] * 4

@@ -116,10 +116,10 @@ def image_of(element: bytes) -> bytes | type[Exception]:
         return type(error)
 
 
-def image_in(given: Input) -> bytes | type[Exception]:
+def image_in(source: Input) -> bytes | type[Exception]:
     """The image of an input, or the error's type."""
     try:
-        return bytes(given.read()["image"])
+        return bytes(source.read()["image"])
     except ServingError as error:
         return type(error)
 
@@ -127,7 +127,7 @@ def image_in(given: Input) -> bytes | type[Exception]:
 @settings(max_examples=100, deadline=None)
 @given(elements=st.lists(st.binary(max_size=20), min_size=1, max_size=MOST), cut=st.integers(0, 30))
 def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int) -> None:
-    data = b"".join(len(each).to_bytes(4, "little") + each for each in elements)
+    data = b"".join(len(element).to_bytes(4, "little") + element for element in elements)
     tail = data[: max(0, len(data) - cut)]
     tensor = {"name": "i", "datatype": "BYTES", "shape": [len(elements), 1]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(tail)}}]}).encode()
@@ -136,8 +136,8 @@ def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int)
     except ServingError:
         assert cut
     else:
-        assert [each.size for each in question.inputs] == [len(element) for element in elements]
-        assert [image_in(each) for each in question.inputs] == [*map(image_of, elements)]
+        assert [source.size for source in question.inputs] == [len(element) for element in elements]
+        assert [image_in(source) for source in question.inputs] == [*map(image_of, elements)]
 
 
 def test_numbers_are_a_view_of_the_body() -> None:
@@ -155,11 +155,11 @@ def test_numbers_are_a_view_of_the_body() -> None:
 @given(data=st.binary(max_size=300))
 def test_an_element_is_a_file_or_base64(data: bytes) -> None:
     try:
-        found = to_bytes(data)
+        decoded = to_bytes(data)
     except ServingError as error:
         assert error.status == 400  # noqa: PT017 text that is not base64
     else:
-        assert isinstance(found, bytes)
+        assert isinstance(decoded, bytes)
 
 
 @settings(max_examples=100, deadline=None)

@@ -42,33 +42,33 @@ def run(work: Coroutine[object, object, None]) -> None:
 
 def test_a_flood_that_never_ends_is_passed_by() -> None:
     async def main() -> None:
-        one = arrivals()
-        one.patience_s = 0.01
-        slow = [asyncio.ensure_future(one.read(never)) for _ in range(100)]
+        reader = arrivals()
+        reader.patience_s = 0.01
+        slow = [asyncio.ensure_future(reader.read(never)) for _ in range(100)]
         await asyncio.sleep(0)
-        assert await one.read(at_once) == b"message"
+        assert await reader.read(at_once) == b"message"
         assert sum(task.done() for task in slow) <= 4  # the places that were taken first
         for task in slow:
             task.cancel()
         ended = await asyncio.gather(*slow, return_exceptions=True)
         assert {type(error) for error in ended} == {SlowBodyError, asyncio.CancelledError}
-        assert await asyncio.gather(*(one.read(at_once) for _ in range(50))) == [b"message"] * 50
-        assert (one._free, one._waiting, one._patient) == (4, [], {})
+        assert await asyncio.gather(*(reader.read(at_once) for _ in range(50))) == [b"message"] * 50
+        assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
 
     run(main())
 
 
 def test_where_nobody_waits_nobody_hurries() -> None:
     async def main() -> None:
-        one = arrivals()
-        one.patience_s = 0
+        reader = arrivals()
+        reader.patience_s = 0
         gate = asyncio.Event()
 
         async def slowly() -> bytes:
             await gate.wait()
             return b"late"
 
-        four = [asyncio.ensure_future(one.read(slowly)) for _ in range(4)]
+        four = [asyncio.ensure_future(reader.read(slowly)) for _ in range(4)]
         for _ in range(10):
             await asyncio.sleep(0)
         assert not any(task.done() for task in four)
@@ -80,11 +80,11 @@ def test_where_nobody_waits_nobody_hurries() -> None:
 
 def test_all_time_out_in_the_end() -> None:
     async def main() -> None:
-        one = arrivals(20)
-        tasks = [asyncio.ensure_future(one.read(never)) for _ in range(30)]
+        reader = arrivals(20)
+        tasks = [asyncio.ensure_future(reader.read(never)) for _ in range(30)]
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(error) for error in ended} == {SlowBodyError}
-        assert (one._free, one._waiting, one._patient) == (4, [], {})
+        assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
 
     run(main())
 

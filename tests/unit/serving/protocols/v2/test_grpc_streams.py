@@ -87,30 +87,30 @@ def test_answers_keep_their_order_and_few_are_under_way() -> None:
 
 def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     async def main() -> None:
-        own, gate = streams(), asyncio.Event()
+        open_streams, gate = streams(), asyncio.Event()
 
         async def ask(message: bytes) -> bytes:
             await gate.wait()
             return message
 
         clients = [Client() for _ in range(6)]
-        serving = [asyncio.ensure_future(own.serve(client, ask)) for client in clients[:4]]
+        serving = [asyncio.ensure_future(open_streams.serve(client, ask)) for client in clients[:4]]
         clients[0].sent.put_nowait(b"busy")
-        await settled(lambda: len(own._idle) == 3)
-        serving.append(asyncio.ensure_future(own.serve(clients[4], ask)))
+        await settled(lambda: len(open_streams._idle) == 3)
+        serving.append(asyncio.ensure_future(open_streams.serve(clients[4], ask)))
         with pytest.raises(SlowBodyError, match="another needs its place"):
             await serving[1]
         for client in clients[2:5]:
             client.sent.put_nowait(b"busy")
-        await settled(lambda: not own._idle)
+        await settled(lambda: not open_streams._idle)
         with pytest.raises(OverloadedError, match="too many streams"):
-            await own.serve(clients[5], ask)
+            await open_streams.serve(clients[5], ask)
         gate.set()
         for client in clients[:5]:
             client.sent.put_nowait(None)
         await asyncio.gather(*serving[:1], *serving[2:])
         assert [client.received for client in clients[:5]] == [[b"busy"], [], *[[b"busy"]] * 3]
-        assert (own._open, own._idle) == (0, {})
+        assert (open_streams._open, open_streams._idle) == (0, {})
 
     run(main())
 
@@ -121,19 +121,19 @@ def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) ->
     monkeypatch.setattr("serving.protocols.v2.grpc_streams.IDLE_S", 0.05 if reads else 60)
 
     async def main() -> None:
-        own, client = streams(timeout_ms=50), Client(reads)
+        open_streams, client = streams(timeout_ms=50), Client(reads)
         client.sent.put_nowait(b"message")
         with pytest.raises(SlowBodyError, match="idle for too long"):
-            await own.serve(client, same)
+            await open_streams.serve(client, same)
         assert client.received == ([b"message"] if reads else [])
-        assert (own._open, own._idle) == (0, {})
+        assert (open_streams._open, open_streams._idle) == (0, {})
 
     run(main())
 
 
 def test_a_client_that_goes_away_cancels_its_requests() -> None:
     async def main() -> None:
-        own, client = streams(), Client()
+        open_streams, client = streams(), Client()
         began: list[bytes] = []
         cancelled: list[bytes] = []
 
@@ -146,7 +146,7 @@ def test_a_client_that_goes_away_cancels_its_requests() -> None:
                 raise
             return message
 
-        serving = asyncio.ensure_future(own.serve(client, ask))
+        serving = asyncio.ensure_future(open_streams.serve(client, ask))
         for message in (b"1", b"2"):
             client.sent.put_nowait(message)
         await settled(lambda: len(began) == 2)
@@ -154,6 +154,6 @@ def test_a_client_that_goes_away_cancels_its_requests() -> None:
         with pytest.raises(asyncio.CancelledError):
             await serving
         assert sorted(cancelled) == [b"1", b"2"]
-        assert (own._open, own._idle) == (0, {})
+        assert (open_streams._open, open_streams._idle) == (0, {})
 
     run(main())

@@ -79,8 +79,8 @@ def test_plain_files_have_pillows_pixels(
     data = pictures.encode(pictures.plate(width, height).convert(mode), **options)
     head = decode.read_header(data)
     assert head == Header(width, height, plain=min(width, height) >= SMALLEST_SIDE)
-    found, by_pillow = both_ways(data, pipeline)
-    assert np.array_equal(found, by_pillow)
+    by_turbo, by_pillow = both_ways(data, pipeline)
+    assert np.array_equal(by_turbo, by_pillow)
 
 
 @needs_turbo
@@ -96,9 +96,9 @@ def test_plain_files_go_past_pillow(options: dict[str, Any]) -> None:
 def test_the_colour_space_is_what_adobes_segment_says(transform: int) -> None:
     adobe = segment(0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, transform))
     jfif = pictures.encode(pictures.plate(), subsampling=0)
-    found, by_pillow = both_ways(jfif[:2] + adobe + jfif[2:].replace(b"JFIF", b"none", 1))
-    assert np.array_equal(found, by_pillow)
-    assert (transform == 1) == (np.abs(found.astype(int) - without_pillow(jfif)).max() <= 1)
+    by_turbo, by_pillow = both_ways(jfif[:2] + adobe + jfif[2:].replace(b"JFIF", b"none", 1))
+    assert np.array_equal(by_turbo, by_pillow)
+    assert (transform == 1) == (np.abs(by_turbo.astype(int) - without_pillow(jfif)).max() <= 1)
 
 
 def pieces(*scans: bytes, frame: int = 0xC0, colours: int = 3, precision: int = 8) -> bytes:
@@ -195,8 +195,9 @@ def test_a_header_that_is_given_is_not_read_again(data: bytes, monkeypatch: pyte
 
 def test_what_libjpeg_complains_of_is_pillows_to_judge() -> None:
     data = pictures.jpeg()
-    found, by_pillow = both_ways(data[:-2] + b"\0\0" + data[-2:])  # bytes between the scan and its end
-    assert np.array_equal(found, by_pillow)
+    # bytes between the scan and its end
+    by_turbo, by_pillow = both_ways(data[:-2] + b"\0\0" + data[-2:])
+    assert np.array_equal(by_turbo, by_pillow)
     with pytest.raises(InvalidImageError, match="truncated"):
         ImageDecoder(SQUEEZED, MAX_PIXELS).decode(data[:-500])
     with pytest.raises(InvalidImageError):

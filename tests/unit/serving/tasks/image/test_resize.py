@@ -49,11 +49,11 @@ def test_exact_is_pillow(size: tuple[int, int]) -> None:
 @pytest.mark.skipif(resize.SIMD is None, reason="cykooz-resizer has no wheel for this system")
 def test_the_simd_code_is_used_for_small_pictures_only(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    own = Resizer._own
+    original = Resizer._own
 
     def counted(self: Resizer) -> object:
         used.append(1)
-        return own(self)
+        return original(self)
 
     monkeypatch.setattr(Resizer, "_own", counted)
     Resizer().resize(noise(300, 200), (64, 64))
@@ -67,9 +67,9 @@ def test_the_simd_code_is_used_for_small_pictures_only(monkeypatch: pytest.Monke
 def test_a_box_a_hair_outside_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     image = noise(300, 200)
     expected = Resizer().resize(image, (64, 64)).astype(int)
-    own = resize.SIMD.CropBox
+    original = resize.SIMD.CropBox
     resize.options.cache_clear()
-    monkeypatch.setattr(resize.SIMD, "CropBox", lambda *_: own(0.0, 0.0, 300.0000001, 200.0))
+    monkeypatch.setattr(resize.SIMD, "CropBox", lambda *_: original(0.0, 0.0, 300.0000001, 200.0))
     assert np.abs(Resizer().resize(image, (64, 64)).astype(int) - expected).max() <= 1
     assert resize.options.cache_info().currsize == 1
     resize.options.cache_clear()

@@ -17,7 +17,7 @@ MOST_UNANSWERED = 5  # counted, not timed: after a pause of all processes, one a
 
 
 @dataclass
-class FrontendProcess:
+class WebProcess:
     """One web process, and the parent's end of the socket to it."""
 
     index: int
@@ -33,7 +33,7 @@ class FrontendProcess:
     @classmethod
     def start(
         cls, index: int, count: int, package: str, listener: socket.socket, metrics_folder: Path
-    ) -> "FrontendProcess":
+    ) -> "WebProcess":
         """Starts `frontend.py` as one of `count`. Raises OSError."""
         ours, theirs = messages.pair()
         numbers = (os.getpid(), theirs.fileno(), listener.fileno())
