@@ -12,7 +12,12 @@ import numpy as np
 import onnx
 
 from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
-from fastapi_onnx.openvino_session import OPENVINO, OpenVinoSession, openvino_objection
+from fastapi_onnx.openvino_session import (
+    OPENVINO,
+    OpenVinoSession,
+    forget_others,
+    openvino_objection,
+)
 from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
 from fastapi_onnx.signature import graph_signature
 from serving.backends import precision_check
@@ -51,12 +56,9 @@ class Network:
         self._empty: dict[str, Array] = {}
         """Both inputs of an image classifier: the one that is not given stays empty."""
 
-        if kind.plain_graph:
-            self.signature = signature_of(model)
-        else:
+        self.signature = signature_of(model)
+        if not kind.plain_graph:
             height, width = model.description.pipeline.output_size
-            pixels = TensorSpec("pixels", "uint8", (height, width, 3))
-            self.signature = Signature("image", (pixels,), (), normalises=True)
             self._empty[PIXELS] = np.empty((0, height, width, 3), np.uint8)
             self._empty[TENSOR] = np.empty((0, 3, height, width), np.float32)
 
@@ -67,6 +69,8 @@ class Network:
         Raises ConfigurationError.
         """
         choice = cpu_choice(model, settings, scratch)
+        if scratch:
+            forget_others(scratch, choice.precision if choice.runtime == OPENVINO else "")
         return cls(model, open_candidate(model, choice, settings, scratch), choice)
 
     @classmethod
@@ -143,6 +147,9 @@ class Network:
 
 def signature_of(model: Model) -> Signature:
     """Returns how the model's graph is called. Raises ConfigurationError."""
+    if not kind_of(model.description.task).plain_graph:
+        pixels = TensorSpec("pixels", "uint8", (*model.description.pipeline.output_size, 3))
+        return Signature("image", (pixels,), (), normalises=True)
     only_int8 = model.has(INT8) and not model.has(FP32)
     return graph_signature(model.file(INT8 if only_int8 else FP32), model.description.limits)
 

@@ -6,6 +6,7 @@ fast in bf16 as either is in fp32 (five times with AMX).
 
 import fcntl
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +18,9 @@ from serving.settings import Settings
 from serving.tensors import Array
 
 OPENVINO = "openvino"
+FOLDER = f"{OPENVINO}-"
+"""Start of the name of a folder with compiled graphs; the precision follows."""
+
 ON_THE_WAY = ("Convert", "Unsqueeze", "Squeeze", "Reshape")
 """Operations between an input and the table that it indexes."""
 
@@ -51,7 +55,7 @@ class OpenVinoSession:
             return core.compile_model(model, "CPU", options)
 
         if scratch:
-            folder = scratch / f"{OPENVINO}-{precision}"
+            folder = scratch / f"{FOLDER}{precision}"
             options["CACHE_DIR"] = str(folder)
             with (scratch / f"{OPENVINO}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,6 +79,13 @@ class OpenVinoSession:
                 raise ValueError(f"{name} must be from {-count} to {count - 1}")
         outputs = self._request.infer(inputs, share_inputs=True)
         return [outputs[name] for name in names] or list(outputs.values())
+
+
+def forget_others(scratch: Path, precision: str) -> None:
+    """Removes the compiled graphs of other precisions; all if `precision` is empty."""
+    for folder in scratch.glob(f"{FOLDER}*/"):
+        if folder.name != f"{FOLDER}{precision}":
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def index_limits(model: Any) -> dict[str, int]:

@@ -39,7 +39,7 @@ QUICK_MS = 1.0
 """A network that takes less is computed by the reference: the web process takes as long itself."""
 
 TOGETHER = 4  # items of the timed batch
-MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 3, 20, 0.25
+MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 3, 20, 0.1
 MAX_TRIALS_S = 120  # then the process that measures is ended
 MAX_REASON = 300  # characters of a library's message
 PRECISIONS = ("int8", "bf16", "fp32")  # the lower ones first
@@ -158,16 +158,20 @@ def tried(
     expected, fp32_ms = timed_answers(load(reference), samples)
     fp32_ms = round(fp32_ms, 3)
     best = Trial(reference.runtime, reference.precision, "the reference", fp32_ms, chosen=True)
-    trials = [best]
+    trials, agreeing = [best], [best]
     for candidate in others:
         trial = Trial(candidate.runtime, candidate.precision, "")
+        faster = next((known for known in agreeing if is_faster_for_sure(known, candidate)), None)
         if fp32_ms < QUICK_MS:
             trial = replace(trial, reason=f"not tried: {fp32_ms} ms an item are few")
-        elif is_slower_for_sure(candidate, best):
-            trial = replace(trial, reason=f"not tried: {best.runtime} is faster in {best.precision}")
+        elif faster:
+            trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
         else:
             trial = measured(candidate, load, samples, expected)
-            objection = trial.reason or objection_to(trial, candidate, best, memory_mb)
+            objection = trial.reason or disagreement(trial, candidate, memory_mb)
+            if not objection:
+                agreeing.append(trial)
+                objection = slowness(trial, best)
             reason = f"it agrees, and is faster: {trial.ms} instead of {fp32_ms} ms each"
             trial = replace(trial, reason=objection or reason, chosen=not objection)
         if trial.chosen:
@@ -177,10 +181,10 @@ def tried(
     return trials
 
 
-def is_slower_for_sure(candidate: Candidate, best: Trial) -> bool:
-    """Returns whether a precision need not be tried, because a lower one is taken already."""
-    higher = PRECISIONS.index(candidate.precision) > PRECISIONS.index(best.precision)
-    return higher and (candidate.runtime == best.runtime or candidate.precision == "fp32")
+def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
+    """Returns whether a candidate need not be tried: a lower precision agrees, in its runtime or any."""
+    lower = PRECISIONS.index(known.precision) < PRECISIONS.index(candidate.precision)
+    return lower and (known.runtime == candidate.runtime or candidate.precision == "fp32")
 
 
 def measured(
@@ -200,15 +204,19 @@ def measured(
     return replace(trial, ms=round(ms, 3), difference=round(difference, 5), memory_mb=round(memory, 1))
 
 
-def objection_to(trial: Trial, candidate: Candidate, best: Trial, memory_mb: float) -> str:
-    """Returns why a measured candidate is not taken; empty if it is."""
-    assert trial.ms and trial.difference is not None and trial.memory_mb is not None and best.ms  # noqa: S101, PT018 measured
-    if trial.difference > candidate.max_difference:
+def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
+    """Returns why a measured candidate may not be taken, however fast it is; empty if it may."""
+    if (trial.difference or 0) > candidate.max_difference:
         return f"differs by {trial.difference}; at most {candidate.max_difference:.3f} is accepted"
-    if trial.ms > MAX_TIME_RATIO * best.ms:
-        return f"not faster by a tenth: {trial.ms} instead of {best.ms} ms each"
-    if trial.memory_mb > memory_mb:
+    if (trial.memory_mb or 0) > memory_mb:
         return f"takes {trial.memory_mb} MB in each worker; at most {memory_mb:.0f} are accepted"
+    return ""
+
+
+def slowness(trial: Trial, best: Trial) -> str:
+    """Returns why a candidate that may be taken is not faster than the best one; empty if it is."""
+    if trial.ms is None or best.ms is None or trial.ms > MAX_TIME_RATIO * best.ms:
+        return f"not faster by a tenth: {trial.ms} instead of {best.ms} ms each"
     return ""
 
 

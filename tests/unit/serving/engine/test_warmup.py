@@ -88,7 +88,8 @@ def test_warm_up_says_what_a_model_cannot(most: int, words: str) -> None:
 def test_slow_batches_are_measured_seldom_and_the_slowest_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, ran = 0.0, []
+    now = 0.0
+    ran: list[int] = []
 
     class Slow:
         """0.2 s an item, and half a second more the first time, on a clock that only it moves."""
@@ -99,7 +100,7 @@ def test_slow_batches_are_measured_seldom_and_the_slowest_not_at_all(
             ran.append(len(inputs[0]))
             return [np.zeros((len(inputs[0]), 2), np.float32)]
 
-    monkeypatch.setattr(warmup.time, "perf_counter", lambda: now)
+    monkeypatch.setattr("serving.engine.warmup.time.perf_counter", lambda: now)
     text = Signature(
         "text",
         (TensorSpec("ids", "int64", ("tokens",)),),
