@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
+from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork, bf16_objection
 from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.huggingface import signature_of
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
@@ -72,7 +72,11 @@ class TorchBackend:
             return lambda inputs: [network.infer(*inputs)]
 
         choice = choose(
-            [Candidate(TORCH, "fp32"), int8_candidate(model, INT8, settings, TORCH)],
+            [
+                Candidate(TORCH, "fp32"),
+                int8_candidate(model, INT8, settings, TORCH),
+                Candidate(TORCH, "bf16", bf16_objection(), precision_check.MAX_DIFFERENCE),
+            ],
             settings,
             scratch,
             load,
