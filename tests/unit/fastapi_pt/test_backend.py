@@ -99,5 +99,5 @@ def test_bf16_computes_nearly_as_fp32_does() -> None:
 def test_bf16_needs_a_processor_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastapi_pt.backend.bf16_objection", lambda: "no bf16 here")
     settings = Settings(device="cpu", precision="bf16")
-    with pytest.raises(ConfigurationError, match="SERVING_PRECISION=bf16 cannot be used.* no bf16 here"):
+    with pytest.raises(ConfigurationError, match="no bf16 here"):
         TorchBackend().load(Model.read(settings.model_dir), settings)
