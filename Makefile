@@ -11,6 +11,8 @@ BIN := .venv/bin
 # Ray's variables, and its Python first on the PATH
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
 export BACKEND
+# the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out
+EXACTLY := --quiet --disable-pip-version-check --no-deps
 # packages go into .venv and are found there, whatever a pip.conf or the environment says
 export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
@@ -110,15 +112,15 @@ clean:
 
 .venv-ray/installed .venv-transformers/installed: .venv-%/installed: requirements-%.txt
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-$*/bin/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 
 .venv/fastapi_%.installed: fastapi_%/requirements.txt flask_app/requirements.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(foreach file,$^,-r $(file))
+	$(BIN)/python -m pip install $(EXACTLY) $(foreach file,$^,-r $(file))
 	@touch $@
 
 .venv/dev.installed .venv/dev-all.installed: .venv/%.installed: requirements-%.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(BIN)/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 
 # onnxruntime-gpu takes the place of onnxruntime: both are the same module

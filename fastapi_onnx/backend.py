@@ -1,4 +1,4 @@
-"""ONNX Runtime backend, on the CPU or a CUDA GPU; the engine's workers load and call it."""
+"""Backend for ONNX files, on a CPU or a CUDA GPU; the engine's workers load and call it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from fastapi_onnx.network import Network, signature_of
-from fastapi_onnx.shared_weights import CPU
+from fastapi_onnx.sessions import OnnxRuntimeSession
 from serving.backends.base import BackendInfo
-from serving.backends.precision import wanted_device
+from serving.backends.choice import wanted_device
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.task_kinds import kind_of
 from serving.tensors import Array, Signature
-
-LIBRARY = f"onnxruntime {ort.__version__}"
 
 if TYPE_CHECKING:
     from fastapi_onnx.cuda import CudaNetwork
@@ -34,7 +32,7 @@ class OnnxBackend:
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""
-        network, device, provider, fallback = None, "cpu", CPU, None
+        network, device, provider, fallback = None, "cpu", "", None
         if wanted_device(settings) != "cpu":
             try:
                 network, device, provider = load_on_gpu(model, settings)
@@ -43,7 +41,11 @@ class OnnxBackend:
                     raise
                 fallback = str(error)
         self._network = network = network or Network.on_cpu(model, settings, scratch)
-        return BackendInfo(LIBRARY, device, provider, network.precision, network.reason, fallback)
+        if isinstance(network, Network):
+            return network.info(device, fallback)
+        return BackendInfo(
+            OnnxRuntimeSession.library, device, provider, network.precision, network.reason, fallback
+        )
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Computes a batch, see `Backend.infer`."""
@@ -75,7 +77,7 @@ def load_on_gpu(model: Model, settings: Settings) -> tuple["Network | CudaNetwor
     try:
         device = Device(settings)
         if kind_of(model.description.task).plain_graph:
-            return Network.on_gpu(model, settings, device), f"cuda:{device.index}", CUDA
+            return Network.on_gpu(model, settings, device, CUDA), f"cuda:{device.index}", CUDA
         network = CudaNetwork(model, device, settings.precision)
         return network, f"cuda:{device.index}", device.provider
     except ConfigurationError:

@@ -206,8 +206,7 @@ class CudaNetwork:
 
     def __init__(self, model: Model, device: Device, precision: str) -> None:
         """Chooses fp16 or fp32 by `precision` of the settings. Raises ConfigurationError."""
-        if precision == "int8":
-            raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
+        precision_check.check_gpu_precision(precision)
         self._device = device
         self._buckets: dict[int, Bucket] = {}
         pipeline, classes = model.description.pipeline, len(model.labels)

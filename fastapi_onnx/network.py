@@ -10,24 +10,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-from numpy.typing import NDArray
 
-from fastapi_onnx.cpu import FILES, INT8, cpu_session
 from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
-from fastapi_onnx.shared_weights import CPU
+from fastapi_onnx.openvino_session import (
+    OPENVINO,
+    OpenVinoSession,
+    forget_others,
+    openvino_objection,
+)
+from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
 from fastapi_onnx.signature import graph_signature
 from serving.backends import precision_check
-from serving.backends.device_errors import translate_errors
-from serving.backends.precision import Infer, chosen_precision
+from serving.backends.base import BackendInfo
+from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate
+from serving.description import Kind
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.task_kinds import kind_of
-from serving.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec, examples
+from serving.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec, check_outputs, examples
 
 if TYPE_CHECKING:
     from fastapi_onnx.cuda import Device
+
+FP32: Kind = "model.onnx"
+INT8: Kind = "model_quantized.onnx"
+RUNTIME_MB, WEIGHTS_SHARE = 130, 1.5
+"""Memory that `auto` lets a runtime take in each worker: the library, and a share of the file's size."""
 
 
 class Network:
@@ -36,131 +45,208 @@ class Network:
     def __init__(
         self,
         model: Model,
-        session: ort.InferenceSession,
-        precision: str = "fp32",
-        reason: str = "a graph in tensor form is computed as its file has it",
+        session: Session,
+        choice: Choice | None = None,
     ) -> None:
-        """`reason` says in words why it is this precision. Raises ConfigurationError."""
+        """`choice` says what the session is, and why. Raises ConfigurationError."""
         self._session = session
+        self._choice = choice
         kind = kind_of(model.description.task)
-        self._outputs = kind.outputs
-        self.precision = precision
-        self.reason = reason
+        self._compared = kind.outputs
         self._empty: dict[str, Array] = {}
         """Both inputs of an image classifier: the one that is not given stays empty."""
 
-        if kind.plain_graph:
-            self._signature = signature_of(model)
-        else:
+        self.signature = signature_of(model)
+        if not kind.plain_graph:
             height, width = model.description.pipeline.output_size
-            pixels = TensorSpec("pixels", "uint8", (height, width, 3))
-            self._signature = Signature("image", (pixels,), (), normalises=True)
             self._empty[PIXELS] = np.empty((0, height, width, 3), np.uint8)
             self._empty[TENSOR] = np.empty((0, 3, height, width), np.float32)
 
     @classmethod
     def on_cpu(cls, model: Model, settings: Settings, scratch: Path | None) -> "Network":
-        """Opens a session whose weights all workers share. Raises ConfigurationError.
+        """Opens a session in the runtime and precision that `cpu_choice` takes.
 
-        The int8 file is taken where the settings ask for it, and where it is fit and faster if the task
-        says how it is compared.
+        Raises ConfigurationError.
         """
-        check_precision(model, settings)
-
-        def load(precision: str) -> Infer:
-            return cls(model, open_session(model, model.file(FILES[precision]), settings, None)).logits
-
-        chosen: tuple[str, ...] = ("fp32",)
-        if settings.precision != "auto" or kind_of(model.description.task).compare:
-            chosen = chosen_precision(model, INT8, settings, scratch, load)
-        session = open_session(model, model.file(FILES[chosen[0]]), settings, scratch)
-        return cls(model, session, *chosen)
+        choice = cpu_choice(model, settings, scratch)
+        if scratch:
+            forget_others(scratch, choice.precision if choice.runtime == OPENVINO else "")
+        return cls(model, open_candidate(model, choice, settings, scratch), choice)
 
     @classmethod
-    def on_gpu(cls, model: Model, settings: Settings, device: "Device") -> "Network":
+    def on_gpu(cls, model: Model, settings: Settings, device: "Device", provider: str) -> "Network":
         """Opens a session on the CUDA provider. Raises ConfigurationError and OutOfDeviceMemoryError."""
         check_precision(model, settings)
-        if settings.precision == "int8":
-            raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
-        session = device.open_file(model.file("model.onnx"))
+        precision_check.check_gpu_precision(settings.precision)
+        reason = precision_check.FORCED.format(settings.precision)
         if settings.precision == "auto":
-            return cls(model, session)
-        return cls(model, session, "fp32", precision_check.FORCED.format(settings.precision))
+            reason = "a graph in tensor form is computed as its file has it"
+        session = OnnxRuntimeSession(device.open_file(model.file(FP32)), provider)
+        return cls(model, session, Choice(ONNX_RUNTIME, "fp32", reason, []))
 
-    def infer(
-        self, signature: Signature, inputs: Sequence[Array], options: ort.RunOptions | None = None
-    ) -> list[Array]:
+    def info(self, device: str, fallback: str | None) -> BackendInfo:
+        """Returns what `/model` shows."""
+        session, choice = self._session, self._choice
+        assert choice is not None  # noqa: S101 made by on_cpu or on_gpu
+        return BackendInfo(
+            session.library,
+            device,
+            session.provider,
+            choice.precision,
+            choice.reason,
+            fallback,
+            choice.trials,
+            session.length_step,
+        )
+
+    def infer(self, signature: Signature, inputs: Sequence[Array], shrink: bool = False) -> list[Array]:
         """Computes a batch, see `Backend.infer`; an output without a batch axis gets one, of size 1."""
         if self._empty:
-            return [self._image_logits(inputs[0], options)]
+            return [self._image_logits(inputs[0], shrink)]
         names = [spec.name for spec in signature.outputs]
         feed = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
-        with translate_errors():
-            outputs = self._session.run(names, feed, options)
+        outputs = self._session.run(names, feed, shrink)
         return [
             array[None] if array.ndim == len(spec.shape) else array
             for spec, array in zip(signature.outputs, outputs, strict=True)
         ]
 
-    def _image_logits(self, batch: Array, options: ort.RunOptions | None) -> Array:
+    def _image_logits(self, batch: Array, shrink: bool) -> Array:
         """Computes logits [N, classes] of RGB images, uint8 [N, H, W, 3], or normalised [N, 3, H, W].
 
         Those of a normalised image that is not finite are NaN.
         """
         name = PIXELS if batch.dtype == np.uint8 else TENSOR
-        logits: Array = self._session.run(None, {**self._empty, name: batch}, options)[0]
+        logits: Array = self._session.run((), {**self._empty, name: batch}, shrink)[0]
         if name == TENSOR:
             logits[~np.isfinite(batch.sum((1, 2, 3)))] = np.nan  # ReLU and int8 make numbers of it
         return logits
 
-    def logits(self, samples: Array) -> NDArray[np.float32]:
-        """Computes logits [N, classes] of `precision_check.samples`: pixels, or numbers of tokens."""
-        values = {"attention_mask": np.ones_like(samples), "token_type_ids": np.zeros_like(samples)}
-        specs = self._signature.inputs
-        inputs = [values.get(spec.name, samples).astype(spec.dtype, copy=False) for spec in specs]
-        outputs = self.infer(self._signature, inputs)
-        names = [spec.name for spec in self._signature.outputs]
-        place = next((names.index(name) for name in self._outputs if name in names), 0)
-        logits: NDArray[np.float32] = outputs[place]
-        return logits
+    def compared(self, inputs: Sequence[Array]) -> list[Array]:
+        """Computes the outputs that are compared between precisions, of `precision_check.samples`.
+
+        Raises ValueError for outputs that are not as the signature says.
+        """
+        outputs = self.infer(self.signature, inputs)
+        if not self.signature.outputs:
+            return outputs
+        sizes = self.signature.sizes(next(zip(*inputs, strict=True)))
+        check_outputs(self.signature, outputs, len(inputs[0]), sizes)
+        by_name = dict(zip((spec.name for spec in self.signature.outputs), outputs, strict=True))
+        return [by_name[name] for name in self._compared if name in by_name] or outputs
 
     def trim(self) -> None:
-        """Shrinks a CPU's memory arena to the size that a small batch needs."""
-        if self._session.get_providers() != [CPU]:
-            return
-        options = ort.RunOptions()
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        signature = self._signature
+        """Shrinks the session's memory to the size that a small batch needs."""
+        signature = self.signature
         for length in EXAMPLE_LENGTHS:
             batch = examples(signature, signature.batch_size or 1, signature.sizes_at(length))
-            with contextlib.suppress(Exception):  # onnxruntime's: the network does not take this length
-                self.infer(signature, batch, options)
+            with contextlib.suppress(Exception):  # the runtime's: the network does not take this length
+                self.infer(signature, batch, shrink=True)
                 return
 
 
 def signature_of(model: Model) -> Signature:
     """Returns how the model's graph is called. Raises ConfigurationError."""
-    only_int8 = model.has(FILES["int8"]) and not model.has(FILES["fp32"])
-    path = model.file(FILES["int8" if only_int8 else "fp32"])
-    return graph_signature(path, model.description.limits)
+    if not kind_of(model.description.task).plain_graph:
+        pixels = TensorSpec("pixels", "uint8", (*model.description.pipeline.output_size, 3))
+        return Signature("image", (pixels,), (), normalises=True)
+    only_int8 = model.has(INT8) and not model.has(FP32)
+    return graph_signature(model.file(INT8 if only_int8 else FP32), model.description.limits)
+
+
+def cpu_choice(model: Model, settings: Settings, scratch: Path | None) -> Choice:
+    """Chooses the runtime and the precision in which a CPU computes the model, see `choice.choose`.
+
+    Raises ConfigurationError.
+    """
+    check_precision(model, settings)
+    objection = openvino_objection()
+    if settings.cpu_runtime == OPENVINO and objection:
+        raise ConfigurationError(f"SERVING_CPU_RUNTIME=openvino cannot be used: {objection}")
+
+    def load(candidate: Candidate) -> Infer:
+        kept = scratch if candidate.runtime == OPENVINO else None  # ONNX Runtime opens a graph quickly
+        return Network(model, open_candidate(model, candidate, settings, kept)).compared
+
+    return choose(
+        cpu_candidates(model, settings, objection),
+        settings,
+        scratch,
+        load,
+        lambda: precision_check.samples(model, signature_of(model)),
+        memory_limit(model, settings),
+        apart=scratch is not None,  # in a worker, whose memory and life it would cost
+    )
+
+
+def cpu_candidates(model: Model, settings: Settings, objection: str) -> list[Candidate]:
+    """Returns the ways to compute the model on a CPU; others must agree with the first, in fp32.
+
+    `objection` says why OpenVINO is not used. A graph of unknown meaning is not tried in int8, and in
+    bf16 it must agree as closely as in fp32.
+    """
+    compare = kind_of(model.description.task).compare
+    lower = precision_check.MAX_DIFFERENCE if compare else precision_check.EXACT
+    with_bf16 = objection or openvino_objection("bf16")
+    candidates = [
+        Candidate(ONNX_RUNTIME, "fp32"),
+        int8_candidate(model, INT8, settings, ONNX_RUNTIME),
+        int8_candidate(model, INT8, settings, OPENVINO, objection),
+        Candidate(OPENVINO, "bf16", with_bf16, lower),
+        Candidate(OPENVINO, "fp32", objection, precision_check.EXACT),
+    ]
+    if not compare and settings.precision == "auto":
+        candidates = [candidate for candidate in candidates if candidate.precision != "int8"]
+    if settings.cpu_runtime == "auto":
+        return candidates
+    candidates.sort(key=lambda candidate: candidate.precision != "fp32")
+    return [candidate for candidate in candidates if candidate.runtime == settings.cpu_runtime]
+
+
+def memory_limit(model: Model, settings: Settings) -> float:
+    """Returns how many MB of its own a runtime may take in each worker."""
+    if settings.cpu_runtime_mb != "auto":
+        return settings.cpu_runtime_mb
+    path = model.file(FP32) if model.has(FP32) else model.file(INT8)
+    weights = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
+    return RUNTIME_MB + WEIGHTS_SHARE * weights / 1e6
+
+
+def open_candidate(
+    model: Model, candidate: Candidate | Choice, settings: Settings, scratch: Path | None
+) -> Session:
+    """Opens the model's file for a runtime and a precision. Raises ConfigurationError."""
+    path = model.file(INT8 if candidate.precision == "int8" else FP32)
+    return open_session(model, path, settings, scratch, candidate.runtime, candidate.precision)
 
 
 def open_session(
-    model: Model, path: Path, settings: Settings, scratch: Path | None
-) -> ort.InferenceSession:
-    """Opens a graph on the CPU; an image classifier's gets its two inputs. Raises ConfigurationError."""
+    model: Model,
+    path: Path,
+    settings: Settings,
+    scratch: Path | None,
+    runtime: str = ONNX_RUNTIME,
+    precision: str = "fp32",
+) -> Session:
+    """Opens a graph of the model on the CPU; an image classifier's gets its two inputs.
+
+    Raises ConfigurationError.
+    """
+    plain = kind_of(model.description.task).plain_graph
 
     def graph() -> bytes | Path:
-        if kind_of(model.description.task).plain_graph:
+        if plain:
             return path
         made: bytes = with_two_inputs(onnx.load(path), model.description.pipeline).SerializeToString()
         return made
 
     try:
-        return cpu_session(graph, settings, scratch)
+        if runtime == OPENVINO:
+            return OpenVinoSession(graph, precision, settings, scratch)
+        return OnnxRuntimeSession.on_cpu(graph, settings, scratch)
     except ConfigurationError:
         raise
-    except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
+    except Exception as error:  # onnx and the runtimes raise types of their own, one per cause
         raise ConfigurationError(f"{path} cannot be loaded: {error}") from error
 
 

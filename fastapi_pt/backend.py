@@ -10,20 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
+from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork, bf16_objection
 from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.huggingface import signature_of
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
 from fastapi_pt.tokens import TokenNetwork
 from serving.backends import precision_check
-from serving.backends.base import BackendInfo
+from serving.backends.base import BackendInfo, Trial
+from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate, wanted_device
 from serving.backends.device_errors import translate_errors
-from serving.backends.precision import Infer, chosen_precision, wanted_device
+from serving.backends.precision_check import Samples
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.task_kinds import TENSOR, kind_of
 from serving.tensors import Array, Signature
+
+TORCH = "torch"
 
 
 class TorchBackend:
@@ -41,6 +44,7 @@ class TorchBackend:
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         device, fallback = choose_device(wanted_device(settings), *settings.devices[:1])
+        trials: list[Trial] = []
         if kind_of(model.description.task).plain_graph:
             on_device = TokenNetwork.on_cpu if device.type == "cpu" else TokenNetwork.on_gpu
             self._network = network = on_device(model, settings, scratch, device)
@@ -48,7 +52,8 @@ class TorchBackend:
         elif device.type == "cuda":
             precision, reason = self._load_on_gpu(model, settings, device)
         else:
-            precision, reason = self._load_on_cpu(model, settings, scratch)
+            choice = self._load_on_cpu(model, settings, scratch)
+            precision, reason, trials = choice.precision, choice.reason, choice.trials
         return BackendInfo(
             backend=f"torch {torch.__version__}",
             device=str(device),
@@ -56,25 +61,36 @@ class TorchBackend:
             precision=precision,
             precision_reason=reason,
             fallback=fallback,
+            trials=trials,
         )
 
-    def _load_on_cpu(self, model: Model, settings: Settings, scratch: Path | None) -> tuple[str, str]:
-        """Makes `CpuNetwork`; returns its precision, and the reason. Raises ConfigurationError."""
+    def _load_on_cpu(self, model: Model, settings: Settings, scratch: Path | None) -> Choice:
+        """Makes `CpuNetwork`; returns its precision, and why. Raises ConfigurationError."""
 
-        def load(precision: str) -> Infer:
-            return CpuNetwork(model, settings, None, precision, PLAIN).infer
+        def load(candidate: Candidate) -> Infer:
+            network = CpuNetwork(model, settings, None, candidate.precision, PLAIN)
+            return lambda inputs: [network.infer(*inputs)]
 
-        precision, reason = chosen_precision(model, INT8, settings, scratch, load)
-        self._network = CpuNetwork(model, settings, scratch, precision)
-        return precision, reason
+        choice = choose(
+            [
+                Candidate(TORCH, "fp32"),
+                int8_candidate(model, INT8, settings, TORCH),
+                Candidate(TORCH, "bf16", bf16_objection(), precision_check.MAX_DIFFERENCE),
+            ],
+            settings,
+            scratch,
+            load,
+            lambda: Samples([precision_check.sample_images(model.description.pipeline.output_size)]),
+        )
+        self._network = CpuNetwork(model, settings, scratch, choice.precision)
+        return choice
 
     def _load_on_gpu(self, model: Model, settings: Settings, device: torch.device) -> tuple[str, str]:
         """Makes `CudaNetwork`; returns its precision, and the reason.
 
         Raises ConfigurationError and OutOfDeviceMemoryError.
         """
-        if settings.precision == "int8":
-            raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
+        precision_check.check_gpu_precision(settings.precision)
         network = served_network(model)
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
         torch.backends.cudnn.benchmark = True  # plans are made at warm-up, and used for ever

@@ -40,21 +40,25 @@ class CpuNetwork:
         precision: str = "fp32",
         form: str | None = None,
     ) -> None:
-        """Loads the file of `precision`; `form` is that of fp32, None: the faster one.
+        """Loads the file of `precision`; `form` is that of fp32 and bf16, None: the faster one.
 
         Raises ConfigurationError.
         """
         self._threads = settings.intra_op_threads
         torch.set_num_threads(self._threads)
         self._normalise = Normalise(model.description.pipeline)
+        self._dtype = torch.float32
         if precision == "int8":
             self._network = read_int8(model.file(INT8))
         else:
             size = model.description.pipeline.output_size
-            single = torch.zeros(1, 3, *size).contiguous(**CHANNELS_LAST)
+            single = torch.zeros(1, 3, *size)
             several = torch.rand(3, 3, *size, generator=torch.Generator().manual_seed(0))
-            examples = [(single,), (several.contiguous(**CHANNELS_LAST),)]
-            network = served_network(model).to(**CHANNELS_LAST)
+            if precision == "bf16":
+                self._dtype = torch.bfloat16
+                form = PLAIN  # the forms' answers differ by more than is tolerated
+            examples = [(images.to(self._dtype, **CHANNELS_LAST),) for images in (single, several)]
+            network = served_network(model).to(dtype=self._dtype, **CHANNELS_LAST)
             self._network = optimised(network, examples, scratch, form)
 
     def infer(self, batch: Array) -> NDArray[np.float32]:
@@ -67,10 +71,17 @@ class CpuNetwork:
         is_normalised = batch.dtype != np.uint8
         with torch.inference_mode():
             tensors = images.contiguous(**CHANNELS_LAST) if is_normalised else self._normalise(images)
-            logits: NDArray[np.float32] = self._network(tensors).numpy()
+            logits: NDArray[np.float32] = self._network(tensors.to(self._dtype)).float().numpy()
             if is_normalised:  # oneDNN's ReLU and int8 make a number of NaN, and so a class of it
                 logits[~tensors.abs().sum((1, 2, 3)).isfinite().numpy()] = np.nan
         return logits
+
+
+def bf16_objection() -> str:
+    """Returns why bf16 gains nothing on this processor; empty if it has instructions for it."""
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.12
+    has_bf16 = capabilities.get("avx512_bf16", False)
+    return "" if has_bf16 else "this processor has no instructions for bf16"
 
 
 def use_threads(count: int) -> None:

@@ -62,8 +62,7 @@ class TokenNetwork:
 
         Raises OutOfDeviceMemoryError, too.
         """
-        if settings.precision == "int8":
-            raise ConfigurationError(precision_check.INT8_NEEDS_CPU)
+        precision_check.check_gpu_precision(settings.precision)
         network = token_network(model)
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
         with translate_errors(), torch.inference_mode():

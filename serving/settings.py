@@ -59,9 +59,16 @@ class Settings(BaseSettings):
     gpu_memory_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of a GPU's memory that one instance may take."""
 
-    precision: Literal["auto", "fp32", "fp16", "int8"] = "auto"
-    """`auto`: fp16 on a GPU, int8 on a CPU if the model has a file that is fit for it, where the answers
-    agree with those of fp32 on this machine; else fp32. See `precision_reason` in `/model`."""
+    precision: Literal["auto", "fp32", "fp16", "bf16", "int8"] = "auto"
+    """`auto`: fp16 on a GPU; on a CPU bf16, or int8 if the model has a fit file, if that is faster here
+    and its answers agree with fp32's; else fp32. `trials` in `/model` has what was measured."""
+
+    cpu_runtime: Literal["auto", "onnxruntime", "openvino"] = "auto"
+    """Runtime with which fastapi_onnx computes on a CPU; `auto`: the faster one, measured at start."""
+
+    cpu_runtime_mb: PositiveInt | Literal["auto"] = "auto"
+    """Memory in MB that `cpu_runtime=auto` lets OpenVINO take in each worker; `auto`: 130, and 1.5 times
+    the size of the weights."""
 
     cuda_graphs: bool = True
     """Records each batch size as a CUDA graph and launches it whole; `false`: kernel by kernel."""

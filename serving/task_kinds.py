@@ -41,7 +41,7 @@ class TaskKind:
     """Whether the graph is called as its file has it; model.json need not list such a file."""
 
     compare: Literal["softmax"] | None = None
-    """How int8 is compared with fp32: by probabilities. None: it is never chosen by itself."""
+    """How precisions are compared: by probabilities. None: number by number, and int8 is never tried."""
 
 
 KINDS = (
@@ -69,6 +69,7 @@ KINDS = (
         outputs=("start_logits", "end_logits"),
         output_axis="token",
         plain_graph=True,
+        compare="softmax",
     ),
     TaskKind(TENSOR, "serving.tasks.tensor:TensorsOnly", plain_graph=True),
 )

@@ -12,8 +12,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from fastapi_onnx.cpu import cpu_session
 from fastapi_onnx.normalisation import PIXELS, TENSOR, model_inputs, with_two_inputs
+from fastapi_onnx.sessions import cpu_session
 from serving.backends import precision_check
 from serving.description import ImagePipeline
 from serving.errors import ConfigurationError

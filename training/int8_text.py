@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from fastapi_onnx.network import Network, open_session, signature_of
 from serving.backends import precision_check
-from serving.backends.precision import Infer
 from serving.description import Kind
 from serving.errors import ConfigurationError, RequestError
 from serving.model import Model
@@ -24,9 +23,10 @@ from serving.settings import Settings
 from serving.tasks.base import TaskParts
 from serving.tasks.text import IDS, TOKENS
 from serving.tasks.text_classification import TextClassification
+from serving.tensors import Array
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
-from training.int8_verdict import Verdict, comparison
+from training.int8_verdict import Logits, Verdict, comparison
 
 FP32: Kind = "model.onnx"
 INT8: Kind = "model_quantized.onnx"
@@ -142,10 +142,14 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Verdi
     )
 
 
-def network(model: Model, path: Path) -> Infer:
+def network(model: Model, path: Path) -> Logits:
     """Returns a function from numbers of tokens [N, tokens] to logits. Raises ConfigurationError."""
-    settings = Settings.model_validate({"device": "cpu"})
-    return Network(model, open_session(model, path, settings, None)).logits
+    made = Network(model, open_session(model, path, Settings(device="cpu"), None))
+
+    def logits(tokens: Array) -> NDArray[np.float32]:
+        return made.compared(precision_check.token_inputs(made.signature, tokens))[0]
+
+    return logits
 
 
 def megabytes(path: Path) -> float:

@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from serving.backends import precision_check
 from serving.backends.base import Backend
-from serving.backends.precision import Infer, timed_answers
 from serving.description import Int8Verdict, Kind
 from serving.model import Model
 from serving.scores import softmax
@@ -23,6 +22,9 @@ from training.photos import Photos
 LEAST_AGREEMENT = 0.98
 MOST_ACCURACY_LOST = 0.005
 BATCH_SIZES, TIMING_ROUNDS = (1, 4), 20
+
+Logits = Callable[[Array], NDArray[np.float32]]
+"""Computes logits [N, classes] of RGB images [N, height, width, 3], or of tokens [N, tokens]."""
 
 
 class Verdict(Int8Verdict):
@@ -71,13 +73,18 @@ class Judge:
         self._fp32 = self._load("fp32")
         self._expected = self._probabilities(self._fp32, compared, "fp32")
 
-    def _load(self, precision: str) -> Infer:
+    def _load(self, precision: str) -> Logits:
         backend = self._make()
-        backend.load(self._trial, Settings.model_validate({"device": "cpu", "precision": precision}))
+        backend.load(
+            self._trial,
+            Settings.model_validate(
+                {"device": "cpu", "precision": precision, "cpu_runtime": "onnxruntime"}
+            ),
+        )
         return partial(compute_logits, backend)
 
     @staticmethod
-    def _probabilities(infer: Infer, chosen: Photos, name: str) -> NDArray[np.float64]:
+    def _probabilities(infer: Logits, chosen: Photos, name: str) -> NDArray[np.float64]:
         """Computes probabilities [N, classes], one photo at a time; NaN becomes 0."""
         shown = tqdm(chosen.pixels, desc=name, unit=" photos", leave=False, delay=2)
         return np.nan_to_num(softmax(np.array([infer(image[np.newaxis])[0] for image in shown])))
@@ -105,7 +112,7 @@ def comparison(
     expected: NDArray[np.floating],
     actual: NDArray[np.floating],
     labels: NDArray[np.int64] | None,
-    networks: tuple[Infer, Infer],
+    networks: tuple[Logits, Logits],
     samples: Array,
     noun: str,
 ) -> dict[str, Any]:
@@ -120,7 +127,9 @@ def comparison(
         for name, answers in (("fp32", expected), ("int8", actual)):
             accuracy[name] = round(float((answers.argmax(1) == labels).mean()), 4)
     objection = objection_to(agreement, accuracy, noun)
-    logits = [timed_answers(infer, samples)[0] for infer in networks]
+    logits = [
+        np.concatenate([infer(one) for one in np.split(samples, len(samples))]) for infer in networks
+    ]
     return {
         "fit": objection is None,
         "reason": objection or f"it names fp32's class for {agreement:.1%} of {len(actual)} {noun}",
@@ -148,7 +157,7 @@ def objection_to(agreement: float, accuracy: dict[str, float], what: str = "phot
     return None
 
 
-def milliseconds(networks: dict[str, Infer], images: Array) -> dict[str, dict[int, float]]:
+def milliseconds(networks: dict[str, Logits], images: Array) -> dict[str, dict[int, float]]:
     """Measures networks in turn; returns the shortest time of a batch, by network and batch size."""
     times: dict[str, dict[int, float]] = {name: {} for name in networks}
     for size in BATCH_SIZES:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime as ort
 from tokenizers import Tokenizer
 
-from fastapi_onnx.cpu import FILES
+from fastapi_onnx.network import FP32, INT8
 from serving.model import Model
 from serving.scores import best
 
@@ -25,7 +25,9 @@ class ClassifyTexts:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = ort.InferenceSession(
-            model.file(FILES[precision]), options, providers=["CPUExecutionProvider"]
+            model.file(INT8 if precision == "int8" else FP32),
+            options,
+            providers=["CPUExecutionProvider"],
         )
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Backend protocol: `fastapi_onnx` and `fastapi_pt` implement it, the engine's workers call it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +11,29 @@ from numpy.typing import NDArray
 from serving.model import Model
 from serving.settings import Settings
 from serving.tensors import Array, Signature
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured of one runtime in one precision when the model was loaded."""
+
+    runtime: str
+    """`onnxruntime`, `openvino` or `torch`."""
+
+    precision: str
+    reason: str
+    """Reason why it was taken, or why not."""
+
+    ms: float | None = None
+    """Milliseconds of an item; None if it was not measured."""
+
+    difference: float | None = None
+    """`precision_check.difference` from the reference."""
+
+    memory_mb: float | None = None
+    """Memory that loading and computing took, of the process's own, in MB."""
+
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,13 +50,19 @@ class BackendInfo:
     """ONNX Runtime's provider, or PyTorch's device type."""
 
     precision: str
-    """`fp32`, `fp16` or `int8`."""
+    """`fp32`, `fp16`, `bf16` or `int8`."""
 
     precision_reason: str
     """Reason why that precision was taken, in words."""
 
     fallback: str | None = None
     """Reason why `auto` fell back to the CPU; None if it did not."""
+
+    trials: list[Trial] = field(default_factory=list)
+    """Every runtime and precision that was considered, on a CPU."""
+
+    length_step: int = 1
+    """Padded lengths are rounded up to a multiple of it: a runtime may prepare every new shape anew."""
 
 
 class Backend(Protocol):

@@ -40,3 +40,8 @@ def halved(cap: int, buckets: Sequence[int]) -> int:
 def next_power(count: int) -> int:
     """Returns the smallest power of two that is not below `count`, at least 16."""
     return max(16, 1 << (count - 1).bit_length())
+
+
+def rounded_up(step: int, count: int) -> int:
+    """Returns the smallest multiple of `step` that is not below `count`."""
+    return -(-count // step) * step

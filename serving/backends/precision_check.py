@@ -1,6 +1,9 @@
-"""Precision check: compares a network in fp16 or int8 with the same in fp32; backends run it at load."""
+"""Precision check: compares a network's answers with those in fp32, on made-up inputs, at load."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +12,14 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.scores import softmax
 from serving.task_kinds import kind_of
-from serving.tensors import Array
+from serving.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec
 
-IMAGES, TOKENS = 8, 32
+SAMPLES, TOKENS = 8, 32
 MAX_DIFFERENCE = 0.02
-"""Largest accepted difference of a class's probability in fp16."""
+"""Largest accepted difference of a probability in fp16 or bf16."""
+
+EXACT = 1e-3
+"""Largest accepted difference of the same precision in another runtime."""
 
 MAX_EXCESS = 0.01
 """Largest accepted excess of int8's `mean_difference` over the one where the file was made.
@@ -22,7 +28,14 @@ The shipped model has 0.018 there, and 0.041 where the products saturate (0 on a
 arithmetic, as far as emulated ones tell).
 """
 
-FORCED, INT8_NEEDS_CPU = "SERVING_PRECISION={}", "SERVING_PRECISION=int8 needs a CPU"
+FORCED = "SERVING_PRECISION={}"
+ONLY_ON_A_CPU = ("int8", "bf16")
+
+
+def check_gpu_precision(precision: str) -> None:
+    """Raises ConfigurationError for a precision in which no GPU computes here."""
+    if precision in ONLY_ON_A_CPU:
+        raise ConfigurationError(f"SERVING_PRECISION={precision} needs a CPU")
 
 
 def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
@@ -30,29 +43,87 @@ def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
     random = np.random.default_rng(0)
     height, width = size
     rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
-    patches = random.integers(0, 256, (IMAGES, 4, 4, 3))
+    patches = random.integers(0, 256, (SAMPLES, 4, 4, 3))
     large = patches[:, rows][:, :, columns]
     noise = random.integers(-40, 41, large.shape)
     drawn: NDArray[np.uint8] = np.clip(large + noise, 0, 255).astype(np.uint8)
     return drawn
 
 
-def samples(model: Model) -> Array:
-    """Returns what the network computes in both precisions: `sample_tokens`, or `sample_images`."""
-    if "text" in kind_of(model.description.task).needs:
-        return sample_tokens(model)
-    return sample_images(model.description.pipeline.output_size)
+Compare = Literal["softmax", "relative", "mean"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Made-up inputs, always the same, and how the answers to them are compared."""
+
+    inputs: Sequence[Array]
+    """[N, ...] for each input."""
+
+    compare: Compare = "softmax"
+    batch_size: int = 0
+    """The only batch size that the network computes; 0: any size."""
+
+
+def samples(model: Model, signature: Signature) -> Samples:
+    """Returns images, tokens, or for other graphs random numbers, along axes of EXAMPLE_LENGTHS[0]."""
+    kind = kind_of(model.description.task)
+    if not kind.plain_graph:
+        return Samples([sample_images(model.description.pipeline.output_size)])
+    if "text" in kind.needs:
+        inputs = token_inputs(signature, sample_tokens(model)[: signature.batch_size or None])
+        return Samples(inputs, kind.compare or "relative", signature.batch_size)
+    random = np.random.default_rng(0)
+    sizes = signature.sizes_at(EXAMPLE_LENGTHS[0])
+
+    def numbers(spec: TensorSpec) -> Array:
+        shape = (signature.batch_size or SAMPLES, *spec.sized(sizes))
+        if np.dtype(spec.dtype).kind == "f":
+            return random.normal(size=shape).astype(spec.dtype)
+        return random.integers(0, 2, shape).astype(spec.dtype)
+
+    return Samples(list(map(numbers, signature.inputs)), "relative", signature.batch_size)
+
+
+def token_inputs(signature: Signature, tokens: Array) -> list[Array]:
+    """Returns the inputs of a text model for numbers of tokens [N, tokens] without padding."""
+    known = {"attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+    return [known.get(spec.name, tokens).astype(spec.dtype) for spec in signature.inputs]
 
 
 def sample_tokens(model: Model) -> NDArray[np.int64]:
-    """Returns numbers of tokens of a text classifier's vocabulary, int64 [8, 32]; always the same."""
+    """Returns numbers of tokens of a text model's vocabulary, int64 [8, 32]; always the same."""
     count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
     length = min(TOKENS, model.description.text_pipeline.max_tokens)
-    return np.random.default_rng(0).integers(0, count, (IMAGES, length))
+    return np.random.default_rng(0).integers(0, count, (SAMPLES, length))
+
+
+def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compare) -> float:
+    """Returns how far outputs are from the expected ones; infinite if they are of another kind or NaN.
+
+    `softmax`: the largest difference of a probability along the last axis. `relative`: the largest
+    difference of a number, as a share of the largest number of its output. `mean`: `mean_difference`.
+    """
+    worst = 0.0
+    for wanted, array in zip(expected, found, strict=True):
+        if (wanted.shape, wanted.dtype) != (array.shape, array.dtype):
+            return float("inf")
+        if compare == "mean":
+            worst = max(worst, mean_difference(wanted, array))
+        elif compare == "softmax":
+            worst = max(worst, max_difference(wanted, array))
+        elif not np.array_equal(np.isfinite(wanted), np.isfinite(array)):
+            return float("inf")
+        elif wanted.size:
+            exact = np.where(np.isfinite(wanted), wanted, 0).astype(np.float64)
+            seen = np.where(np.isfinite(array), array, 0).astype(np.float64)
+            scale = max(float(np.abs(exact).max()), float(np.finfo(np.float32).tiny))
+            worst = max(worst, float(np.abs(exact - seen).max()) / scale)
+    return worst
 
 
 def max_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Returns the largest difference of a probability between two logits [N, classes].
+    """Returns the largest difference of a probability between two logits [..., classes].
 
     Infinite if `found` has values that are not finite.
     """
@@ -62,14 +133,14 @@ def max_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) ->
 
 
 def mean_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Returns how much probability moves to other classes, the mean over the images of [N, classes].
+    """Returns how much probability moves to other classes, the mean over the items of [..., classes].
 
     0: the same answers; 1: none in common, or values that are not finite. It is the total variation
     distance, half the sum of the differences of all classes' probabilities.
     """
     if not np.isfinite(found).all():
         return 1.0
-    return float(np.abs(softmax(expected) - softmax(found)).sum(axis=1).mean() / 2)
+    return float(np.abs(softmax(expected) - softmax(found)).sum(axis=-1).mean() / 2)
 
 
 def fp16_or_fp32(

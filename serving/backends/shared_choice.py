@@ -5,12 +5,13 @@ import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def shared_choice(
-    scratch: Path | None, name: str, choose: Callable[[], tuple[str, str]]
-) -> tuple[str, str]:
-    """Returns what the first caller's `choose` returned: a choice, and the reason in words.
+def shared_choice(scratch: Path | None, name: str, choose: Callable[[], T]) -> T:
+    """Returns what the first caller's `choose` returned: text, or lists and dictionaries of it.
 
     `scratch` is a folder that belongs to one model; without one, or where it cannot be written, every
     caller chooses for itself.
@@ -23,8 +24,8 @@ def shared_choice(
             lock = held.enter_context(path.with_suffix(".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         with contextlib.suppress(OSError, ValueError):
-            choice, reason = json.loads(path.read_text())
-            return choice, reason
+            kept: T = json.loads(path.read_text())
+            return kept
         chosen = choose()
         with contextlib.suppress(OSError):
             path.write_text(json.dumps(chosen))

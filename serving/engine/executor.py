@@ -116,6 +116,9 @@ class BatchExecutor:
         self.buckets: list[int] = []
         """Batch sizes that the GPU runs, ascending; empty on a CPU, which runs every size."""
 
+        self.length_step = 1
+        """See `BackendInfo.length_step`."""
+
         self.device: ThreadPoolExecutor | None = None
         """Thread that calls the backend; GPU only."""
 
@@ -338,14 +341,19 @@ class BatchExecutor:
     def _padded_sizes(self, signature: Signature, slots: list[int]) -> dict[str, int]:
         """Returns the sizes of the axes of a batch's inputs that vary: the largest of its items.
 
-        A GPU plans every new size anew: there, sizes that are padded anyway are rounded up.
+        Sizes that are padded anyway are rounded up where every new size is planned anew.
         """
         if not signature.input_axes:
             return {}
         known = len(signature.input_axes)
         largest = self._memory.sizes[slots, :known].max(axis=0).tolist()
-        if self.device and signature.pads:
-            largest = [batch_sizes.next_power(size) for size in largest]
+        if signature.pads:
+            up = (
+                batch_sizes.next_power
+                if self.device
+                else partial(batch_sizes.rounded_up, self.length_step)
+            )
+            largest = [up(size) for size in largest]
         return {
             axis: min(size, signature.limits[axis])
             for axis, size in zip(signature.input_axes, largest, strict=True)

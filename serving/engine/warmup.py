@@ -21,15 +21,19 @@ from serving.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
 
 NEARLY_BEST = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # measured per size, if nothing disturbs
-MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
+MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb, or calls are slow
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
+SLOW_ROUNDS = 2  # rounds after the first are enough for calls this slow
 MOST_OVERHEAD_ELEMENTS = 2**31
 
 GROWING_MS = 10.0
 """A batch that takes longer is not doubled: beyond it, waiting costs more than the batch saves."""
 
 MAX_CALL_S = 0.5
-"""Batches that would take longer are not measured where sizes vary."""
+"""Batches that take longer are not measured where sizes vary."""
+
+MAX_FIRST_CALL_S = 2.0
+"""Nor are those that would take longer, as far as smaller ones tell, whose first call also planned."""
 
 
 def warm_up(
@@ -155,6 +159,10 @@ def measure(
     too_large = ""
     for number in range(MAX_ROUNDS):
         for size in list(left):
+            if sizes and is_too_slow(size, times):
+                left.remove(size)
+                del times[size]
+                continue
             started = time.perf_counter()
             try:
                 run(backend, signature, size, sizes)
@@ -165,20 +173,30 @@ def measure(
                 del times[size]
                 continue
             times[size].append(time.perf_counter() - started)
-            if sizes and number and times[size][-1] > MAX_CALL_S and size > min(left):
-                left.remove(size)
-                del times[size]
         if not left:
             raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
         # the first call plans and allocates
         measured = sum(sum(durations[1:]) for durations in times.values())
+        if measured > MAX_ROUNDS_S and number >= SLOW_ROUNDS:
+            break
         if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(left):
             continue
-        if measured > MAX_ROUNDS_S or is_undisturbed(
-            [min(durations) / size for size, durations in times.items()]
-        ):
+        if is_undisturbed([min(durations) / size for size, durations in times.items()]):
             break
     return {size: round(min(durations) * 1000, 3) for size, durations in times.items()}
+
+
+def is_too_slow(size: int, times: Mapping[int, Sequence[float]]) -> bool:
+    """Returns whether a batch of varying sizes would take longer than MAX_CALL_S.
+
+    The smallest size always runs.
+    """
+    if size == min(times):
+        return False
+    if times[size]:
+        return min(times[size]) > MAX_CALL_S
+    ran = [(smaller, min(seconds)) for smaller, seconds in times.items() if seconds and smaller < size]
+    return bool(ran) and ran[-1][1] * size / ran[-1][0] > MAX_FIRST_CALL_S
 
 
 def grow(

@@ -63,7 +63,7 @@ class Worker:
         memory, executor, settings = self._memory, self._executor, self._settings
         model = Model.read(Path(self._args.model_dir), self._args.version)
         backend, info = self._load_backend(model, settings)
-        executor.backend = backend
+        executor.backend, executor.length_step = backend, info.length_step
         declared = backend if isinstance(backend, DeclaredBackend) else None
         on_gpu, cap = info.device != "cpu", memory.batch_cap[0]
         if declared and not cap:

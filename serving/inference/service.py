@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 from serving.engine import topology
 from serving.engine.provider import EngineHandle, EngineProvider
@@ -65,6 +66,8 @@ class InferenceService:
             device=info.device,
             precision=info.precision,
             precision_reason=info.precision_reason,
+            backend=info.backend,
+            trials=[asdict(trial) for trial in info.trials],
             instances=handle.fds.layout.workers,
             **REPORT.dump_python(report, mode="json", exclude={"info", "schemas"}),
         )

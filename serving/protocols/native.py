@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
+from serving.backends.base import Trial
 from serving.description import ImagePipeline, TextPipeline, Thresholds
 from serving.http.body import json_response
 from serving.inference.served_model import Input, ServedModel
@@ -57,8 +58,10 @@ class ModelResponse(BaseModel):
     backend: str
     device: str
     execution_provider: str
-    precision: str = Field(description="`fp32`, `fp16` or `int8`.")
+    precision: str = Field(description="`fp32`, `fp16`, `bf16` or `int8`.")
     precision_reason: str = Field(description="Why that precision was taken.")
+    trials: list[Trial] = Field(description="What was considered on a CPU: time, difference, memory.")
+    length_step: int = Field(description="Padded lengths of texts are multiples of it.")
     fallback: str | None = Field(description="Why `auto` did not take the GPU.")
     instances: int
     max_batch_size: int

@@ -234,7 +234,7 @@ def test_a_plain_session_has_all_memory_and_no_recorded_graph(
 
     monkeypatch.setattr(ort, "InferenceSession", Session)
     path = graphs.saved(graphs.two_by_two(), tmp_path / "sums") / "model.onnx"
-    network = Network.on_gpu(Model.read(path.parent), Settings(), device)
+    network = Network.on_gpu(Model.read(path.parent), Settings(), device, cuda.CUDA)
     (name, options), (other, _) = opened["providers"]
     assert (opened["graph"], name, other) == (path, cuda.CUDA, "CPUExecutionProvider")
     assert options["enable_cuda_graph"] == "0"

@@ -11,7 +11,8 @@ from torch import nn
 
 from fastapi_pt import BACKEND
 from fastapi_pt.backend import TorchBackend
-from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimised
+from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, bf16_objection, optimised
+from serving.backends import precision_check
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -80,3 +81,23 @@ def test_numbers_that_are_not_finite_are_no_class(tmp_path: Path, form: str) -> 
         False,
     ]
     backend.close()
+
+
+@pytest.mark.skipif(bool(bf16_objection()), reason="no instructions for bf16")
+def test_bf16_computes_nearly_as_fp32_does() -> None:
+    model = Model.read(Settings().model_dir)
+    images = precision_check.sample_images(model.description.pipeline.output_size)
+    answers = {}
+    for precision in ("fp32", "bf16"):
+        backend = TorchBackend()
+        info = backend.load(model, Settings.model_validate({"device": "cpu", "precision": precision}))
+        assert info.precision == precision
+        answers[precision] = compute_logits(backend, images)
+    assert 0 < precision_check.max_difference(answers["fp32"], answers["bf16"]) < 0.02
+
+
+def test_bf16_needs_a_processor_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastapi_pt.backend.bf16_objection", lambda: "no bf16 here")
+    settings = Settings(device="cpu", precision="bf16")
+    with pytest.raises(ConfigurationError, match="no bf16 here"):
+        TorchBackend().load(Model.read(settings.model_dir), settings)

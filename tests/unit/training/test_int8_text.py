@@ -1,14 +1,17 @@
 """int8 of a text classifier: `python -m training.export int8`, and what the ONNX backend makes of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks import text_model
-from fastapi_onnx.cpu import FILES
-from fastapi_onnx.network import Network, open_session
+from fastapi_onnx.network import FP32, INT8, Network
+from serving.backends.base import Trial
+from serving.backends.choice import Candidate
+from serving.backends.precision_check import MAX_EXCESS, Samples, mean_difference, sample_tokens
 from serving.description import Kind
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -55,54 +58,55 @@ def test_the_verdict_is_kept_beside_the_file(folder: Path) -> None:
     )
 
 
+def on_cpu(model: Model, **settings: str) -> tuple[str, str]:
+    """Returns the precision of the model in ONNX Runtime, and the reason."""
+    values = {"device": "cpu", "cpu_runtime": "onnxruntime"} | settings
+    info = Network.on_cpu(model, Settings.model_validate(values), None).info("cpu", None)
+    return info.precision, info.precision_reason
+
+
 def test_auto_serves_it_where_it_is_fit_and_faster(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, settings = Model.read(folder), Settings(device="cpu")
-    samples = []
+    model = Model.read(folder)
+    tried = []
 
-    def trial(_: object, tokens: object, difference: float) -> tuple[str, str]:
-        samples.append((tokens.shape, difference))  # type: ignore[attr-defined]
-        return "int8", "it is fit, and faster"
+    def measured(
+        candidates: list[Candidate], _load: object, samples: Samples, _memory_mb: float
+    ) -> list[Trial]:
+        tried.append((candidates[1].max_difference, [array.shape for array in samples.inputs]))
+        reports = [Trial(each.runtime, each.precision, "faster") for each in candidates]
+        return [reports[0], replace(reports[1], chosen=True)]
 
-    monkeypatch.setattr("serving.backends.precision.trial", trial)
-    network = Network.on_cpu(model, settings, None)
-    assert (network.precision, network.reason) == ("int8", "it is fit, and faster")
+    monkeypatch.setattr("serving.backends.choice.tried", measured)
+    assert on_cpu(model) == ("int8", "faster")
     verdict = model.verdict(FILE)
     assert verdict is not None
-    assert samples == [((8, 32), verdict.sample_difference)]
+    assert tried == [(verdict.sample_difference + MAX_EXCESS, [(8, 32), (8, 32)])]
     for precision in ("fp32", "int8"):
-        forced = Network.on_cpu(model, Settings(device="cpu", precision=precision), None)
-        assert (forced.precision, forced.reason) == (precision, f"SERVING_PRECISION={precision}")
+        assert on_cpu(model, precision=precision) == (precision, f"SERVING_PRECISION={precision}")
 
 
 def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
-    from serving.backends.precision import trial
-    from serving.backends.precision_check import sample_tokens
+    from training.int8_text import network
 
     model = Model.read(folder)
-
-    def load(precision: str) -> object:
-        path = model.file(FILES[precision])
-        return Network(model, open_session(model, path, Settings(), None)).logits
-
-    assert trial(load, sample_tokens(model), -1)[1].startswith("int8 differs from fp32 by 0.0")  # type: ignore[arg-type]
+    fp32, int8 = (network(model, model.file(kind))(sample_tokens(model)) for kind in (FP32, INT8))
+    assert 0 < mean_difference(fp32, int8) < 0.1
 
 
 def test_what_is_not_fit_is_not_served_unasked(folder: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.onnx", "tokenizer.json", FILE):
         (tmp_path / name).symlink_to(folder / name)
-    model, settings = Model.read(tmp_path), Settings(device="cpu")
-    reason = Network.on_cpu(model, settings, None).reason
-    assert reason == f"model.json does not say whether {FILE} is fit"
+    model = Model.read(tmp_path)
+    assert on_cpu(model)[1] == f"model.json does not say whether {FILE} is fit"
     verdict = json.loads((folder / "model_quantized.json").read_text())
     kept = tmp_path / "model_quantized.json"
     kept.write_text(json.dumps(verdict | {"fit": False, "reason": "it is wrong"}))
-    network = Network.on_cpu(model, settings, None)
-    assert (network.precision, network.reason) == ("fp32", f"{FILE} is not fit: it is wrong")
+    assert on_cpu(model) == ("fp32", f"{FILE} is not fit: it is wrong")
     kept.write_text("{}")
     with pytest.raises(ConfigurationError, match=r"model_quantized\.json is not as documented"):
-        Network.on_cpu(model, settings, None)
+        on_cpu(model)
 
 
 def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from serving.engine import warmup
 from serving.errors import ConfigurationError
 from serving.settings import Settings
-from serving.tensors import Array, Signature
+from serving.tensors import Array, Signature, TensorSpec
 from tests.unit.serving.engine.conftest import IMAGES
 
 
@@ -83,3 +83,31 @@ def test_warm_up_says_what_a_model_cannot(most: int, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words) as caught:
         warmup.measure(Limited(), IMAGES, [1, 2])  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_slow_batches_are_measured_seldom_and_the_slowest_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    ran: list[int] = []
+
+    class Slow:
+        """0.2 s an item, and half a second more the first time, on a clock that only it moves."""
+
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            nonlocal now
+            now += 0.2 * len(inputs[0]) + 0.5 * (not ran)
+            ran.append(len(inputs[0]))
+            return [np.zeros((len(inputs[0]), 2), np.float32)]
+
+    monkeypatch.setattr("serving.engine.warmup.time.perf_counter", lambda: now)
+    text = Signature(
+        "text",
+        (TensorSpec("ids", "int64", ("tokens",)),),
+        (TensorSpec("logits", "float32", (2,)),),
+        limits={"tokens": 512},
+        pads=True,
+    )
+    profile = warmup.measure(Slow(), text, [1, 2, 4, 8, 16], 64)  # type: ignore[arg-type]
+    assert profile == {1: 200.0, 2: 400.0}
+    assert ran == [1, 2, 4, 8, 1, 2, 1, 2]

@@ -1,28 +1,30 @@
-"""The choice between fp32 and int8 on a CPU."""
+"""The choice of a runtime and a precision on a CPU."""
 
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 
 from fastapi_onnx import cuda
 from fastapi_onnx.backend import OnnxBackend
-from serving.backends import precision as precision_module
-from serving.backends import precision_check
-from serving.backends.precision import Infer, chosen_precision, trial, wanted_device
+from serving.backends import choice, precision_check
+from serving.backends.base import Trial
+from serving.backends.choice import Candidate, Infer, tried, wanted_device
+from serving.backends.precision_check import Samples
 from serving.backends.shared_choice import shared_choice
 from serving.description import Int8Verdict
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
+from serving.tensors import Array
 
 FILE = "model_quantized.onnx"
 IMAGES = precision_check.sample_images((8, 8))
@@ -31,37 +33,95 @@ IMAGES = precision_check.sample_images((8, 8))
 def computing(shift: float = 0.0, seconds: float = 0.0) -> Infer:
     """Returns a network of two classes; `shift` is added to the first one's logit."""
 
-    def infer(batch: NDArray[np.uint8]) -> NDArray[np.float32]:
-        time.sleep(seconds)
+    def infer(inputs: Sequence[Array]) -> list[Array]:
+        (batch,) = inputs
+        time.sleep(seconds * len(batch))
         logits = np.zeros((len(batch), 2), np.float32)
         logits[:, 0] = batch.mean((1, 2, 3)) / 255 + shift
-        return logits
+        return [logits]
 
     return infer
 
 
-def breaking(_: NDArray[np.uint8]) -> NDArray[np.float32]:
+def breaking(_: Sequence[Array]) -> list[Array]:
     """Fails as a library does whose kernel is missing."""
     raise RuntimeError("no such kernel")
 
 
+def compare(reference: Infer, *others: tuple[Candidate, Infer], memory_mb: float = 1e6) -> list[Trial]:
+    """Returns the trials of fp32 and these candidates."""
+    fp32 = Candidate("a", "fp32")
+    networks = dict([(fp32, reference), *others])
+    return tried(list(networks), networks.__getitem__, Samples([IMAGES]), memory_mb)
+
+
 @pytest.mark.parametrize(
-    ("quantised", "precision", "reason"),
+    ("other", "is_chosen", "reason"),
     [
-        (computing(0.01), "int8", "it is fit, and faster"),
-        (computing(0.5), "fp32", "int8 differs from fp32 by 0.1"),
-        (computing(float("nan")), "fp32", "int8 differs from fp32 by 1.000"),
-        (computing(0.01, 0.004), "fp32", "int8 is not faster"),
-        (breaking, "fp32", "int8 cannot be used: no such kernel"),
+        (computing(0.01), True, "it agrees, and is faster"),
+        (computing(0.5), False, "differs by 0.1"),
+        (computing(float("nan")), False, "differs by "),
+        (computing(0.01, 0.004), False, "not faster by a tenth"),
+        (breaking, False, "it cannot be used: no such kernel"),
     ],
     ids=["good", "other answers", "not finite", "slow", "broken"],
 )
-def test_int8_is_taken_where_it_agrees_and_is_faster(
-    quantised: Infer, precision: str, reason: str
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_what_agrees_and_is_faster_is_taken(
+    other: Infer, is_chosen: bool, reason: str, precision: str
 ) -> None:
-    networks = {"fp32": computing(seconds=0.002), "int8": quantised}
-    chosen, why = trial(networks.__getitem__, IMAGES, expected_difference=0.0)
-    assert (chosen, why.startswith(reason)) == (precision, True), why
+    candidate = Candidate("b", precision, max_difference=0.02)
+    reference, trial = compare(computing(seconds=0.002), (candidate, other))
+    assert (reference.chosen, trial.chosen) == (not is_chosen, is_chosen)
+    assert trial.reason.startswith(reason)
+
+
+def test_a_network_that_is_quick_anyway_is_left_to_the_reference() -> None:
+    reference, trial = compare(computing(seconds=0.0005), (Candidate("b", "bf16"), breaking))
+    assert reference.chosen
+    assert "not tried: 0." in trial.reason
+
+
+def test_a_higher_precision_is_not_tried_where_a_lower_one_is_taken() -> None:
+    quick = computing(seconds=0.0005)
+    *_, lower, same_runtime, exact = compare(
+        computing(seconds=0.002),
+        (Candidate("b", "int8"), quick),
+        (Candidate("b", "bf16"), breaking),
+        (Candidate("c", "fp32"), breaking),
+    )
+    assert lower.chosen
+    for trial in (same_runtime, exact):
+        assert trial.reason == "not tried: b is faster in int8"
+
+
+def test_memory_is_bounded() -> None:
+    kept: list[Array] = []
+
+    def greedy(inputs: Sequence[Array]) -> list[Array]:
+        if not kept:
+            kept.append(np.ones(50_000_000, np.uint8))
+        return computing()(inputs)
+
+    candidate = Candidate("b", "bf16")
+    slow = computing(seconds=0.002)
+    assert "MB in each worker; at most 10" in compare(slow, (candidate, greedy), memory_mb=10)[1].reason
+    kept.clear()
+    assert compare(slow, (candidate, greedy), memory_mb=100)[1].chosen
+
+
+@pytest.mark.parametrize("kind", ["relative", "softmax", "mean"])
+def test_the_difference_of_outputs(kind: precision_check.Compare) -> None:
+    outputs = [np.array([[0, 0], [-4, 2]], np.float32), np.zeros((2, 0), np.float32)][
+        : 1 + (kind == "relative")
+    ]
+    assert precision_check.difference(outputs, outputs, kind) == 0
+    other = [outputs[0] + np.array([[0, 0], [0, 0.4]], np.float32), *outputs[1:]]
+    small = {"relative": 0.1, "softmax": 0.0008, "mean": 0.0004}[kind]
+    assert precision_check.difference(outputs, other, kind) == pytest.approx(small, abs=1e-4)
+    assert precision_check.difference(outputs, [output.astype(float) for output in outputs], kind) > 1
+    broken = [np.full_like(outputs[0], np.nan), *outputs[1:]]
+    assert precision_check.difference(outputs, broken, kind) >= 1
 
 
 def model_with(folder: Path, verdict: dict[str, object] | None, listed: bool = True) -> Model:
@@ -101,8 +161,13 @@ def test_the_setting_and_the_verdict_decide(
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(precision_module, "trial", lambda *_: ("int8", "as tried"))
-    settings = Settings.model_validate({"device": "cpu", "precision": setting})
+    def as_tried(candidates: Sequence[Candidate], *_: object) -> list[Trial]:
+        reports = [Trial(candidate.runtime, candidate.precision, "as tried") for candidate in candidates]
+        return [reports[0], replace(reports[1], chosen=True)]
+
+    monkeypatch.setattr(choice, "tried", as_tried)
+    values = {"device": "cpu", "precision": setting, "cpu_runtime": "onnxruntime"}
+    settings = Settings.model_validate(values)
     backend = OnnxBackend()
     info = backend.load(model_with(tmp_path, verdict, listed), settings)
     assert (info.precision, info.precision_reason) == (precision, reason)
@@ -112,7 +177,7 @@ def test_the_setting_and_the_verdict_decide(
 def test_without_an_int8_file_auto_is_fp32_and_int8_is_refused(tmp_path: Path) -> None:
     model = model_with(tmp_path, None, listed=False)
     (tmp_path / "1" / FILE).unlink()
-    info = OnnxBackend().load(model, Settings(device="cpu"))
+    info = OnnxBackend().load(model, Settings(device="cpu", cpu_runtime="onnxruntime"))
     assert (info.precision, info.precision_reason) == ("fp32", f"the model has no {FILE}")
     with pytest.raises(ConfigurationError, match=f"has no {FILE}"):
         OnnxBackend().load(model, Settings(device="cpu", precision="int8"))
@@ -121,10 +186,10 @@ def test_without_an_int8_file_auto_is_fp32_and_int8_is_refused(tmp_path: Path) -
 def test_half_precision_needs_a_gpu_and_an_int8_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     model = model_with(tmp_path, {})
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 needs a GPU"):
-        chosen_precision(model, FILE, Settings(precision="fp16"), None, computing)  # type: ignore[arg-type]
+        OnnxBackend().load(model, Settings(device="cpu", precision="fp16"))
     (tmp_path / "1" / FILE).unlink()
     (tmp_path / "1" / FILE).write_bytes(b"not what model.json describes")
-    info = OnnxBackend().load(model, Settings(device="cpu"))
+    info = OnnxBackend().load(model, Settings(device="cpu", cpu_runtime="onnxruntime"))
     assert info.precision == "fp32"
     assert "is not the file that model.json describes" in info.precision_reason
 
@@ -166,17 +231,17 @@ def test_one_instance_chooses_for_all(tmp_path: Path) -> None:
     asked: list[int] = []
     together = threading.Barrier(4)
 
-    def choose() -> tuple[str, str]:
+    def choose() -> list[str]:
         asked.append(1)
         time.sleep(0.05)  # another one would come in meanwhile
-        return "int8", f"asked {len(asked)} times"
+        return ["int8", f"asked {len(asked)} times"]
 
-    def ask(_: int) -> tuple[str, str]:
+    def ask(_: int) -> list[str]:
         together.wait()
         return shared_choice(tmp_path, "choice", choose)
 
     with ThreadPoolExecutor(4) as threads:
-        assert set(threads.map(ask, range(4))) == {("int8", "asked 1 times")}
+        assert list(threads.map(ask, range(4))) == 4 * [["int8", "asked 1 times"]]
 
 
 @pytest.mark.parametrize("place", [lambda _: None, lambda folder: folder / "gone"])
@@ -190,8 +255,8 @@ def test_without_a_folder_every_instance_chooses(
 
 def test_a_choice_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
     (tmp_path / "choice").write_text('["int')
-    assert shared_choice(tmp_path, "choice", lambda: ("fp32", "again")) == ("fp32", "again")
-    assert shared_choice(tmp_path, "choice", lambda: ("int8", "never")) == ("fp32", "again")
+    assert shared_choice(tmp_path, "choice", lambda: ["fp32", "again"]) == ["fp32", "again"]
+    assert shared_choice(tmp_path, "choice", lambda: ["int8", "never"]) == ["fp32", "again"]
 
 
 def test_what_else_a_verdict_says_is_kept() -> None:

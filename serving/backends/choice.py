@@ -1,0 +1,290 @@
+"""Choice of a runtime and a precision on a CPU: a backend's candidates are measured when it loads.
+
+The first instance measures for all. A candidate is taken if its answers agree with the reference's, the
+first candidate, and if it is faster by a tenth than every one before it that agrees.
+"""
+
+import ctypes
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.backends import precision_check
+from serving.backends.base import Trial
+from serving.backends.precision_check import Samples
+from serving.backends.shared_choice import shared_choice
+from serving.description import Kind
+from serving.errors import ConfigurationError
+from serving.logging import logger
+from serving.model import Model
+from serving.settings import Settings
+from serving.system.signals import die_with_parent
+from serving.tensors import Array
+
+Infer = Callable[[Sequence[Array]], list[Array]]
+"""Computes outputs [N, ...] from inputs [N, ...]."""
+
+MAX_TIME_RATIO = 0.9
+"""Largest accepted share of the time of the best candidate so far."""
+
+QUICK_MS = 1.0
+"""A network that takes less is computed by the reference: the web process takes as long itself."""
+
+TOGETHER = 4  # items of the timed batch
+MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 3, 20, 0.1
+MAX_TRIALS_S = 120  # then the process that measures is ended
+MAX_REASON = 300  # characters of a library's message
+PRECISIONS = ("int8", "bf16", "fp32")  # the lower ones first
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A runtime in a precision."""
+
+    runtime: str
+    precision: str
+    refusal: str = ""
+    """Reason why it is not tried; empty if it is."""
+
+    max_difference: float = math.inf
+    """Largest accepted `precision_check.difference` from the reference."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The runtime and the precision to use."""
+
+    runtime: str
+    precision: str
+    reason: str
+    trials: list[Trial]
+    """Every candidate, with what was measured."""
+
+
+def wanted_device(settings: Settings) -> str:
+    """Returns the setting `device`, but `cpu` if `auto` meets a precision that no GPU has here."""
+    only_cpu = settings.device == "auto" and settings.precision in precision_check.ONLY_ON_A_CPU
+    return "cpu" if only_cpu else settings.device
+
+
+def int8_candidate(
+    model: Model, file: Kind, settings: Settings, runtime: str, refusal: str = ""
+) -> Candidate:
+    """Returns the candidate for the model's int8 file, which `auto` tries if model.json says it is fit.
+
+    Processors compute int8 differently, so that a file that is fit where it was made may not be fit
+    here: its answers may differ from those of fp32 about as much as they did there, and not more.
+    """
+    expected = 1.0
+    if not model.has(file):
+        refusal = f"the model has no {file}"
+    elif settings.precision == "auto":
+        verdict = model.verdict(file)
+        if verdict is None:
+            refusal = f"model.json does not say whether {file} is fit"
+        elif not verdict.fit:
+            refusal = f"{file} is not fit: {verdict.reason}"
+        else:
+            expected = verdict.sample_difference + precision_check.MAX_EXCESS
+    return Candidate(runtime, "int8", refusal, expected)
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    scratch: Path | None,
+    load: Callable[[Candidate], Infer],
+    samples: Callable[[], Samples],
+    memory_mb: float = math.inf,
+    apart: bool = False,
+) -> Choice:
+    """Returns the candidate to use; the same for all instances of a model.
+
+    Only candidates in the precision that the settings name are considered; `load` loads one to compute
+    `samples`. Each may take `memory_mb` of memory of its own. `apart`: measure in a child, see
+    `in_a_fork`. Raises ConfigurationError if no candidate is left.
+    """
+    wanted = settings.precision
+    if wanted != "auto":
+        candidates = [candidate for candidate in candidates if candidate.precision == wanted]
+    usable = [candidate for candidate in candidates if not candidate.refusal]
+    refused = [Trial(each.runtime, each.precision, each.refusal) for each in candidates if each.refusal]
+    reasons = "; ".join(dict.fromkeys(trial.reason for trial in refused))
+    if not usable:
+        if wanted == "fp16":
+            raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
+        reasons = reasons or "the runtime does not have it"
+        raise ConfigurationError(f"SERVING_PRECISION={wanted} cannot be used on a CPU: {reasons}")
+    reference = usable[0]
+    if len(usable) == 1:
+        forced = precision_check.FORCED.format(wanted)
+        reason = (reasons or "there is no other") if wanted == "auto" else forced
+        return Choice(reference.runtime, reference.precision, reason, refused)
+
+    def measure() -> list[dict[str, Any]]:
+        return [asdict(trial) for trial in tried(usable, load, samples(), memory_mb)]
+
+    found = shared_choice(
+        scratch, "choice", partial(in_a_fork, measure, reference) if apart else measure
+    )
+    trials = [Trial(**fields) for fields in found]
+    best = next(trial for trial in trials if trial.chosen)
+    reason = best.reason
+    if best is trials[0]:
+        others = (*trials[1:], *refused)
+        reason = "; ".join(f"{each.runtime} in {each.precision}: {each.reason}" for each in others)
+    return Choice(best.runtime, best.precision, reason or best.reason, [*trials, *refused])
+
+
+def tried(
+    candidates: Sequence[Candidate],
+    load: Callable[[Candidate], Infer],
+    samples: Samples,
+    memory_mb: float = math.inf,
+) -> list[Trial]:
+    """Measures the candidates; exactly one trial is `chosen`.
+
+    Raises what loading or computing the first one, the reference, raises.
+    """
+    reference, *others = candidates
+    expected, fp32_ms = timed_answers(load(reference), samples)
+    fp32_ms = round(fp32_ms, 3)
+    best = Trial(reference.runtime, reference.precision, "the reference", fp32_ms, chosen=True)
+    trials, agreeing = [best], [best]
+    for candidate in others:
+        trial = Trial(candidate.runtime, candidate.precision, "")
+        faster = next((known for known in agreeing if is_faster_for_sure(known, candidate)), None)
+        if fp32_ms < QUICK_MS:
+            trial = replace(trial, reason=f"not tried: {fp32_ms} ms an item are few")
+        elif faster:
+            trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
+        else:
+            trial = measured(candidate, load, samples, expected)
+            objection = trial.reason or disagreement(trial, candidate, memory_mb)
+            if not objection:
+                agreeing.append(trial)
+                objection = slowness(trial, best)
+            reason = f"it agrees, and is faster: {trial.ms} instead of {fp32_ms} ms each"
+            trial = replace(trial, reason=objection or reason, chosen=not objection)
+        if trial.chosen:
+            trials[trials.index(best)] = replace(best, chosen=False)
+            best = trial
+        trials.append(trial)
+    return trials
+
+
+def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
+    """Returns whether a candidate need not be tried: a lower precision agrees, in its runtime or any."""
+    lower = PRECISIONS.index(known.precision) < PRECISIONS.index(candidate.precision)
+    return lower and (known.runtime == candidate.runtime or candidate.precision == "fp32")
+
+
+def measured(
+    candidate: Candidate, load: Callable[[Candidate], Infer], samples: Samples, expected: list[Array]
+) -> Trial:
+    """Returns the candidate's time, difference and memory, or in `reason` why it fails."""
+    trial = Trial(candidate.runtime, candidate.precision, "")
+    compare = "mean" if candidate.precision == "int8" else samples.compare
+    before = own_memory_mb()
+    try:
+        infer = load(candidate)
+        answers, ms = timed_answers(infer, samples)
+        difference = precision_check.difference(expected, answers, compare)
+    except Exception as error:  # every library has exception types of its own
+        return replace(trial, reason=f"it cannot be used: {' '.join(str(error).split())[:MAX_REASON]}")
+    memory = max(0.0, own_memory_mb() - before)
+    return replace(trial, ms=round(ms, 3), difference=round(difference, 5), memory_mb=round(memory, 1))
+
+
+def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
+    """Returns why a measured candidate may not be taken, however fast it is; empty if it may."""
+    if (trial.difference or 0) > candidate.max_difference:
+        return f"differs by {trial.difference}; at most {candidate.max_difference:.3f} is accepted"
+    if (trial.memory_mb or 0) > memory_mb:
+        return f"takes {trial.memory_mb} MB in each worker; at most {memory_mb:.0f} are accepted"
+    return ""
+
+
+def slowness(trial: Trial, best: Trial) -> str:
+    """Returns why a candidate that may be taken is not faster than the best one; empty if it is."""
+    if trial.ms is None or best.ms is None or trial.ms > MAX_TIME_RATIO * best.ms:
+        return f"not faster by a tenth: {trial.ms} instead of {best.ms} ms each"
+    return ""
+
+
+def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
+    """Computes the samples one by one, or as many at once as the network wants.
+
+    Returns the outputs [N, ...], and the milliseconds of an item, of some computed alone and some
+    together: the shortest of several rounds.
+    """
+
+    def part(first: int, count: int) -> list[Array]:
+        return [each[first : first + count] for each in samples.inputs]
+
+    alone = samples.batch_size or 1
+    starts = range(0, len(samples.inputs[0]), alone)
+    answers = [infer(part(first, alone)) for first in starts]
+    least = dict.fromkeys({alone, samples.batch_size or TOGETHER}, math.inf)
+    end = time.perf_counter() + MAX_TRIAL_S
+    for turn in range(MAX_ROUNDS):
+        for size in least:
+            batch = part(0, size)
+            started = time.perf_counter()
+            infer(batch)
+            least[size] = min(least[size], time.perf_counter() - started)
+        if turn + 1 >= MIN_ROUNDS and time.perf_counter() > end:
+            break
+    outputs = [np.concatenate(output) for output in zip(*answers, strict=True)]
+    return outputs, 1000 * sum(least.values()) / sum(least)
+
+
+def in_a_fork(measure: Callable[[], list[dict[str, Any]]], reference: Candidate) -> list[dict[str, Any]]:
+    """Returns what `measure` returns, computed in a child, which takes libraries and crashes with it.
+
+    If the child ends early, the reference is chosen. The parent must not have computed anything yet: a
+    library's threads would be missing in the child. Raises ConfigurationError as `measure` does.
+    """
+    context, parent = get_context("fork"), os.getpid()
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        die_with_parent(parent)
+        try:
+            sender.send(measure())
+        except ConfigurationError as error:
+            sender.send(error)
+        except Exception as error:  # the reference fails: loading it again will say so
+            logger().warning("the ways to compute the model cannot be compared", reason=str(error))
+
+    child = context.Process(target=run)
+    child.start()
+    sender.close()
+    try:
+        found = receiver.recv() if receiver.poll(MAX_TRIALS_S) else None
+    except EOFError:
+        found = None
+    child.kill()
+    child.join()
+    if isinstance(found, ConfigurationError):
+        raise found
+    reason = "the comparison with other ways ended early"
+    return found or [asdict(Trial(reference.runtime, reference.precision, reason, chosen=True))]
+
+
+def own_memory_mb() -> float:
+    """Returns the memory of this process that is neither a file's nor free; 0 on other systems."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        status = Path("/proc/self/status").read_text()
+    except (AttributeError, OSError):  # another C library, or another system
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if "RssAnon" in line), 0.0)

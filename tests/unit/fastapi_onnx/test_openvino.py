@@ -1,0 +1,228 @@
+"""OpenVINO as the runtime of `fastapi_onnx`: the same answers as ONNX Runtime, or ONNX Runtime's."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from benchmarks import text_model
+from fastapi_onnx import network, openvino_session
+from fastapi_onnx.backend import OnnxBackend
+from fastapi_onnx.openvino_session import OPENVINO
+from serving.backends import choice, precision_check
+from serving.backends.base import BackendInfo
+from serving.backends.choice import Candidate, Infer
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+from serving.tasks.image_classification import compute_logits
+from serving.tensors import Array
+from tests import graphs
+
+pytest.importorskip("openvino")
+WITH_BF16 = pytest.mark.skipif(not openvino_session.has_bf16(), reason="no instructions for bf16")
+
+
+def loaded(
+    model: Model, scratch: Path | None = None, **settings: Any
+) -> tuple[OnnxBackend, BackendInfo]:
+    """Returns a backend on the CPU, by default in OpenVINO's fp32."""
+    backend = OnnxBackend()
+    values = {"device": "cpu", "cpu_runtime": OPENVINO, "precision": "fp32"} | settings
+    return backend, backend.load(model, Settings.model_validate(values), scratch)
+
+
+def computed(made: onnx.ModelProto, folder: Path, runtime: str, *inputs: Array) -> Sequence[Array]:
+    """Computes a graph in tensor form."""
+    model = Model.read(graphs.saved(made, folder))
+    backend, info = loaded(model, cpu_runtime=runtime)
+    assert info.backend.startswith(runtime)
+    (signature,) = backend.signatures(model)
+    return backend.infer(signature, inputs)
+
+
+@pytest.mark.parametrize(
+    ("precision", "most"), [("fp32", 1e-4), pytest.param("bf16", 0.02, marks=WITH_BF16), ("int8", 0.02)]
+)
+def test_images_and_normalised_images_are_computed_as_by_onnx_runtime(
+    precision: str, most: float
+) -> None:
+    model = Model.read(Settings().model_dir)
+    pixels = precision_check.sample_images((224, 224))
+    tensors = np.random.default_rng(2).normal(size=(3, 3, 224, 224)).astype(np.float32)
+    backend, info = loaded(model, precision=precision)
+    assert (info.backend.partition(" ")[0], info.precision) == (OPENVINO, precision)
+    exact, _ = loaded(model, cpu_runtime="onnxruntime", precision=precision.replace("bf16", "fp32"))
+    for batch in (pixels, pixels[:1], tensors):
+        expected, found = compute_logits(exact, batch), compute_logits(backend, batch)
+        assert precision_check.mean_difference(expected, found) < most
+    tensors[1, 0, 0, 0] = np.nan
+    assert np.isfinite(compute_logits(backend, tensors)).all(axis=1).tolist() == [True, False, True]
+
+
+def test_outputs_of_one_call_are_not_changed_by_the_next() -> None:
+    backend, _ = loaded(Model.read(Settings().model_dir))
+    pixels = precision_check.sample_images((224, 224))
+    first = compute_logits(backend, pixels[:1])
+    kept = first.copy()
+    compute_logits(backend, pixels[1:2])
+    assert np.array_equal(first, kept)
+
+
+def test_types_and_sizes_of_tensors_are_kept(tmp_path: Path) -> None:
+    a, b = np.array([[1.5, -2]], np.float32), np.array([[1, 2**40]])
+    total, more = computed(graphs.two_by_two(), tmp_path, OPENVINO, a, b)
+    assert [output.dtype.name for output in (total, more)] == ["float32", "bool"]
+    assert total.tolist() == (a + b.astype(np.float32)).tolist()
+    assert more.tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("index", [-5, 4])
+def test_an_index_that_its_table_lacks_fails_as_in_onnx_runtime(tmp_path: Path, index: int) -> None:
+    made = graphs.text_classifier(np.arange(8, dtype=np.float32).reshape(4, 2))
+    tokens = np.array([[0, 3, -4]])
+    mask = np.ones_like(tokens)
+    expected, found = (
+        computed(made, tmp_path, runtime, tokens, mask)[0] for runtime in ("onnxruntime", OPENVINO)
+    )
+    np.testing.assert_allclose(found, expected)
+    tokens[0, 1] = index
+    for runtime in ("onnxruntime", OPENVINO):
+        with pytest.raises(Exception, match=r"out of data bounds|must be from -4 to 3"):
+            computed(made, tmp_path, runtime, tokens, mask)
+
+
+def test_workers_share_what_was_compiled(tmp_path: Path) -> None:
+    model = Model.read(Settings().model_dir)
+    alone, _ = loaded(model)
+    first, _ = loaded(model, tmp_path)
+    (tmp_path / "openvino-bf16").mkdir()  # of a trial
+    _, _ = loaded(model, tmp_path)
+    assert [folder.name for folder in tmp_path.glob("openvino-*/")] == ["openvino-fp32"]
+    (blob,) = (tmp_path / "openvino-fp32").iterdir()
+    written = blob.stat()
+    second, _ = loaded(model, tmp_path)
+    assert blob.stat() == written
+    assert str(blob) in [region.path for region in psutil.Process().memory_maps()]
+    pixels = precision_check.sample_images((224, 224))
+    for backend in (first, second):
+        np.testing.assert_allclose(
+            compute_logits(backend, pixels), compute_logits(alone, pixels), atol=1e-4
+        )
+
+
+@WITH_BF16
+def test_texts_are_computed_in_bf16_where_that_is_faster(tmp_path: Path) -> None:
+    text_model.make(tmp_path, width=384, layers=2)
+    model = Model.read(tmp_path)
+    backend, info = loaded(model, tmp_path, cpu_runtime="auto", precision="auto")
+    trials = {(trial.runtime, trial.precision): trial for trial in info.trials}
+    assert [trial.chosen for trial in info.trials].count(True) == 1
+    bf16 = trials[OPENVINO, "bf16"]
+    assert bf16.difference is not None
+    assert 0 < bf16.difference < precision_check.MAX_DIFFERENCE
+    assert trials["onnxruntime", "int8"].reason == "the model has no model_quantized.onnx"
+    again, same = loaded(model, tmp_path, cpu_runtime="auto", precision="auto")
+    assert same.trials == info.trials
+    (signature,) = backend.signatures(model)
+    for length in (3, 17, 64):
+        tokens = np.full((2, length), 7)
+        batch = precision_check.token_inputs(signature, tokens)
+        assert np.array_equal(backend.infer(signature, batch)[0], again.infer(signature, batch)[0])
+
+
+def refused(_: object) -> Infer:
+    """Fails as OpenVINO does for an operator it does not know."""
+    raise RuntimeError("OpenVINO does not support the following ONNX operations: Unheard")
+
+
+def killed(_: Sequence[Array]) -> list[Array]:
+    """Ends the process, as a library does that reads behind its memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (refused, "it cannot be used: OpenVINO does not support"),
+        (lambda _: killed, "the comparison with other ways ended early"),
+    ],
+    ids=["unknown operator", "crash"],
+)
+def test_what_the_runtime_cannot_compute_is_left_to_the_reference(
+    tmp_path: Path, load: Callable[[object], Infer], reason: str
+) -> None:
+    def compute(inputs: Sequence[Array]) -> list[Array]:
+        end = sum(sum(range(300_000)) for _ in inputs)
+        return [np.full((len(inputs[0]), 2), min(end, 1), np.float32)]
+
+    reference, other = Candidate("a", "fp32"), Candidate("b", "fp32")
+    taken = choice.choose(
+        [reference, other],
+        Settings(),
+        tmp_path,
+        lambda candidate: compute if candidate == reference else load(candidate),
+        lambda: precision_check.Samples([np.zeros((8, 1), np.float32)]),
+        apart=True,
+    )
+    assert (taken.runtime, taken.precision) == ("a", "fp32")
+    assert reason in taken.reason
+
+
+def test_a_graph_of_unknown_meaning_is_not_computed_less_exactly(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+    made = graphs.model(
+        [graphs.node("MatMul", "x w", "y"), graphs.node("MatMul", "y w", "z")],
+        [graphs.value("x", axes=["N", 512])],
+        [graphs.value("z", axes=["N", 512])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    model = Model.read(graphs.saved(made, tmp_path))
+    candidates = network.cpu_candidates(model, Settings(), "")
+    limits = {candidate.precision: candidate.max_difference for candidate in candidates[1:]}
+    assert limits == {"bf16": precision_check.EXACT, "fp32": precision_check.EXACT}
+
+
+def test_without_openvino_its_absence_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_session, "find_spec", lambda _: None)
+    model = Model.read(Settings().model_dir)
+    _, info = loaded(model, cpu_runtime="auto")
+    assert info.backend.startswith("onnxruntime")
+    assert (
+        "OpenVINO is not installed" in {trial.runtime: trial.reason for trial in info.trials}[OPENVINO]
+    )
+    impossible: list[dict[str, Any]] = [{"cpu_runtime": OPENVINO}, {"precision": "bf16"}]
+    for settings in impossible:
+        with pytest.raises(ConfigurationError, match="OpenVINO is not installed"):
+            loaded(model, **{"cpu_runtime": "auto"} | settings)
+
+
+def test_bf16_is_refused_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_session, "has_bf16", lambda: False)
+    model = Model.read(Settings().model_dir)
+    with pytest.raises(ConfigurationError, match="this processor has no instructions for bf16"):
+        loaded(model, precision="bf16")
+    with pytest.raises(ConfigurationError, match="SERVING_PRECISION=bf16 cannot be used"):
+        loaded(model, precision="bf16", cpu_runtime="onnxruntime")
+
+
+@pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.UINT8])
+def test_number_types_are_kept(tmp_path: Path, kind: int) -> None:
+    made = graphs.model(
+        [graphs.node("Add", "x x", "y")],
+        [graphs.value("x", kind, ["N", 3])],
+        [graphs.value("y", kind, ["N", 3])],
+    )
+    numbers: NDArray[Any] = np.array([[1, 2, 3]], onnx.helper.tensor_dtype_to_np_dtype(kind))
+    (found,) = computed(made, tmp_path, OPENVINO, numbers)
+    assert found.dtype == numbers.dtype
+    assert np.array_equal(found, numbers + numbers)
