@@ -47,8 +47,12 @@ class Network:
         model: Model,
         session: Session,
         choice: Choice | None = None,
+        signature: Signature | None = None,
     ) -> None:
-        """`choice` says what the session is, and why. Raises ConfigurationError."""
+        """`choice` says what the session is, and why; `signature` is that of the model if it is known.
+
+        Raises ConfigurationError.
+        """
         self._session = session
         self._choice = choice
         kind = kind_of(model.description.task)
@@ -56,7 +60,7 @@ class Network:
         self._empty: dict[str, Array] = {}
         """Both inputs of an image classifier: the one that is not given stays empty."""
 
-        self.signature = signature_of(model)
+        self.signature = signature or signature_of(model)
         if not kind.plain_graph:
             height, width = model.description.pipeline.output_size
             self._empty[PIXELS] = np.empty((0, height, width, 3), np.uint8)
@@ -68,10 +72,11 @@ class Network:
 
         Raises ConfigurationError.
         """
-        choice = cpu_choice(model, settings, scratch)
+        signature = signature_of(model)
+        choice = cpu_choice(model, signature, settings, scratch)
         if scratch:
             forget_others(scratch, choice.precision if choice.runtime == OPENVINO else "")
-        return cls(model, open_candidate(model, choice, settings, scratch), choice)
+        return cls(model, open_candidate(model, choice, settings, scratch), choice, signature)
 
     @classmethod
     def on_gpu(cls, model: Model, settings: Settings, device: "Device", provider: str) -> "Network":
@@ -154,7 +159,7 @@ def signature_of(model: Model) -> Signature:
     return graph_signature(model.file(INT8 if only_int8 else FP32), model.description.limits)
 
 
-def cpu_choice(model: Model, settings: Settings, scratch: Path | None) -> Choice:
+def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: Path | None) -> Choice:
     """Chooses the runtime and the precision in which a CPU computes the model, see `choice.choose`.
 
     Raises ConfigurationError.
@@ -166,14 +171,15 @@ def cpu_choice(model: Model, settings: Settings, scratch: Path | None) -> Choice
 
     def load(candidate: Candidate) -> Infer:
         kept = scratch if candidate.runtime == OPENVINO else None  # ONNX Runtime opens a graph quickly
-        return Network(model, open_candidate(model, candidate, settings, kept)).compared
+        session = open_candidate(model, candidate, settings, kept)
+        return Network(model, session, signature=signature).compared
 
     return choose(
         cpu_candidates(model, settings, objection),
         settings,
         scratch,
         load,
-        lambda: precision_check.samples(model, signature_of(model)),
+        lambda: precision_check.samples(model, signature),
         memory_limit(model, settings),
         apart=scratch is not None,  # in a worker, whose memory and life it would cost
     )

@@ -5,16 +5,15 @@ fast in bf16 as either is in fp32 (five times with AMX).
 """
 
 import fcntl
-import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fastapi_onnx.sessions import Graph
 from serving.settings import Settings
+from serving.system.cpus import bf16_objection
 from serving.tensors import Array
 
 OPENVINO = "openvino"
@@ -42,7 +41,7 @@ class OpenVinoSession:
         self.library = f"{OPENVINO} {openvino.__version__.partition('-')[0]}"
         core = openvino.Core()
         options = {
-            "INFERENCE_PRECISION_HINT": "bf16" if precision != "fp32" and has_bf16() else "f32",
+            "INFERENCE_PRECISION_HINT": "f32" if precision == "fp32" or bf16_objection() else "bf16",
             "INFERENCE_NUM_THREADS": settings.intra_op_threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
@@ -114,16 +113,4 @@ def openvino_objection(precision: str = "") -> str:
     """Returns why OpenVINO cannot compute here, or not in this precision; empty if it can."""
     if find_spec("openvino") is None:
         return "OpenVINO is not installed; pip install 'food-classifier-serving[openvino]' adds it"
-    if precision == "bf16" and not has_bf16():
-        return "this processor has no instructions for bf16"
-    return ""
-
-
-@cache
-def has_bf16() -> bool:
-    """Returns whether the processor has instructions with which OpenVINO computes in bf16."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    import openvino
-
-    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return bf16_objection() if precision == "bf16" else ""

@@ -21,6 +21,8 @@ TYPES = {
     *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     *(TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE),
 }
+TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+MOST_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 DEFAULT_LIMIT = 512
 BATCH = "batch"
 """Name of the batch axis where the graph has none."""
@@ -57,6 +59,7 @@ class TensorGraph:
         self._alone = False
         """Whether only batches of one can be computed."""
 
+        forget_weights(model.graph)
         stated = [axes(value) for value in model.graph.output]
         for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
             if dimension.dim_value <= 0:
@@ -125,6 +128,15 @@ class TensorGraph:
             axis if isinstance(axis, int) or axis in known else name or f"{value.name}_axis_{place}"
             for place, (axis, name) in enumerate(zip(value_axes, names, strict=True))
         ]
+
+
+def forget_weights(graph: onnx.GraphProto) -> None:
+    """Empties large tensors: no shape depends on them, and shape inference would copy them all."""
+    for tensor in graph.initializer:
+        for name in TENSOR_DATA:
+            data = getattr(tensor, name)
+            if len(data) > MOST_SHAPE_NUMBERS:
+                tensor.ClearField(name)
 
 
 def name_axes(inputs: list[onnx.ValueInfoProto]) -> Axis:

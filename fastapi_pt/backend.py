@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork, bf16_objection
+from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.huggingface import signature_of
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
@@ -23,6 +23,7 @@ from serving.backends.precision_check import Samples
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.system.cpus import bf16_objection
 from serving.task_kinds import TENSOR, kind_of
 from serving.tensors import Array, Signature
 

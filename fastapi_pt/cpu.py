@@ -77,13 +77,6 @@ class CpuNetwork:
         return logits
 
 
-def bf16_objection() -> str:
-    """Returns why bf16 gains nothing on this processor; empty if it has instructions for it."""
-    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.12
-    has_bf16 = capabilities.get("avx512_bf16", False)
-    return "" if has_bf16 else "this processor has no instructions for bf16"
-
-
 def use_threads(count: int) -> None:
     """Sets the number of threads, which is the process's and not the network's."""
     if torch.get_num_threads() != count:

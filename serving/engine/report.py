@@ -29,6 +29,11 @@ class Profile:
     """Milliseconds of the largest item that its limits allow; 0 where sizes do not vary."""
 
 
+def unmeasured() -> Profile:
+    """Returns what a worker reports that relies on what the first one has measured."""
+    return Profile({}, 0, [], [], 0.0)
+
+
 @dataclass(kw_only=True)
 class WorkerReport(Profile):
     """Report of a worker, and what the supervisor adds; it travels between processes as JSON."""

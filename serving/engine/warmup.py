@@ -5,6 +5,7 @@ GPU large batches are far faster. So the cap is measured. Called by `worker.py`,
 call the backend.
 """
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -32,8 +33,8 @@ GROWING_MS = 10.0
 MAX_CALL_S = 0.5
 """Batches that take longer are not measured where sizes vary."""
 
-MAX_FIRST_CALL_S = 2.0
-"""Nor are those that would take longer, as far as smaller ones tell, whose first call also planned."""
+MAX_FIRST_CALL_S = 1.0
+"""Nor are those that would take longer the first time, as far as smaller ones tell."""
 
 
 def warm_up(
@@ -79,6 +80,23 @@ def warm_up(
         call_overhead_elements=call_overhead_elements,
         largest_ms=max(largest_ms(backend, signature) for signature in signatures),
     )
+
+
+def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
+    """Computes an item of each signature; what the first worker has measured holds here, too.
+
+    Raises ConfigurationError.
+    """
+    for signature in signatures:
+        refusals = []
+        for length in EXAMPLE_LENGTHS:
+            try:
+                run(backend, signature, signature.batch_size or 1, signature.sizes_at(length))
+                break
+            except ConfigurationError as error:
+                refusals.append(error)
+        else:
+            raise refusals[0]
 
 
 def measures_elements(signature: Signature) -> bool:
@@ -157,6 +175,9 @@ def measure(
     left = list(batch_sizes)
     times: dict[int, list[float]] = {size: [] for size in sorted(left)}
     too_large = ""
+    if sizes and len(left) > 1:  # for `is_too_slow`, which the time of the very first call would mislead
+        with contextlib.suppress(OutOfDeviceMemoryError):
+            run(backend, signature, min(left), sizes)
     for number in range(MAX_ROUNDS):
         for size in list(left):
             if sizes and is_too_slow(size, times):

@@ -35,7 +35,7 @@ from serving.engine import topology, warmup
 from serving.engine.executor import BatchExecutor, InFlightBatch
 from serving.engine.memory import Memory, State, generation_of, slot_of
 from serving.engine.queue import WorkQueue
-from serving.engine.report import REPORT, WorkerReport
+from serving.engine.report import REPORT, WorkerReport, unmeasured
 from serving.engine.worker_args import WorkerArgs
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
@@ -75,7 +75,13 @@ class Worker:
         layout = self._args.layout
         largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else layout.max_batch
         warm_up = partial(warmup.warm_up, backend, layout.signatures, sizes, settings, largest)
-        profile = executor.device.submit(warm_up).result() if executor.device else warm_up()
+        if executor.device:
+            profile = executor.device.submit(warm_up).result()
+        elif memory.batch_cap[0]:
+            warmup.try_out(backend, layout.signatures)
+            profile = unmeasured()
+        else:
+            profile = warm_up()
         threads = None if on_gpu or declared else topology.single_request_threads(settings)
         if on_gpu:
             executor.buckets = list(profile.batch_ms)
@@ -100,7 +106,7 @@ class Worker:
     def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
         changes = {"intra_op_threads": threads, "device": "cpu"}
         backend, _ = self._load_backend(model, self._settings.model_copy(update=changes))
-        warmup.warm_up(backend, self._args.layout.signatures, [1], self._settings)
+        warmup.try_out(backend, self._args.layout.signatures)
         return backend
 
     def _slot_reader(self, backend: Backend) -> SlotReader | None:

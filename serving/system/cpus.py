@@ -41,6 +41,13 @@ def usable(cgroup: Path = CGROUP) -> int:
     return max(1, math.floor(min(quota(cgroup), _granted, affinity) + 0.5))
 
 
+def bf16_objection(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns why bf16 gains nothing on this processor; empty if it has instructions for it."""
+    words = cpuinfo.read_text().split() if cpuinfo.exists() else ()
+    has_bf16 = "avx512_bf16" in words or "amx_bf16" in words
+    return "" if has_bf16 else "this processor has no instructions for bf16"
+
+
 class ThreadTimes(NamedTuple):
     """What the kernel has counted of a thread until now."""
 

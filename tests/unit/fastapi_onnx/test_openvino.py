@@ -23,12 +23,13 @@ from serving.backends.choice import Candidate, Infer
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.system.cpus import bf16_objection
 from serving.tasks.image_classification import compute_logits
 from serving.tensors import Array
 from tests import graphs
 
 pytest.importorskip("openvino")
-WITH_BF16 = pytest.mark.skipif(not openvino_session.has_bf16(), reason="no instructions for bf16")
+WITH_BF16 = pytest.mark.skipif(bool(bf16_objection()), reason="no instructions for bf16")
 
 
 def loaded(
@@ -207,9 +208,10 @@ def test_without_openvino_its_absence_is_the_reason(monkeypatch: pytest.MonkeyPa
 
 
 def test_bf16_is_refused_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_session, "has_bf16", lambda: False)
+    assert bf16_objection(Path("/no/cpuinfo"))
+    monkeypatch.setattr(openvino_session, "bf16_objection", lambda: "this processor has no bf16")
     model = Model.read(Settings().model_dir)
-    with pytest.raises(ConfigurationError, match="this processor has no instructions for bf16"):
+    with pytest.raises(ConfigurationError, match="this processor has no bf16"):
         loaded(model, precision="bf16")
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=bf16 cannot be used"):
         loaded(model, precision="bf16", cpu_runtime="onnxruntime")

@@ -11,11 +11,12 @@ from torch import nn
 
 from fastapi_pt import BACKEND
 from fastapi_pt.backend import TorchBackend
-from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, bf16_objection, optimised
+from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimised
 from serving.backends import precision_check
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
+from serving.system.cpus import bf16_objection
 from serving.tasks.image_classification import compute_logits
 from serving.tasks.registry import planner
 from tests import exports, graphs
