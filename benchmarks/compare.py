@@ -29,6 +29,7 @@ from benchmarks.peers.common import GRAPHS, Classify
 from benchmarks.running import Running, post, running
 from benchmarks.servers import SERVERS, TEXT_SERVERS, Pipeline, Server, prediction
 from benchmarks.usage import cpu_seconds, memory_mb, tree
+from fastapi_onnx.openvino_session import openvino_objection
 from serving.model import Model
 from serving.settings import ROOT
 
@@ -119,7 +120,7 @@ def measure(
         for _ in range(rounds):
             for precision, threads in product(precisions, sorted({1, cores()})):
                 rate = without_http(threads, seconds, precision)
-                name = table.IN_PROCESS + (table.INT8 if precision == "int8" else "")
+                name = table.IN_PROCESS + table.ENDS[precision]
                 table.keep(results, name, {f"{threads} threads": [{"per_second": rate}]})
             for server in servers:
                 answers[server], loads = measure_server(server, contents, connections, seconds, start)
@@ -145,6 +146,10 @@ def chosen(
         listed = ", ".join(repr(server.name) for server in known)
         raise typer.BadParameter(f"no server named {', '.join(sorted(unknown))}; there are {listed}")
     servers = [s for s in known if s.name in names or not (names or s.by_name_only)]
+    if objection := openvino_objection("bf16"):
+        if any(server.name in names and server.precision == "bf16" for server in servers):
+            raise typer.BadParameter(objection)
+        servers = [server for server in servers if server.precision != "bf16"]
     if not int8:
         without = [server for server in servers if server.precision != "int8"]
         if names and without != servers:

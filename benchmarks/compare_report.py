@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from benchmarks import table
 from benchmarks.markdown import Content, markdown
-from benchmarks.table import IN_PROCESS, INT8, number, reference
+from benchmarks.table import ENDS, IN_PROCESS, number, reference
 
 OURS = table.REFERENCE
 LEVEL = 0.995  # a ratio printed as 1.00 is neither faster nor slower
@@ -62,7 +62,7 @@ def compare(content: Content) -> str:
             )
         rows.append([name, *cells])
     in_process = "; ".join(
-        without_http(results, end) for end in ("", INT8) if IN_PROCESS + end in results
+        without_http(results, end) for end in ENDS.values() if IN_PROCESS + end in results
     )
     parts = [
         markdown(["server", *map(singular, ours)], rows),
@@ -79,7 +79,7 @@ def without_http(results: Content, end: str) -> str:
     rates = ", ".join(
         f"{singular(load)} {spread(rows)}" for load, rows in results[IN_PROCESS + end].items()
     )
-    return rates + (" in int8" if end else "")
+    return rates + end.replace(",", " in")
 
 
 def costs(results: Content) -> str:
@@ -109,9 +109,8 @@ def slower(results: Content) -> str:
                 where = f"at {singular(load)} ({theirs:.0f} against {mine:.0f} ms)"
                 remarks.append(f"{name} has the lower p99 {where}")
     listed = [
-        ", ".join(f"{share:.2f} at {load}" for load, share in shares.items())
-        + (" in int8" if end else "")
-        for end in ("", INT8)
+        ", ".join(f"{share:.2f} at {load}" for load, share in shares.items()) + end.replace(",", " in")
+        for end in ENDS.values()
         if (shares := table.shares(results, OURS + end))
     ]
     best = "Of the best that the same cores did in process, in any round, this service reaches"
@@ -123,21 +122,29 @@ def headline(content: Content) -> str:
     """The rate at 16 connections, and its ratio to every other server's, in each precision."""
     results, machine = content["results"], content["machine"]
     ours = results[OURS][HEADLINE_LOAD]
-    int8 = results.get(OURS + INT8, {}).get(HEADLINE_LOAD)
+    lower = {
+        precision: results[OURS + end][HEADLINE_LOAD]
+        for precision, end in ENDS.items()
+        if end and HEADLINE_LOAD in results.get(OURS + end, {})
+    }
     return (
         f"With {HEADLINE_LOAD} on {machine['cores']} cores of {machine['cpu']}, this service answers "
         f"{median(ours, 'per_second'):.0f} requests a second with a p99 of "
         f"{median(ours, 'p99_ms'):.0f} ms. "
-        f"That is {times_peers(results, '')}."
-    ) + (in_int8(results, ours, int8) if int8 else "")
+        f"That is {times_peers(results, '')}, all with ONNX Runtime in fp32."
+    ) + "".join(in_lower(results, ours, name, rounds) for name, rounds in lower.items())
 
 
-def in_int8(results: Content, fp32: Sequence[Content], int8: Sequence[Content]) -> str:
-    """The headline's sentence about int8."""
-    peers = times_peers(results, INT8)
+def in_lower(
+    results: Content, fp32: Sequence[Content], precision: str, rounds: Sequence[Content]
+) -> str:
+    """The headline's sentence about another precision."""
+    peers = times_peers(results, ENDS[precision])
+    runtime = " with OpenVINO" if precision == "bf16" else ""
     return (
-        f" In int8 it answers {median(int8, 'per_second'):.0f}, {ratio(int8, fp32):.2f} times as many"
-        f"{f': {peers} in int8' if peers else ''}."
+        f" In {precision}{runtime} it answers {median(rounds, 'per_second'):.0f}, "
+        f"{ratio(rounds, fp32):.2f} times as many"
+        f"{f': {peers} in {precision}' if peers else ''}."
     )
 
 

@@ -14,6 +14,7 @@ COMMON = (
     "msgspec",
     "numpy",
     "onnx",
+    "openvino; sys_platform == 'linux' and platform_machine == 'x86_64'",
     "orjson",
     "pillow",
     "prometheus-client",

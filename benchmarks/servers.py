@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from benchmarks.environments import Environment
-from benchmarks.table import INT8
+from benchmarks.peers.common import RUNTIMES
+from benchmarks.table import ENDS
 
 
 class Pipeline(StrEnum):
@@ -43,7 +44,7 @@ class Server:
     """Whether the handler itself is compared, so that it has no `shared` pipeline."""
 
     precision: str = "fp32"
-    """`fp32`, or `int8` for models with a quantised graph; of no meaning on a GPU."""
+    """`fp32`, `int8` for models with a quantised graph, or `bf16`; of no meaning on a GPU."""
 
     by_name_only: bool = False
     """Whether it runs only where `--only` names it."""
@@ -84,6 +85,8 @@ def text_tensor_request(text: str) -> dict[str, Any]:
 def ours(name: str, precision: str = "fp32", **settings: str) -> Server:
     """Returns this service with settings other than the defaults."""
     settings["precision"] = precision
+    if precision in RUNTIMES:
+        settings["cpu_runtime"] = RUNTIMES[precision]
     values = tuple((f"SERVING_{key.upper()}", value) for key, value in settings.items())
     command = ("-m", "serving", "fastapi_onnx", "--port", "PORT")
     return Server(name, None, command, settings=values, precision=precision)
@@ -95,10 +98,11 @@ def peer(name: str, *packages: str, **more: Any) -> Server:  # fields of Server,
     return Server(name, Environment(name, packages), command, **more)
 
 
-def in_int8(server: Server) -> Server:
-    """Returns a server of `benchmarks/peers/` with the quantised graph; `peers.common` loads it."""
-    name, settings = server.name + INT8, (*server.settings, ("PEER_PRECISION", "int8"))
-    return replace(server, name=name, settings=settings, precision="int8", by_name_only=True)
+def lent(server: Server, precision: str) -> Server:
+    """Returns a server of `benchmarks/peers/` in another precision, with what `peers.common` opens."""
+    settings = (*server.settings, ("PEER_PRECISION", precision))
+    name = server.name + ENDS[precision]
+    return replace(server, name=name, settings=settings, precision=precision, by_name_only=True)
 
 
 def tutorial(runtime: str, environment: Environment) -> Server:
@@ -146,8 +150,9 @@ SERVERS = [
     tutorial("torch", TORCH),
     ours("this service, 2 web processes", web_processes="2"),
     ours("this service, 4 instances", instances="4"),
-    ours("this service" + INT8, "int8"),
-    *map(in_int8, (MOSEC, LITSERVE, TRITON)),
+    ours("this service" + ENDS["int8"], "int8"),
+    ours("this service" + ENDS["bf16"], "bf16"),
+    *(lent(server, precision) for precision in ("int8", "bf16") for server in (MOSEC, LITSERVE, TRITON)),
 ]
 
 
@@ -172,7 +177,10 @@ TEXT_SERVERS = [
         body=infinity_request,
     ),
     of_texts(ours("this service, one by one", max_batch_size="1")),
-    of_texts(ours("this service" + INT8, "int8")),
+    of_texts(ours("this service" + ENDS["int8"], "int8")),
+    of_texts(ours("this service" + ENDS["bf16"], "bf16")),
+    *(of_texts(lent(server, "bf16")) for server in (MOSEC, LITSERVE)),
+    of_texts(lent(TRITON, "bf16"), body=text_tensor_request),
 ]
 """Servers of `compare --task text`."""
 

@@ -15,8 +15,8 @@ Results = dict[str, Loads]
 
 REFERENCE = "this service"
 IN_PROCESS = "in process, no HTTP"
-INT8 = ", int8"
-"""End of the names in int8; all others are in fp32."""
+ENDS = {"fp32": "", "int8": ", int8", "bf16": ", bf16"}
+"""End of the names by precision."""
 
 COLUMNS = {"p50_ms": 1, "p99_ms": 0, "cpu_s_per_1000": 2, "memory_mb": 0}
 """Figures of a round beside the rate, with their digits."""
@@ -49,7 +49,7 @@ def ratios(reference: list[Row], rows: list[Row]) -> list[Row]:
 
 def precision(name: str) -> str:
     """Returns the end of a server's name that says its precision."""
-    return INT8 if name.endswith(INT8) else ""
+    return next((end for end in ENDS.values() if end and name.endswith(end)), "")
 
 
 def reference(name: str) -> str:
@@ -105,7 +105,7 @@ def text(results: Results) -> str:
     """Formats the whole table, with ranges where there are several rounds, and shares of the limit."""
     reached = [
         f"{name}: {share:.2f} of the best rate in process at {load}"
-        for name in (REFERENCE, REFERENCE + INT8)
+        for name in (REFERENCE + end for end in ENDS.values())
         for load, share in shares(results, name).items()
     ]
     return "\n".join([aligned([HEAD, *lines(results)]), *reached])

@@ -9,12 +9,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
+from fastapi_onnx.network import FP32, INT8
+from fastapi_onnx.openvino_session import OPENVINO, OpenVinoSession
+from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
+from fastapi_onnx.shared_weights import CPU
 from serving.base64 import from_base64
 from serving.description import ImagePipeline, Kind
 from serving.model import Model
@@ -24,13 +29,31 @@ from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
 
 CORES = len(os.sched_getaffinity(0))
-GRAPHS: dict[str, Kind] = {"fp32": "model.onnx", "int8": "model_quantized.onnx"}
+GRAPHS: dict[str, Kind] = {"fp32": FP32, "bf16": FP32, "int8": INT8}
 """File of a model's version, by precision."""
+
+RUNTIMES = {"fp32": ONNX_RUNTIME, "int8": ONNX_RUNTIME, "bf16": OPENVINO}
+"""What computes in a precision; users of the other servers write ONNX Runtime, and OpenVINO is lent."""
 
 
 def graph(model: Model, precision: str) -> Path:
     """Returns the path of a model's graph, which may be missing for int8."""
     return model.folder / model.description.version / GRAPHS[precision]
+
+
+def session(path: Path, precision: str, threads: int = 1) -> Session:
+    """Opens a graph; `threads` are those of one inference, 0: the runtime's default."""
+    if RUNTIMES[precision] == OPENVINO:
+        settings = Settings.model_construct(intra_op_threads=threads)
+        return OpenVinoSession(lambda: path, precision, settings, None)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    return OnnxRuntimeSession(ort.InferenceSession(path, options, providers=[CPU]))
+
+
+def wanted_precision() -> str:
+    """Returns the precision that `compare` asks a server for."""
+    return os.environ.get("PEER_PRECISION", "fp32")
 
 
 class ImageJson(msgspec.Struct):
@@ -56,25 +79,25 @@ class Classify:
         """Loads the model.
 
         `threads` are those of one inference in the plain pipeline; 0: ONNX Runtime's default.
-        `precision` is fp32 or int8; None: as PEER_PRECISION says, by default fp32.
+        `precision` is fp32, int8 or bf16; None: as `compare` wants it.
         """
-        precision = precision or os.environ.get("PEER_PRECISION", "fp32")
+        precision = precision or wanted_precision()
         settings = Settings(model_dir=Path(model_dir), device="cpu")
         model = Model.read(settings.model_dir)
         self.labels = model.labels
         self.image = model.description.pipeline
         self.plain = pipeline == "plain"
         if self.plain:
-            options = ort.SessionOptions()
-            options.intra_op_num_threads = threads
-            self.session = ort.InferenceSession(
-                graph(model, precision), options, providers=["CPUExecutionProvider"]
-            )
-            self.input = self.session.get_inputs()[0].name
+            path = graph(model, precision)
+            self.session = session(path, precision, threads)
+            self.input = onnx.load(path, load_external_data=False).graph.input[0].name
         else:
             self.decoder = ImageDecoder(self.image, settings.max_image_pixels)
             self.backend = OnnxBackend()
-            self.backend.load(model, Settings.read(device="cpu", precision=precision))
+            runtime = RUNTIMES[precision]
+            self.backend.load(
+                model, Settings.read(device="cpu", precision=precision, cpu_runtime=runtime)
+            )
 
     def body(self, body: bytes) -> dict[str, Any]:
         """Answers the body `{"image": "<base64>"}`."""
@@ -106,7 +129,7 @@ class Classify:
         mean, std = (np.asarray(values, np.float32) for values in (self.image.mean, self.image.std))
         pixels = (pixels - mean) / std
         batch = np.ascontiguousarray(pixels.transpose(2, 0, 1)[np.newaxis])
-        logits: NDArray[np.float32] = self.session.run(None, {self.input: batch})[0][0]
+        logits: NDArray[np.float32] = self.session.run((), {self.input: batch})[0][0]
         return logits
 
 

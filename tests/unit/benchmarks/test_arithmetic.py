@@ -188,10 +188,10 @@ def test_each_precision_is_compared_with_its_own() -> None:
 
     results: dict[str, Any] = {
         table.IN_PROCESS: {"2 threads": rows(200)},
-        table.IN_PROCESS + table.INT8: {"2 threads": rows(400)},
+        table.IN_PROCESS + table.ENDS["int8"]: {"2 threads": rows(400)},
         compare_report.OURS: measured(100),
         "mosec": measured(80),
-        compare_report.OURS + table.INT8: measured(300),
+        compare_report.OURS + table.ENDS["int8"]: measured(300),
         "mosec, int8": measured(330),
         "triton, int8": measured(150),
     }

@@ -68,7 +68,8 @@ def test_one_round_has_no_range_and_no_service_no_ratio() -> None:
 
 
 def test_int8_is_compared_with_int8(results: table.Results) -> None:
-    ours, its, limit = (name + table.INT8 for name in (table.REFERENCE, "other", table.IN_PROCESS))
+    names = (table.REFERENCE, "other", table.IN_PROCESS)
+    ours, its, limit = (name + table.ENDS["int8"] for name in names)
     for per_second in (400, 300, 500):
         table.keep(results, ours, {"1 connections": [row(100)], "16 connections": [row(per_second)]})
         table.keep(results, its, {"16 connections": [row(200)]})
@@ -91,19 +92,24 @@ def test_csv_has_a_row_a_round(results: table.Results, tmp_path: Path) -> None:
     ]
 
 
-def test_servers_are_chosen_by_name() -> None:
+def test_servers_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(*names: str, pipeline: Pipeline = Pipeline.PLAIN, int8: bool = True) -> list[str]:
         return [server.name for server in compare.chosen(names, pipeline, int8)]
 
+    monkeypatch.setattr(compare, "openvino_objection", lambda _: "")
     assert chosen("ray", "this service", "triton, int8") == ["this service", "ray", "triton, int8"]
     everyone = chosen()
-    assert len(set(everyone)) == len(everyone) == len(servers.SERVERS) - 3  # without the peers' int8
+    assert len(set(everyone)) == len(everyone) == len(servers.SERVERS) - 6  # without what peers are lent
     assert set(everyone) - set(chosen(pipeline=Pipeline.SHARED)) == {"fastapi, onnx", "fastapi, torch"}
     assert set(everyone) - set(chosen(int8=False)) == {"this service, int8"}
     with pytest.raises(typer.BadParameter, match="no server named nginx"):
         chosen("nginx")
     with pytest.raises(typer.BadParameter, match=r"the model has no model_quantized\.onnx"):
         chosen("mosec, int8", int8=False)
+    monkeypatch.setattr(compare, "openvino_objection", lambda _: "no bf16 here")
+    assert set(everyone) - set(chosen()) == {"this service, bf16"}
+    with pytest.raises(typer.BadParameter, match="no bf16 here"):
+        chosen("mosec, bf16")
 
 
 def test_the_model_is_made_before_the_servers_are_set_up(

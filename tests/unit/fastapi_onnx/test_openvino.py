@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from serving.backends.base import BackendInfo
 from serving.backends.choice import Candidate, Infer
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.settings import Settings
+from serving.settings import ROOT, Settings
 from serving.system.cpus import bf16_objection
 from serving.tasks.image_classification import compute_logits
 from serving.tensors import Array
@@ -205,6 +206,12 @@ def test_without_openvino_its_absence_is_the_reason(monkeypatch: pytest.MonkeyPa
     for settings in impossible:
         with pytest.raises(ConfigurationError, match="OpenVINO is not installed"):
             loaded(model, **{"cpu_runtime": "auto"} | settings)
+
+
+def test_openvino_comes_without_its_telemetry() -> None:
+    assert find_spec("openvino_telemetry") is None
+    for path in [*ROOT.glob("requirements*.txt"), *ROOT.glob("*/requirements*.txt")]:
+        assert "openvino-telemetry" not in path.read_text()
 
 
 def test_bf16_is_refused_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
