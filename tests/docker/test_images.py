@@ -13,11 +13,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 MEGABYTE = 1_000_000
 KILLED = 128 + signal.SIGKILL
 LARGEST_MB = {
-    "fastapi_onnx": 450,
+    "fastapi_onnx": 560,
     "fastapi_onnx-gpu": 2700,
     "fastapi_pt": 4500,
     "flask_app": 250,
-    "jupyter": 900,
+    "jupyter": 1100,
 }
 NARROW = ("--shm-size", "64m", "--user", "10001:10001", "--pids-limit", "256")
 MEMORY = {"fastapi_pt": "2g"}  # of which each instance takes 700 MB

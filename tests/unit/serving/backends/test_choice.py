@@ -112,9 +112,9 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("kind", ["relative", "softmax", "mean"])
 def test_the_difference_of_outputs(kind: precision_check.Compare) -> None:
-    outputs = [np.array([[0, 0], [-4, 2]], np.float32), np.zeros((2, 0), np.float32)][
-        : 1 + (kind == "relative")
-    ]
+    outputs = [np.array([[0, 0], [-4, 2]], np.float32)]
+    if kind == "relative":
+        outputs.append(np.zeros((2, 0), np.float32))
     assert precision_check.difference(outputs, outputs, kind) == 0
     other = [outputs[0] + np.array([[0, 0], [0, 0.4]], np.float32), *outputs[1:]]
     small = {"relative": 0.1, "softmax": 0.0008, "mean": 0.0004}[kind]
@@ -122,6 +122,12 @@ def test_the_difference_of_outputs(kind: precision_check.Compare) -> None:
     assert precision_check.difference(outputs, [output.astype(float) for output in outputs], kind) > 1
     broken = [np.full_like(outputs[0], np.nan), *outputs[1:]]
     assert precision_check.difference(outputs, broken, kind) >= 1
+
+
+def test_another_most_probable_class_is_a_difference_however_close_it_was() -> None:
+    expected, other = np.array([[0.001, 0]], np.float32), np.array([[0, 0.001]], np.float32)
+    assert precision_check.difference([expected], [other], "softmax") == 1
+    assert precision_check.difference([expected], [other], "mean") < 0.001
 
 
 def model_with(folder: Path, verdict: dict[str, object] | None, listed: bool = True) -> Model:
