@@ -189,6 +189,8 @@ def gpu(content: Content) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
     "compare": ("## Beside other servers", compare_report.compare),
     "compare-text": ("## Texts of many lengths beside other servers", compare_report.compare),
+    "compare-bf16": ("## In bf16", compare_report.compare),
+    "compare-text-bf16": ("## Texts in bf16", compare_report.compare),
     "load": ("## The shipped model under load", load),
     "limit": ("## What the machine could do", limit),
     "overload": ("## More than can be answered", overload),

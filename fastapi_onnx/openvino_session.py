@@ -6,6 +6,7 @@ fast in bf16 as either is in fp32 (five times with AMX).
 
 import fcntl
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,8 +37,7 @@ class OpenVinoSession:
         The first worker writes the compiled graph into `scratch`; the others map it, and so share its
         weights. Raises OpenVINO's errors.
         """
-        import openvino  # 0.3 s; not where ONNX Runtime computes
-
+        openvino = import_openvino()
         self.library = f"{OPENVINO} {openvino.__version__.partition('-')[0]}"
         core = openvino.Core()
         options = {
@@ -78,6 +78,14 @@ class OpenVinoSession:
                 raise ValueError(f"{name} must be from {-count} to {count - 1}")
         outputs = self._request.infer(inputs, share_inputs=True)
         return [outputs[name] for name in names] or list(outputs.values())
+
+
+def import_openvino() -> Any:
+    """Imports OpenVINO, which takes 0.3 s, without the telemetry that would report the import."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # import then fails
+    import openvino
+
+    return openvino
 
 
 def forget_others(scratch: Path, precision: str) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -208,8 +210,12 @@ def test_without_openvino_its_absence_is_the_reason(monkeypatch: pytest.MonkeyPa
             loaded(model, **{"cpu_runtime": "auto"} | settings)
 
 
-def test_openvino_comes_without_its_telemetry() -> None:
+def test_openvino_comes_without_its_telemetry_and_uses_none_that_is_there(tmp_path: Path) -> None:
     assert find_spec("openvino_telemetry") is None
+    (tmp_path / "openvino_telemetry.py").write_text("raise SystemExit('imported')")
+    code = "from fastapi_onnx.openvino_session import import_openvino; import_openvino()"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
     for path in [*ROOT.glob("requirements*.txt"), *ROOT.glob("*/requirements*.txt")]:
         assert "openvino-telemetry" not in path.read_text()
 
