@@ -38,9 +38,12 @@ MAX_TIME_RATIO = 0.9
 QUICK_MS = 1.0
 """A network that takes less is computed by the reference: the web process takes as long itself."""
 
+MAX_INT8_DIFFERENCE = 0.05
+"""Largest accepted `precision_check.mean_difference` of a file in int8 between two runtimes."""
+
 TOGETHER = 4  # items of the timed batch
 MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 3, 20, 0.1
-MAX_TRIALS_S = 120  # then the process that measures is ended
+MAX_TRIALS_S = 300  # then the process that measures is ended
 MAX_REASON = 300  # characters of a library's message
 PRECISIONS = ("int8", "bf16", "fp32")  # the lower ones first
 
@@ -83,7 +86,7 @@ def int8_candidate(
     Processors compute int8 differently, so that a file that is fit where it was made may not be fit
     here: its answers may differ from those of fp32 about as much as they did there, and not more.
     """
-    expected = 1.0
+    most = MAX_INT8_DIFFERENCE
     if not model.has(file):
         refusal = f"the model has no {file}"
     elif settings.precision == "auto":
@@ -93,8 +96,8 @@ def int8_candidate(
         elif not verdict.fit:
             refusal = f"{file} is not fit: {verdict.reason}"
         else:
-            expected = verdict.sample_difference + precision_check.MAX_EXCESS
-    return Candidate(runtime, "int8", refusal, expected)
+            most = verdict.sample_difference + precision_check.MAX_EXCESS
+    return Candidate(runtime, "int8", refusal, most)
 
 
 def choose(
@@ -116,7 +119,11 @@ def choose(
     if wanted != "auto":
         candidates = [candidate for candidate in candidates if candidate.precision == wanted]
     usable = [candidate for candidate in candidates if not candidate.refusal]
-    refused = [Trial(each.runtime, each.precision, each.refusal) for each in candidates if each.refusal]
+    refused = [
+        Trial(candidate.runtime, candidate.precision, candidate.refusal)
+        for candidate in candidates
+        if candidate.refusal
+    ]
     reasons = "; ".join(dict.fromkeys(trial.reason for trial in refused))
     if not usable:
         if wanted == "fp16":
@@ -132,15 +139,13 @@ def choose(
     def measure() -> list[dict[str, Any]]:
         return [asdict(trial) for trial in tried(usable, load, samples(), memory_mb)]
 
-    found = shared_choice(
-        scratch, "choice", partial(in_a_fork, measure, reference) if apart else measure
-    )
-    trials = [Trial(**fields) for fields in found]
+    run = partial(in_a_fork, measure, reference) if apart else measure
+    trials = [Trial(**fields) for fields in shared_choice(scratch, "choice", run)]
     best = next(trial for trial in trials if trial.chosen)
     reason = best.reason
     if best is trials[0]:
         others = (*trials[1:], *refused)
-        reason = "; ".join(f"{each.runtime} in {each.precision}: {each.reason}" for each in others)
+        reason = "; ".join(f"{other.runtime} in {other.precision}: {other.reason}" for other in others)
     return Choice(best.runtime, best.precision, reason or best.reason, [*trials, *refused])
 
 
@@ -228,7 +233,7 @@ def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
     """
 
     def part(first: int, count: int) -> list[Array]:
-        return [each[first : first + count] for each in samples.inputs]
+        return [array[first : first + count] for array in samples.inputs]
 
     alone = samples.batch_size or 1
     starts = range(0, len(samples.inputs[0]), alone)
@@ -269,15 +274,15 @@ def in_a_fork(measure: Callable[[], list[dict[str, Any]]], reference: Candidate)
     child.start()
     sender.close()
     try:
-        found = receiver.recv() if receiver.poll(MAX_TRIALS_S) else None
+        result = receiver.recv() if receiver.poll(MAX_TRIALS_S) else None
     except EOFError:
-        found = None
+        result = None
     child.kill()
     child.join()
-    if isinstance(found, ConfigurationError):
-        raise found
+    if isinstance(result, ConfigurationError):
+        raise result
     reason = "the comparison with other ways ended early"
-    return found or [asdict(Trial(reference.runtime, reference.precision, reason, chosen=True))]
+    return result or [asdict(Trial(reference.runtime, reference.precision, reason, chosen=True))]
 
 
 def own_memory_mb() -> float:
