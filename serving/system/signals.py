@@ -4,7 +4,6 @@ A program calls `end_on_signals` before it imports anything else, which takes a 
 SIGINT prints a traceback, and the kernel drops a SIGTERM to process 1 of a container.
 """
 
-import ctypes
 import os
 import signal
 
@@ -22,6 +21,8 @@ def set_pdeathsig(parent: int, number: signal.Signals) -> bool:
 
     Returns whether the process `parent` still is this process's parent.
     """
+    import ctypes  # not before `end_on_signals`
+
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
