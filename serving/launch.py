@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Mapping
 from functools import partial
 
-from serving.system.signals import set_pdeathsig
+from serving.system.pdeathsig import set_pdeathsig
 
 STOP_TIMEOUT_S = 30
 DEFAULTS = {

@@ -26,7 +26,7 @@ from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
-from serving.system.signals import die_with_parent
+from serving.system.pdeathsig import die_with_parent
 from serving.tensors import Array
 
 Infer = Callable[[Sequence[Array]], list[Array]]

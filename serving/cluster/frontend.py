@@ -18,7 +18,7 @@ from serving.cluster.remote_engine import RemoteEngine
 from serving.errors import ConfigurationError
 from serving.server import Server
 from serving.settings import Settings
-from serving.system.signals import die_with_parent
+from serving.system.pdeathsig import die_with_parent
 
 FEW = 1  # connections that a web process may have more than another
 YIELD_S = 0.005  # a few turns of a busy event loop

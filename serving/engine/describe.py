@@ -18,7 +18,7 @@ from serving.backends.base import GraphReader
 from serving.engine.worker_process import describe_exit
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.system.signals import die_with_parent
+from serving.system.pdeathsig import die_with_parent
 from serving.tensors import Signature
 
 SIGNATURES = TypeAdapter(tuple[Signature, ...])

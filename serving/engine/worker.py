@@ -42,7 +42,7 @@ from serving.logging import configure_logging, logger
 from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
-from serving.system.signals import die_with_parent
+from serving.system.pdeathsig import die_with_parent
 
 
 class Worker:
