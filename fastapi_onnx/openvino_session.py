@@ -75,7 +75,7 @@ class OpenVinoSession:
         for name, count in self._limits.items():
             array = inputs[name]
             if array.size and not -count <= array.min() <= array.max() < count:
-                raise ValueError(f"{name} must be from {-count} to {count - 1}")
+                raise ValueError(f"{name} is out of bounds: {-count} to {count - 1} are accepted")
         outputs = self._request.infer(inputs, share_inputs=True)
         return [outputs[name] for name in names] or list(outputs.values())
 
