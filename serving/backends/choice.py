@@ -42,7 +42,7 @@ MAX_INT8_DIFFERENCE = 0.05
 """Largest accepted `precision_check.mean_difference` of a file in int8 between two runtimes."""
 
 TOGETHER = 4  # items of the timed batch
-MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 3, 20, 0.1
+MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 4, 40, 0.2
 MAX_TRIALS_S = 300  # then the process that measures is ended
 MAX_REASON = 300  # characters of a library's message
 PRECISIONS = ("int8", "bf16", "fp32")  # the lower ones first
