@@ -6,10 +6,11 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+from pydantic import TypeAdapter
 
 from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.openvino_session import (
@@ -23,6 +24,7 @@ from fastapi_onnx.signature import graph_signature
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo
 from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate
+from serving.backends.shared_choice import shared_choice
 from serving.description import Kind
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 FP32: Kind = "model.onnx"
 INT8: Kind = "model_quantized.onnx"
+SIGNATURE = TypeAdapter(Signature)
 RUNTIME_MB, WEIGHTS_SHARE = 130, 1.5
 """Memory that `auto` lets a runtime take in each worker: the library, and a share of the file's size."""
 
@@ -72,7 +75,7 @@ class Network:
 
         Raises ConfigurationError.
         """
-        signature = signature_of(model)
+        signature = signature_of(model, scratch)
         choice = cpu_choice(model, signature, settings, scratch)
         if scratch:
             forget_others(scratch, choice.precision if choice.runtime == OPENVINO else "")
@@ -150,13 +153,21 @@ class Network:
                 return
 
 
-def signature_of(model: Model) -> Signature:
-    """Returns how the model's graph is called. Raises ConfigurationError."""
+def signature_of(model: Model, scratch: Path | None = None) -> Signature:
+    """Returns how the model's graph is called; all instances read the file once.
+
+    Raises ConfigurationError.
+    """
     if not kind_of(model.description.task).plain_graph:
         pixels = TensorSpec("pixels", "uint8", (*model.description.pipeline.output_size, 3))
         return Signature("image", (pixels,), (), normalises=True)
     only_int8 = model.has(INT8) and not model.has(FP32)
-    return graph_signature(model.file(INT8 if only_int8 else FP32), model.description.limits)
+    path = model.file(INT8 if only_int8 else FP32)
+
+    def read() -> Any:
+        return SIGNATURE.dump_python(graph_signature(path, model.description.limits), mode="json")
+
+    return SIGNATURE.validate_python(shared_choice(scratch, "signature", read))
 
 
 def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: Path | None) -> Choice:

@@ -5,6 +5,7 @@ fast in bf16 as either is in fp32 (five times with AMX).
 """
 
 import fcntl
+import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ from serving.tensors import Array
 OPENVINO = "openvino"
 FOLDER = f"{OPENVINO}-"
 """Start of the name of a folder with compiled graphs; the precision follows."""
+
+LIMITS = "limits.json"
+"""What `index_limits` has found, beside the compiled graph: reading the graph again takes longer."""
 
 ON_THE_WAY = ("Convert", "Unsqueeze", "Squeeze", "Reshape")
 """Operations between an input and the table that it indexes."""
@@ -40,26 +44,31 @@ class OpenVinoSession:
         openvino = import_openvino()
         self.library = f"{OPENVINO} {openvino.__version__.partition('-')[0]}"
         core = openvino.Core()
-        options = {
+        options: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "f32" if precision == "fp32" or bf16_objection() else "bf16",
             "INFERENCE_NUM_THREADS": settings.intra_op_threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "ENABLE_CPU_PINNING": False,  # two processes would pin themselves to the same core
         }
-        model = core.read_model(graph())
-        self._limits = index_limits(model)
+        source = graph()
 
         def compiled() -> Any:
+            model = str(source) if isinstance(source, Path) else core.read_model(source)
             return core.compile_model(model, "CPU", options)
 
-        if scratch:
+        if scratch is None:
+            self._limits = index_limits(core.read_model(source))
+        else:
             folder = scratch / f"{FOLDER}{precision}"
             options["CACHE_DIR"] = str(folder)
             with (scratch / f"{OPENVINO}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not folder.exists():
+                if not (folder / LIMITS).exists():
+                    limits = index_limits(core.read_model(source))
                     compiled()  # its weights are its own; what is read from the folder maps them
+                    (folder / LIMITS).write_text(json.dumps(limits))
+            self._limits = json.loads((folder / LIMITS).read_text())
         self._request = compiled().create_infer_request()
 
     def run(

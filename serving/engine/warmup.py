@@ -22,9 +22,9 @@ from serving.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
 
 NEARLY_BEST = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # measured per size, if nothing disturbs
-MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb, or calls are slow
+MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
-SLOW_ROUNDS = 2  # rounds after the first are enough for calls this slow
+SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 2  # so many rounds after the first are enough if they take longer
 MOST_OVERHEAD_ELEMENTS = 2**31
 
 GROWING_MS = 10.0
@@ -198,7 +198,7 @@ def measure(
             raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
         # the first call plans and allocates
         measured = sum(sum(durations[1:]) for durations in times.values())
-        if measured > MAX_ROUNDS_S and number >= SLOW_ROUNDS:
+        if number >= SLOW_ROUNDS and measured > min(number * SLOW_ROUND_S, MAX_ROUNDS_S):
             break
         if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(left):
             continue
