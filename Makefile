@@ -2,7 +2,6 @@
 PYTHON ?= python3
 BACKEND ?= fastapi_onnx
 DATA ?= ../shared
-RUN ?= runs/food11
 MODEL ?= models/food11
 TRITON := runs/triton-test
 IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
@@ -74,15 +73,17 @@ format: .venv/dev.installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-accuracy: .venv/dev-all.installed  ## DATA=folder with data/food11-64/ and photos/
+accuracy: .venv/dev-all.installed  ## of all of models/, in every precision; DATA=folder with data/ and photos/
 	$(BIN)/python -m training.evaluate $(DATA)
 
 quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with the photos of DATA
 	$(BIN)/python -m training.export int8 $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
 		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
-train: .venv/dev-all.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
-	$(BIN)/python -m training.food11 --data $(DATA) --run $(RUN)
+# large blocks of memory go back to the kernel otherwise, and come anew each time: a third slower
+train: .venv/dev-all.installed  ## MODEL=food11 or sentiment from DATA; takes hours on a CPU, goes on where it stopped
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 $(BIN)/python -m training.$(notdir $(MODEL)) \
+		--data $(DATA) --run runs/$(notdir $(MODEL))
 
 proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc_generated/open_inference.proto
 	cd serving/protocols/v2/grpc_generated && ../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \

@@ -12,9 +12,8 @@ from torch import nn
 
 from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork
-from fastapi_pt.huggingface import signature_of
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
-from fastapi_pt.tokens import TokenNetwork
+from fastapi_pt.tokens import TokenNetwork, signature_of
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo, Trial
 from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate, wanted_device

@@ -82,9 +82,9 @@ def build(architecture: str | None, classes: int, body_size: int | None) -> Netw
     return Network(get_model(architecture, weights=None, num_classes=classes), body_size)
 
 
-def fill(network: Network, weights: Mapping[str, Tensor]) -> None:
-    """Loads weights into the body, in float32. Raises ConfigurationError if they do not fit."""
-    own_state = network.body.state_dict()
+def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Loads weights, in float32. Raises ConfigurationError if they do not fit."""
+    own_state = network.state_dict()
     missing, unknown = own_state.keys() - weights.keys(), weights.keys() - own_state.keys()
     shaped = [
         name
@@ -104,7 +104,7 @@ def fill(network: Network, weights: Mapping[str, Tensor]) -> None:
         raise ConfigurationError("; ".join(reasons))
     state = OrderedDict((name, tensor.float()) for name, tensor in weights.items())
     state._metadata = own_state._metadata  # type: ignore[attr-defined]  # the layers' versions; MNASNet asks
-    network.body.load_state_dict(state)
+    network.load_state_dict(state)
 
 
 def read_network(model: Model) -> Network:
@@ -115,7 +115,7 @@ def read_network(model: Model) -> Network:
     path, description = model.file("model.safetensors"), model.description
     network = build(description.architecture, len(description.labels), description.body_size)
     try:
-        fill(network, load_file(path))
+        fill(network.body, load_file(path))
     except (SafetensorError, ConfigurationError) as error:
         raise ConfigurationError(f"{path} does not fit {description.architecture}: {error}") from error
     network.eval()

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fastapi_pt import huggingface, text_cnn
 from fastapi_pt.cpu import Inputs, optimised, use_threads
-from fastapi_pt.huggingface import ByName, token_network
-from serving import huggingface
+from fastapi_pt.huggingface import ByName
 from serving.backends import precision_check
 from serving.backends.device_errors import translate_errors
 from serving.errors import ConfigurationError
@@ -22,7 +22,7 @@ EXAMPLES = ((2, 32), (1, 16), (3, 47))
 
 
 class TokenNetwork:
-    """Network of an export that computes padded batches of any size."""
+    """Network that computes padded batches of any size."""
 
     def __init__(
         self, network: ByName, settings: Settings, device: torch.device, precision: str, reason: str
@@ -93,6 +93,20 @@ class TokenNetwork:
             return [by_name[spec.name].float().cpu().numpy() for spec in signature.outputs]
 
 
+def token_network(model: Model) -> ByName:
+    """Reads the network, to be called as `signature_of` says. Raises ConfigurationError."""
+    if text_cnn.is_described(model):
+        return text_cnn.token_network(model)
+    return huggingface.token_network(model)
+
+
+def signature_of(model: Model) -> Signature:
+    """Returns how the network is called, without its weights. Raises ConfigurationError."""
+    if text_cnn.is_described(model):
+        return text_cnn.signature_of(model)
+    return huggingface.signature_of(model)
+
+
 def bounds(network: ByName) -> dict[str, int]:
     """Returns how many values each input may have, where the network has embeddings of them."""
     config = network.network.config
@@ -103,10 +117,10 @@ def bounds(network: ByName) -> dict[str, int]:
 
 def examples(model: Model, network: ByName) -> list[Inputs]:
     """Returns batches of texts, one of them padded in each batch."""
-    config = huggingface.read(model.folder / huggingface.CONFIG, huggingface.Config)
+    most = model.description.text_pipeline.max_tokens
     made = []
     for count, length in EXAMPLES:
-        length = min(length, config.positions or length)
+        length = min(length, most)
         mask = torch.ones(count, length, dtype=torch.int64)
         mask[0, length // 2 :] = 0
         words = torch.arange(count * length).view(count, length) % bounds(network)["input_ids"]

@@ -63,30 +63,11 @@ def camera(photos: Tensor, strength: float) -> Tensor:
     return (photos + noise * torch.randn_like(photos)).clamp(0, 1)
 
 
-def random_erasing(photos: Tensor, probability: float) -> Tensor:
-    """Paints one square of a quarter to a half of the side grey in `probability` of the photos."""
-    n, _, height, width = photos.shape
-    side = torch.empty(n, 1).uniform_(0.25, 0.5) * (torch.rand(n, 1) < probability)
-    top, left = torch.rand(n, 1) * (1 - side), torch.rand(n, 1) * (1 - side)
-    y, x = torch.linspace(0, 1, height)[None], torch.linspace(0, 1, width)[None]
-    rows = (y >= top) & (y < top + side)
-    columns = (x >= left) & (x < left + side)
-    return photos.masked_fill((rows[:, None, :, None] & columns[:, None, None, :]), 0.45)
+def cutmix(photos: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pastes a rectangle of another photo of the batch into each (Yun et al., 2019).
 
-
-def mixup(photos: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Blends each photo and its target distribution with another of the batch (Zhang et al., 2018)."""
-    share = torch.distributions.Beta(alpha, alpha).sample((len(photos),))
-    order = torch.randperm(len(photos))
-    weight = share[:, None, None, None]
-    return (
-        photos * weight + photos[order] * (1 - weight),
-        targets * share[:, None] + targets[order] * (1 - share[:, None]),
-    )
-
-
-def cutmix(photos: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Pastes a rectangle of another photo of the batch into each; targets by area (Yun et al., 2019)."""
+    Returns the photos, the share [N, 1] of each that is still its own, and the other photos' indices.
+    """
     n, _, height, width = photos.shape
     side = (1 - torch.rand(n, 1)).sqrt()  # of the pasted rectangle: its area is uniform in [0, 1]
     top, left = torch.rand(n, 1) - side / 2, torch.rand(n, 1) - side / 2
@@ -95,8 +76,4 @@ def cutmix(photos: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     columns = (x >= left) & (x < left + side)
     inside = (rows[:, None, :, None] & columns[:, None, None, :]).float()
     order = torch.randperm(n)
-    share = 1 - inside.mean(dim=(1, 2, 3))
-    return (
-        photos.lerp(photos[order], inside),
-        targets * share[:, None] + targets[order] * (1 - share[:, None]),
-    )
+    return photos.lerp(photos[order], inside), 1 - inside.mean(dim=(1, 2, 3))[:, None], order

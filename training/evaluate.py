@@ -1,11 +1,14 @@
-"""Evaluation of a model folder through the served pipeline: `ImageDecoder`, then each backend.
+"""Evaluation of model folders through the served steps: a task's preprocessing, then each backend.
 
-`python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv and
-prints accuracy, calibration and confusion of both backends in every precision, and how often they agree.
-With `--write` the figures of fp32 go into model.json, and a chart of the confusion beside it.
+`python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv for
+photos, DATA/data/sst2/dev.tsv.gz for texts, and prints accuracy, calibration and confusion of both
+backends in every precision, `auto` among them, and how often they agree. With `--write` the figures of
+fp32 go into model.json, and a chart of the confusion beside it.
 """
 
 import csv
+import gzip
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,24 +21,31 @@ from tqdm import tqdm
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.backends.base import Backend
 from serving.description import Kind, Thresholds
+from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.scores import softmax
 from serving.settings import Settings
+from serving.task_kinds import TEXT_CLASSIFICATION
+from serving.tasks.base import TaskParts
 from serving.tasks.image.decode import ImageDecoder
 from serving.tasks.image_classification import compute_logits
+from serving.tasks.text import TOKENS
+from serving.tasks.text_classification import TextClassification
 from training import data
+from training.folder import write_description
 
 Probabilities = NDArray[np.float64]
 Labels = NDArray[np.int64]
-BACKENDS: list[tuple[str, Kind, str, Callable[[], Backend]]] = [
-    ("fastapi_onnx", "model.onnx", "fp32", OnnxBackend),
-    ("fastapi_pt", "model.safetensors", "fp32", TorchBackend),
-    ("fastapi_onnx, int8", "model_quantized.onnx", "int8", OnnxBackend),
-    ("fastapi_pt, int8", "model_quantized.pt", "int8", TorchBackend),
+BACKENDS: list[tuple[str, Kind, Callable[[], OnnxBackend | TorchBackend]]] = [
+    ("fastapi_onnx", "model.onnx", OnnxBackend),
+    ("fastapi_pt", "model.safetensors", TorchBackend),
 ]
-"""Name, file, precision and class of everything that is evaluated."""
+PRECISIONS = ("fp32", "auto", "bf16", "int8")
+"""What `SERVING_PRECISION` may be; fp32 is what the others are compared with."""
+
+Example = tuple[Any, int]
+"""The bytes of a photo, or a text; and its class index."""
 
 
 def sharp_photos(folder: Path) -> Iterator[tuple[bytes, int]]:
@@ -45,15 +55,47 @@ def sharp_photos(folder: Path) -> Iterator[tuple[bytes, int]]:
             yield (folder / row["file"]).read_bytes(), int(row["class_index"])
 
 
+def sentences(path: Path) -> Iterator[Example]:
+    """Yields (text, class index) of a file with a header line and a tab in each line."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in itertools.islice(file, 1, None):
+            text, _, label = line.rstrip("\n").rpartition("\t")
+            yield text, int(label)
+
+
+def validation_sets(model: Model, data_dir: Path) -> dict[str, list[Example]]:
+    """Returns the data that a model is measured with; thresholds are chosen with the first."""
+    if model.description.task == TEXT_CLASSIFICATION:
+        return {"dev": list(sentences(data_dir / "data" / "sst2" / "dev.tsv.gz"))}
+    val = data.iterate(data_dir / "data" / "food11-64" / "val.zip")
+    return {"val": list(val), "sharp": list(sharp_photos(data_dir / "photos"))}
+
+
+def logits_of(
+    model: Model, settings: Settings, backend: OnnxBackend | TorchBackend
+) -> Callable[[Any], NDArray[np.float32]]:
+    """Returns a function from a photo's bytes or a text to logits [classes], by the service's steps."""
+    if model.description.task != TEXT_CLASSIFICATION:
+        decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
+        return lambda photo: compute_logits(backend, decoder.decode(photo)[np.newaxis])[0]
+    signatures = TextClassification.plan(TaskParts(model, settings, backend.signatures(model)))
+    task = TextClassification(TaskParts(model, settings, signatures))
+
+    def of_text(text: str) -> NDArray[np.float32]:
+        (item,) = task.preprocess({"text": text}).items
+        (logits,) = backend.infer(signatures[TOKENS], [array[np.newaxis] for array in item])
+        return np.asarray(logits[0])
+
+    return of_text
+
+
 def predict(
-    backend: Backend, decoder: ImageDecoder, photos: Iterator[tuple[bytes, int]], name: str
+    infer: Callable[[Any], NDArray[np.float32]], examples: list[Example], name: str
 ) -> tuple[Probabilities, Labels]:
-    """Returns probabilities [N, classes] and true classes [N], computed one photo at a time."""
-    rows, labels = [], []
-    for photo, label in tqdm(photos, desc=name, unit=" photos", mininterval=2):
-        rows.append(softmax(compute_logits(backend, decoder.decode(photo)[np.newaxis])[0].tolist()))
-        labels.append(label)
-    return np.array(rows), np.asarray(labels)
+    """Returns probabilities [N, classes] and true classes [N], computed one example at a time."""
+    shown = tqdm(examples, desc=name, mininterval=2, leave=False)
+    rows = [softmax(infer(example)) for example, _ in shown]
+    return np.array(rows), np.array([label for _, label in examples])
 
 
 def top_k_accuracy(probabilities: Probabilities, labels: Labels, k: int) -> float:
@@ -123,12 +165,13 @@ def draw_confusion(matrix: NDArray[np.int64], labels: list[str], path: Path) -> 
     plt.close(figure)
 
 
-def summary(probabilities: Probabilities, labels: Labels) -> dict[str, float | int]:
-    """Returns the figures for model.json."""
+def summary(probabilities: Probabilities, labels: Labels, noun: str) -> dict[str, float | int]:
+    """Returns the figures for model.json; the third class counts where there are more than three."""
+    top3 = {"top3": round(top_k_accuracy(probabilities, labels, 3), 4)}
     return {
-        "photos": len(labels),
+        noun: len(labels),
         "top1": round(top_k_accuracy(probabilities, labels, 1), 4),
-        "top3": round(top_k_accuracy(probabilities, labels, 3), 4),
+        **(top3 if probabilities.shape[1] > 3 else {}),
         "expected_calibration_error": round(calibration_error(probabilities, labels), 4),
     }
 
@@ -141,46 +184,59 @@ def print_confusion(matrix: NDArray[np.int64], labels: list[str]) -> None:
 
 
 def main(
-    data_dir: Annotated[Path, typer.Argument(help="Folder with data/food11-64/ and photos/.")],
-    model_dir: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
+    data_dir: Annotated[Path, typer.Argument(help="Folder with data/ and photos/.")],
+    model_dirs: Annotated[list[Path] | None, typer.Argument(help="By default all of models/.")] = None,
     write: Annotated[bool, typer.Option(help="Put the figures into the model's folder.")] = False,
 ) -> None:
-    """Prints the accuracy of both backends on val and on the sharp photos."""
-    model = Model.read(model_dir)
-    settings = Settings(model_dir=model_dir)
-    decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
-    results: dict[str, dict[str, Any]] = {}
-    answers: dict[str, list[NDArray[np.int64]]] = {}
-    for name, file, precision, make_backend in BACKENDS:
+    """Prints the accuracy of models in both backends and every precision."""
+    for folder in model_dirs or sorted(path.parent for path in Path("models").glob("*/model.json")):
+        evaluate(Model.read(folder), data_dir, write)
+
+
+def evaluate(model: Model, data_dir: Path, write: bool) -> None:
+    """Prints the accuracy of a model in both backends and every precision."""
+    sets = validation_sets(model, data_dir)
+    noun = "texts" if model.description.text else "photos"
+    expected: dict[str, tuple[Probabilities, Labels]] = {}
+    typer.echo(
+        f"{model.description.name}: " + ", ".join(f"{k} {len(v)} {noun}" for k, v in sets.items())
+    )
+    for (backend_name, file, make_backend), precision in itertools.product(BACKENDS, PRECISIONS):
         if not model.has(file):
             continue
         backend = make_backend()
-        backend.load(model, settings.model_copy(update={"precision": precision}))
-        val, val_labels = predict(
-            backend, decoder, data.iterate(data_dir / "data" / "food11-64" / "val.zip"), f"{name} val"
+        settings = Settings.model_validate(
+            {"model_dir": model.folder, "device": "cpu", "precision": precision}
         )
-        sharp, sharp_labels = predict(
-            backend, decoder, sharp_photos(data_dir / "photos"), f"{name} sharp photos"
-        )
+        name = f"{backend_name}, {precision}"
+        try:
+            info = backend.load(model, settings)
+        except ConfigurationError as error:
+            typer.echo(f"{name}: {error}")
+            continue
+        infer = logits_of(model, settings, backend)
+        answers = {kind: predict(infer, examples, f"{name}, {kind}") for kind, examples in sets.items()}
         backend.close()
-        results[name] = {"val": summary(val, val_labels), "sharp": summary(sharp, sharp_labels)}
-        answers[name] = [val.argmax(axis=1), sharp.argmax(axis=1)]
-        typer.echo(f"{name}: {json.dumps(results[name])}")
-        if len(results) == 1:
-            reference, truth = val, val_labels
-    matrix = confusion(reference, truth)
-    print_confusion(matrix, model.labels)
-    (first, expected), *others = ((name, np.concatenate(parts)) for name, parts in answers.items())
-    for name, classes in others:
-        typer.echo(
-            f"{name} names the class of {first} for {(classes == expected).mean():.2%} of all photos"
+        expected = expected or answers
+        figures = {kind: summary(*answer, noun) for kind, answer in answers.items()}
+        same = np.mean(
+            np.concatenate([answers[k][0].argmax(1) == expected[k][0].argmax(1) for k in sets])
         )
+        furthest = max(float(np.abs(answers[k][0] - expected[k][0]).max()) for k in sets)
+        typer.echo(
+            f"{name} ({info.backend}, {info.precision}): {json.dumps(figures)}; the first one's class "
+            f"for {same:.2%}, probabilities within {furthest:.4f}"
+        )
+    measured, truth = next(iter(expected.values()))
+    matrix = confusion(measured, truth)
+    print_confusion(matrix, model.labels)
     if write:
-        model.description.accuracy = results[first]
-        model.description.thresholds = uncertain_below(reference, truth)
-        text = model.description.model_dump_json(indent=2, exclude_none=True)
-        (model_dir / "model.json").write_text(text + "\n")
-        draw_confusion(matrix, model.labels, model_dir / "confusion.png")
+        description = model.description
+        description.accuracy = {kind: summary(*answer, noun) for kind, answer in expected.items()}
+        description.thresholds = uncertain_below(measured, truth)
+        write_description(model.folder, description)
+        if not description.text:
+            draw_confusion(matrix, model.labels, model.folder / "confusion.png")
 
 
 if __name__ == "__main__":

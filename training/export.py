@@ -8,6 +8,8 @@ a folder that exists.
 """
 
 import json
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +18,7 @@ import torch
 import typer
 from pydantic import ValidationError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from typer.core import TyperGroup
 
 from fastapi_pt.network import build, fill
@@ -110,20 +112,40 @@ def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
     except (AssertionError, RuntimeError) as error:
         size = "x".join(map(str, image.output_size))
         raise ConfigurationError(f"the network takes no pictures of {size} pixels: {error}") from error
-    program = torch.onnx.export(
-        network,
-        (example,),
-        dynamo=True,
-        input_names=["input"],
-        output_names=["output"],
-        dynamic_shapes=({0: torch.export.Dim("N")},),
-        opset_version=18,
-        verbose=False,
-    )
+    write_graph(network, {"input": example}, ["N"], "output", path)
+
+
+def write_graph(
+    network: nn.Module, examples: dict[str, Tensor], axes: Sequence[str], output: str, path: Path
+) -> None:
+    """Writes an ONNX file with weights in float16; `axes` are the names of the first, dynamic axes."""
+    dynamic = {number: torch.export.Dim(name) for number, name in enumerate(axes)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*axis name")  # that two inputs share an axis
+        program = torch.onnx.export(
+            network,
+            tuple(examples.values()),
+            dynamo=True,
+            input_names=list(examples),
+            output_names=[output],
+            dynamic_shapes=(dynamic,) * len(examples),
+            opset_version=18,
+            verbose=False,
+        )
     assert program is not None  # noqa: S101 dynamo=True returns one
     graph = store_weights_as_float16(program.model_proto)
+    for node in graph.graph.node:
+        del node.metadata_props[:]  # the exporter's stack traces, with this machine's paths
     onnx.checker.check_model(graph, full_check=True)
     path.write_bytes(graph.SerializeToString())
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Writes weights, the matrices in float16, for the PyTorch backend; returns what was written."""
+    half = {k: v.half() if v.is_floating_point() and v.ndim > 1 else v for k, v in weights.items()}
+    save_file(half, path)
+    path.chmod(0o644)  # safetensors makes it readable for its owner only
+    return half
 
 
 @app.command("torchvision")
@@ -164,7 +186,7 @@ def from_torchvision(
     network = build(architecture, len(names), body_size)
     state = read_weights(weights, i_trust_this_pickle)
     try:
-        fill(network, state)
+        fill(network.body, state)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{weights} does not fit {architecture} with the {len(names)} labels of {labels}: {error}"
@@ -173,12 +195,8 @@ def from_torchvision(
     network.eval()
     folder = out / version
     folder.mkdir(parents=True, exist_ok=True)
-    body = network.body.state_dict().items()
-    half = {k: v.half() if v.is_floating_point() and v.ndim > 1 else v for k, v in body}
-    save_file(half, folder / "model.safetensors")
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable for its owner only
     # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
-    fill(network, half)
+    fill(network.body, save_weights(network.body.state_dict(), folder / "model.safetensors"))
     write_onnx(network, image, folder / "model.onnx")
     finish(out, description, options)
 
@@ -272,7 +290,7 @@ def write_int8(model: Model, options: Int8Options) -> None:
         raise NoInt8Error(str(error)) from error
     version = model.description.version
     model.description.int8 = {f"{version}/{kind}": verdict for kind, verdict in verdicts.items()}
-    if not is_text:
+    if (model.folder / "model.json").exists():  # an export from Hugging Face has the verdict beside
         write_description(model.folder, model.description)
     for kind, verdict in verdicts.items():
         typer.echo(f"{kind}: {'fit' if verdict.fit else 'NOT FIT'}; {verdict.reason}")

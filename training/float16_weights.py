@@ -24,3 +24,16 @@ def store_weights_as_float16(model: onnx.ModelProto) -> onnx.ModelProto:
     del model.graph.node[:]
     model.graph.node.extend(casts + nodes)
     return model
+
+
+def restore_float32_weights(model: onnx.ModelProto) -> bool:
+    """Undoes `store_weights_as_float16`, but for the rounding; returns whether one was stored so."""
+    stored = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT16}
+    casts = [n for n in model.graph.node if n.op_type == "Cast" and n.input[0] in stored]
+    for node in casts:
+        tensor = stored[node.input[0]]
+        values = numpy_helper.to_array(tensor).astype(np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(values, node.output[0]))
+        model.graph.node.remove(node)
+    del model.graph.value_info[:]  # types of what is changed here, and by a quantiser
+    return bool(casts)

@@ -10,7 +10,11 @@ from pydantic import ValidationError
 
 from serving.description import INT8_KINDS, ImagePipeline, Kind, ModelDescription
 from serving.errors import ConfigurationError, in_words
+from serving.huggingface import TOKENIZER
 from serving.model import Model
+
+WORDS = ("title", "description", "aliases", "names")
+"""Fields that people write into model.json."""
 
 WEIGHTS: tuple[Kind, ...] = ("model.onnx", "model.safetensors")
 
@@ -42,17 +46,24 @@ def write_description(out: Path, description: ModelDescription) -> None:
     """Writes `model.json`, with the digests of the version's weights.
 
     For an additional version writes it beside that version's weights, and leaves the other versions,
-    which may be in service, as they are.
+    which may be in service, as they are. What people wrote into an earlier model.json stays.
     """
     folder = out / description.version
+    listed = [f"{description.version}/{kind}" for kind in (*WEIGHTS, *INT8_KINDS)]
+    if description.text:
+        listed.append(TOKENIZER)
     description.files = {
-        f"{description.version}/{kind}": hashlib.sha256((folder / kind).read_bytes()).hexdigest()
-        for kind in (*WEIGHTS, *INT8_KINDS)
-        if (folder / kind).is_file()
+        name: hashlib.sha256((out / name).read_bytes()).hexdigest()
+        for name in listed
+        if (out / name).is_file()
     }
     path = out / "model.json"
-    if path.exists() and Model.read(out).description.version != description.version:
-        path = folder / "model.json"
+    if path.exists():
+        before = Model.read(out).description
+        for name in WORDS:
+            setattr(description, name, getattr(description, name) or getattr(before, name))
+        if before.version != description.version:
+            path = folder / "model.json"
     path.write_text(description.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
     typer.echo(f"wrote {path}")
 

@@ -1,180 +1,215 @@
-"""Default model: makes models/food11 from the zips in three trainings, and its int8 files.
+"""Default model: makes models/food11 from photos and ImageNet's weights, and its int8 files.
 
-The first training sees gentle changes of the photos and learns fast. The second starts from the first's
-weights, sees strong changes, and ends at a higher resolution. The third goes on from there.
+The network learns the dish as well as the class: it learns more from "ramen" than from "Soup". There are
+many small photos and a few sharp ones, of four classes only.
 
-`python -m training.food11 --data DIR --run RUN`; DIR holds data/food11-64/train.zip and val.zip, and
-photos/. An interrupted training goes on from RUN; a finished one is not repeated.
+`python -m training.food11 --data DIR --run RUN`; DIR holds data/food11-64/, data/food101-sharp/,
+data/weights/ and photos/. An interrupted training goes on from RUN; a finished one is not repeated.
 """
 
-import json
-from collections.abc import Iterator
-from functools import partial
+import math
 from pathlib import Path
-from string import Template
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
 from fastapi_pt.network import build
-from serving.description import ImagePipeline, ModelDescription
-from serving.model import Model
+from serving.description import ImagePipeline
 from serving.tasks.image.decode import ImageDecoder
-from training import data, evaluate, export, folder, train
-from training.int8_verdict import Verdict
+from training import augment, card, data, evaluate, export, folder, loop, mobilenet
+from training.calibration import fit_temperature
+from training.data import Kind
 
-LABELS = Path(__file__).with_name("labels.txt")
-STAGES = ("first", "second", "third")
-CARD = Path(__file__).with_name("MODEL_CARD.template.md")
-STATISTICS_PHOTOS = 9000
+LABELS = folder.read_labels(Path(__file__).with_name("labels.txt"))
+CARD = Path(__file__).with_name("food11.card.md")
+SMALL, SHARP = 64, 192
+"""Sides of both kinds of photos."""
+
+SIZES = (96,) * 3 + (112,) * 13
+"""Pixels at which the network sees a photo, in each epoch."""
+
+BODY_SIZE = 112
+"""Pixels at which it sees a photo in service: the mean of four of 224."""
+
+BODY_SIZES = (112, 128)
+"""For the log."""
+
+IMAGE = ImagePipeline(
+    resize=112, center_crop=112, enlarge=(224, 224), mean=mobilenet.MEAN, std=mobilenet.STD
+)
+
+PLAN = loop.Plan(epochs=len(SIZES), batch_size=64, peak=8e-4, decay_epochs=6, fixed_epochs=2)
+STATISTICS_PHOTOS = 512
+HELD_OUT = 10
+"""Of so many sharp photos, one is for validation."""
+
+CUTMIX = 0.25
+SMOOTHING = 0.1
+DISHES = 0.5
+"""Weight of the dishes beside the classes."""
+
 EVERY_PHOTO = 5000
-IMAGE = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), mean=train.MEAN, std=train.STD)
+
+
+class Examples:
+    """Photos of both kinds as one numbered list, and what the network is to say of each.
+
+    It has an output for each class, and behind these one for each dish, which the export cuts off.
+
+    A network that learns that sharp photos show one of only four classes is wrong in service. So of a
+    sharp photo it learns only to tell these four apart, and they weigh the same.
+    """
+
+    def __init__(self, small: Kind, sharp: Kind, classes: int) -> None:
+        names = sorted({*small.dishes, *sharp.dishes})
+        numbers = {name: number for number, name in enumerate(names)}
+        self.kinds, self.classes = (small, sharp), classes
+        targets, allowed = [], []
+        for kind in self.kinds:
+            dishes = torch.tensor([numbers[name] for name in kind.dishes])
+            parts = functional.one_hot(kind.classes, classes), functional.one_hot(dishes, len(names))
+            targets.append(torch.cat(parts, 1).float())
+            allowed.append((targets[-1].sum(0) > 0).expand_as(targets[-1]))
+        counts = sharp.classes.bincount(minlength=classes)
+        balanced = len(sharp) / (int((counts > 0).sum()) * counts[sharp.classes])
+        self.targets = torch.cat(targets)
+        """[N, classes + dishes], a one in each of both."""
+
+        self.allowed = torch.cat(allowed)
+        """bool [N, classes + dishes]: what photos of this kind show at all."""
+
+        self.weights = torch.cat([torch.ones(len(small)), balanced])
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def loss(self, model: nn.Module, chosen: Tensor, side: int) -> Tensor:
+        """Computes the loss of photos, changed at random, at `side` pixels."""
+        batch, numbers, first = [], [], 0
+        for kind in self.kinds:
+            mine = chosen[(chosen >= first) & (chosen < first + len(kind))]
+            if len(mine):
+                batch.append(distorted(kind.photos[mine - first], side))
+                numbers.append(mine)
+            first += len(kind)
+        photos, rows = torch.cat(batch), torch.cat(numbers)
+        targets, allowed = self.targets[rows], self.allowed[rows]
+        if torch.rand(()) < CUTMIX:
+            photos, share, other = augment.cutmix(photos)
+            targets = targets * share + targets[other] * (1 - share)
+            allowed = allowed | allowed[other]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = model(mobilenet.normalise(photos)).float()
+        total = torch.zeros(len(photos))
+        for part, weight in ((slice(self.classes), 1.0), (slice(self.classes, None), DISHES)):
+            possible = allowed[:, part]
+            logits = outputs[:, part].masked_fill(~possible, -1e4)  # finite, to be multiplied by 0
+            truth = targets[:, part].lerp(possible / possible.sum(1, keepdim=True), SMOOTHING)
+            total -= weight * (truth * logits.log_softmax(1)).sum(1)
+        return (self.weights[rows] * total).mean()
+
+
+def distorted(photos: Tensor, side: int) -> Tensor:
+    """Changes uint8 photos [N, 3, H, W] to [N, 3, side, side] in [0, 1], each in its own way.
+
+    Before that all are reduced by a random factor, so that a photo's sharpness says little of its kind.
+    """
+    have = photos.shape[-1]
+    most = min(have, round(1.25 * side))
+    least = min(most, (0.25 if have > SMALL else 0.7) * have)
+    reduced = round(float(torch.empty(()).uniform_(math.log(least), math.log(most)).exp()))
+    batch = photos.float() / 255
+    if reduced < have and (have > most or torch.rand(()) < 0.5):
+        batch = functional.interpolate(batch, size=reduced, mode="bilinear", antialias=True)
+    batch = augment.random_resized_crop(batch, side, 0.3, 1.3, 0.2)
+    return augment.camera(augment.colour_jitter(batch, 0.3), 0.8)
+
+
+def train(data_dir: Path, run: Path) -> Path:
+    """Trains unless RUN is finished; returns the path of the weights."""
+    small = data.read(data_dir / "food11-64" / "train.zip", SMALL)
+    val = data.read(data_dir / "food11-64" / "val.zip", SMALL)
+    sharp = data.read(data_dir / "food101-sharp" / "train.zip", SHARP)
+    held_out = torch.arange(len(sharp)) % HELD_OUT == 0
+    kinds = {"val": val, "sharp": sharp.part(held_out)}
+    examples = Examples(small, sharp.part(~held_out), len(LABELS))
+    torch.manual_seed(PLAN.seed)
+    some = small.photos[torch.randperm(len(small))[:STATISTICS_PHOTOS]]
+    imagenet = data_dir / "weights" / "mobilenet_v2_imagenet.npz"
+    model = mobilenet.start(imagenet, examples.targets.shape[1], distorted(some, SIZES[0]))
+
+    def loss(network: nn.Module, chosen: Tensor, epoch: float) -> Tensor:
+        return examples.loss(network, chosen, SIZES[int(epoch)])
+
+    def figures(network: nn.Module) -> dict[str, float]:
+        return {
+            f"{name}_{side}": mobilenet.accuracy(network, kind, side, len(LABELS))
+            for name, kind in kinds.items()
+            for side in BODY_SIZES
+        }
+
+    return loop.fit(model, len(examples), PLAN, run, loss, figures)
+
+
+def classes_only(weights: Path) -> Path:
+    """Writes the weights without the dishes' outputs; returns their path."""
+    state = load_file(weights)
+    for name in ("classifier.1.weight", "classifier.1.bias"):
+        state[name] = state[name][: len(LABELS)].clone()
+    path = weights.with_name("classes.safetensors")
+    save_file(state, path)
+    return path
 
 
 @torch.no_grad()  # not inference_mode: the temperature is fitted on the result
-def validation_logits(
-    weights: Path, architecture: str, body_size: int, zipped: Path
-) -> tuple[Tensor, Tensor]:
+def validation_logits(weights: Path, zipped: Path) -> tuple[Tensor, Tensor]:
     """Computes logits [N, classes] and classes [N] of the validation photos, as they are served."""
-    network = build(architecture, len(folder.read_labels(LABELS)), body_size)
+    network = build(mobilenet.ARCHITECTURE, len(LABELS), BODY_SIZE)
     network.body.load_state_dict(load_file(weights))
     network.eval()
     decoder = ImageDecoder(IMAGE, max_pixels=1_000_000)
     photos = list(data.iterate(zipped))
     logits = []
-    for start in tqdm(range(0, len(photos), 64), desc=f"val at {body_size} pixels", mininterval=2):
+    for start in tqdm(range(0, len(photos), 64), desc="val", mininterval=2):
         pixels = np.stack([decoder.decode(photo) for photo, _ in photos[start : start + 64]])
         batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
-        logits.append(network(train.normalise(batch)))
+        logits.append(network(mobilenet.normalise(batch)))
     return torch.cat(logits), torch.tensor([label for _, label in photos])
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Returns the divisor of the logits that gives the validation classes the highest likelihood."""
-    log_temperature = torch.zeros((), requires_grad=True)
-    optimizer = torch.optim.LBFGS([log_temperature], lr=0.1, max_iter=100)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(logits / log_temperature.exp(), labels)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return float(log_temperature.exp().item())
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Reads the epochs of a training's log; an epoch that was run twice counts once."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return list({line["epoch"]: line for line in lines}.values())
-
-
-def write_card(out: Path, run: Path, temperature: float) -> None:
-    """Writes MODEL_CARD.md from its template, model.json and the training logs."""
-    model = Model.read(out).description
-    epochs = {name: read_log(run / name / "log.jsonl") for name in STAGES}
-    seconds = sum(epoch["seconds"] for log in epochs.values() for epoch in log)
-    val, sharp = model.accuracy["val"], model.accuracy["sharp"]
-    assert isinstance(val, dict) and isinstance(sharp, dict)  # noqa: S101, PT018 evaluate wrote them
-
-    def percent(value: Any) -> str:  # a number of model.json
-        return f"{100 * value:.1f} %"
-
-    text = Template(CARD.read_text()).substitute(
-        architecture=model.architecture,
-        body_size=model.body_size,
-        **{f"{name}_epochs": len(log) for name, log in epochs.items()},
-        hours=f"{seconds / 3600:.1f}",
-        temperature=f"{temperature:.2f}",
-        val_photos=val["photos"],
-        val_top1=percent(val["top1"]),
-        val_top3=percent(val["top3"]),
-        val_ece=percent(val["expected_calibration_error"]),
-        sharp_photos=sharp["photos"],
-        sharp_top1=percent(sharp["top1"]),
-        sharp_top3=percent(sharp["top3"]),
-        sharp_ece=percent(sharp["expected_calibration_error"]),
-        int8_rows="\n".join(int8_rows(model)),
-    )
-    (out / "MODEL_CARD.md").write_text(text)
-
-
-def int8_rows(model: ModelDescription) -> Iterator[str]:
-    """Yields a row of the card's table for each int8 file."""
-    for name, kept in model.int8.items():
-        verdict = Verdict.of(kept)
-        accuracy = " | ".join(f"{100 * verdict.accuracy[key]:.1f} %" for key in ("fp32", "int8"))
-        times = " | ".join(f"{verdict.batch_ms[key][1]:.1f} ms" for key in ("fp32", "int8"))
-        yield f"| {name} | {verdict.method} | {accuracy} | {100 * verdict.agreement:.1f} % | {times} |"
-
-
-def renewed(weights: Path, architecture: str, zipped: Path, body_size: int) -> Path:
-    """Writes weights with batch norm statistics of unchanged photos; returns their path."""
-    network = build(architecture, len(folder.read_labels(LABELS)), None).body
-    network.load_state_dict(load_file(weights))
-    photos, labels = data.load(zipped)
-    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))[:STATISTICS_PHOTOS]
-    train.renew_statistics(network, photos[chosen], body_size)
-    path = weights.with_name("renewed.safetensors")
-    state = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    save_file(state, path, metadata={"architecture": architecture})
-    return path
-
-
-def weights_of(run: Path) -> Path:
-    """Returns the path of a training's weights, for the export or the next training."""
-    return run / "ema.safetensors"
-
-
 def main(
-    data_dir: Annotated[Path, typer.Option("--data", help="Holds data/food11-64/ and photos/.")],
+    data_dir: Annotated[Path, typer.Option("--data", help="Holds data/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
     out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
-    body_size: Annotated[int, typer.Option(help="Pixels at which the network sees a photo.")] = 80,
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     zips = data_dir / "data" / "food11-64"
-    first, second, third = (run / name for name in STAGES)
-    full = partial(
-        train.main, zips, ramp_epochs=0, augmentation=0.8, variety=1.0, size=body_size, peak=7e-4
-    )
-    if not weights_of(first).exists():
-        train.main(zips, first)
-    if not weights_of(second).exists():
-        start = weights_of(first)
-        full(second, start_from=start, epochs=24, low_epochs=8, decay_epochs=12)
-    weights = weights_of(third)
-    if not weights.exists():
-        full(third, start_from=weights_of(second), epochs=21, decay_epochs=21, seed=12)
-    with safe_open(weights, framework="pt") as file:
-        architecture = file.metadata()["architecture"]
-    weights = renewed(weights, architecture, zips / "train.zip", body_size)
-    logits, labels = validation_logits(weights, architecture, body_size, zips / "val.zip")
+    weights = classes_only(train(data_dir / "data", run))
+    logits, labels = validation_logits(weights, zips / "val.zip")
     temperature = fit_temperature(logits, labels)
     typer.echo(f"top-1 {(logits.argmax(1) == labels).float().mean():.4f}, temperature {temperature:.3f}")
     export.from_torchvision(
         weights=weights,
-        labels=LABELS,
+        labels=Path(__file__).with_name("labels.txt"),
         out=out,
         name="food11",
-        architecture=architecture,
+        architecture=mobilenet.ARCHITECTURE,
         resize=str(IMAGE.resize),
         center_crop=IMAGE.center_crop,
         enlarge="224x224",
-        body_size=body_size,
+        body_size=BODY_SIZE,
         temperature=temperature,
     )
-    evaluate.main(data_dir, out, write=True)
+    evaluate.main(data_dir, [out], write=True)
     export.add_int8(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
-    write_card(out, run, temperature)
+    figures = {"body_size": BODY_SIZE, "resize": IMAGE.resize, "temperature": f"{temperature:.2f}"}
+    card.write(out, CARD, run, figures)
 
 
 if __name__ == "__main__":

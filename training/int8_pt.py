@@ -3,7 +3,9 @@
 The result is TorchScript: it holds the quantised layers, and the service needs none of these tools.
 """
 
+import io
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +42,18 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
                 body(network.reduce(image))
             network.body = convert_fx(body)
             traced = torch.jit.trace(network, example.contiguous(**CHANNELS_LAST))
-            torch.jit.save(torch.jit.freeze(traced), out)
+            save(torch.jit.freeze(traced), out)
     except Exception as error:  # FX and the quantiser raise every type
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigurationError(f"torch.ao cannot quantise the network: {reason}") from error
     return METHOD
+
+
+def save(network: torch.jit.ScriptModule, out: Path) -> None:
+    """Writes TorchScript without where its code came from, which names this machine's folders."""
+    buffer = io.BytesIO()
+    torch.jit.save(network, buffer)
+    with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(out, "w") as kept:
+        for entry in whole.infolist():
+            if not entry.filename.endswith(".debug_pkl"):
+                kept.writestr(entry.filename, whole.read(entry))

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from tqdm import tqdm
@@ -24,6 +25,7 @@ from serving.tasks.base import TaskParts
 from serving.tasks.text import IDS, TOKENS
 from serving.tasks.text_classification import TextClassification
 from serving.tensors import Array
+from training.float16_weights import restore_float32_weights, store_weights_as_float16
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
 from training.int8_verdict import Logits, Verdict, comparison
@@ -46,12 +48,11 @@ class Sentences:
 
 
 def add(model: Model, options: Options) -> dict[Kind, Verdict]:
-    """Writes the int8 file beside the fp32 one, and its verdict beside it; returns the verdict.
+    """Writes the int8 file beside the fp32 one; returns the verdict.
 
-    Raises ConfigurationError and OSError; then every file is as it was.
+    Where there is no model.json for the verdict, it is written beside the file. Raises
+    ConfigurationError and OSError; then every file is as it was.
     """
-    if (model.folder / "model.json").exists():
-        raise ConfigurationError("texts are quantised in a folder of transformers or optimum only")
     source = model.file(FP32)
     sentences = read(options.validate or options.calibrate, model, options.most_photos)
     with TemporaryDirectory(prefix=".int8-", dir=source.parent) as folder:
@@ -64,15 +65,21 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
             made.replace(kept)
         else:
             kept.write_bytes(made.read_bytes())
-    kept.with_suffix(".json").write_text(verdict.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    if not (model.folder / "model.json").exists():
+        kept.with_suffix(".json").write_text(verdict.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return {INT8: verdict}
 
 
 def quantise(source: Path, out: Path) -> None:
     """Writes the graph with its matrix products in int8. Raises ConfigurationError."""
     try:
+        graph = onnx.load(source)
+        is_half = restore_float32_weights(graph)
+        given = graph if is_half else source
         with silent_logging():
-            quantize_dynamic(source, out, QUANTISED, per_channel=True, weight_type=QuantType.QInt8)
+            quantize_dynamic(given, out, QUANTISED, per_channel=True, weight_type=QuantType.QInt8)
+        if is_half:
+            onnx.save(store_weights_as_float16(onnx.load(out)), out)
     except Exception as error:  # the library raises every type
         raise ConfigurationError(
             f"ONNX Runtime cannot quantise the graph: {in_one_line(error)}"

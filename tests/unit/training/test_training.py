@@ -4,15 +4,14 @@ import io
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import typer
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.fx.experimental.optimization import fuse
 from torchvision.models import get_model
 from typer.testing import CliRunner
 
@@ -24,7 +23,8 @@ from serving.model import Model
 from serving.scores import softmax
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
-from training import augment, evaluate, export, folder, food11, state_dict, train
+from training import augment, data, evaluate, export, folder, food11, loop, mobilenet, state_dict
+from training.calibration import fit_temperature
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -78,7 +78,7 @@ def test_a_state_dict_becomes_a_model_for_both_backends(
     network.load_state_dict(weights)
     photos = torch.from_numpy(batch).permute(0, 3, 1, 2).float() / 255
     with torch.inference_mode():
-        expected = network.eval()(train.normalise(photos)).numpy() / 2
+        expected = network.eval()(mobilenet.normalise(photos)).numpy() / 2
     np.testing.assert_allclose(answers[0], expected, atol=0.02)
 
     renamed = tmp_path / "again"
@@ -204,20 +204,21 @@ def test_one_more_version_leaves_the_first_as_it_is(tmp_path: Path) -> None:
 def test_a_network_whose_layers_have_versions_is_filled() -> None:
     weights = get_model("mnasnet0_5", weights=None, num_classes=3).state_dict()
     network = build("mnasnet0_5", 3, None)
-    fill(network, dict(weights))  # without what torch.save keeps beside: safetensors has none
+    fill(network.body, dict(weights))  # without what torch.save keeps beside: safetensors has none
     assert torch.equal(network.body.state_dict()["classifier.1.weight"], weights["classifier.1.weight"])
 
 
-def photos_zip(path: Path, count: int) -> None:
-    """`count` photos of three classes, told apart by their colour."""
-    random = np.random.default_rng(count)
-    with zipfile.ZipFile(path, "w") as archive:
-        for i in range(count):
-            pixels = random.integers(0, 90, (64, 64, 3), np.uint8)
-            pixels[..., i % 3] += 120
+def test_photos_are_read_with_class_and_dish(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        for name, size in (("02/food101-miso_soup-00001.jpg", (64, 64)), ("00/drawn-a-1.jpg", (96, 80))):
             buffer = io.BytesIO()
-            Image.fromarray(pixels).save(buffer, "JPEG")
-            archive.writestr(f"{i % 3:02}/drawn-{i:05}.jpg", buffer.getvalue())
+            Image.new("RGB", size, (200, 100, 0)).save(buffer, "JPEG")
+            archive.writestr(name, buffer.getvalue())
+    kind = data.read(tmp_path / "train.zip", 64)
+    assert kind.photos.shape == (2, 3, 64, 64)
+    assert (kind.classes.tolist(), kind.dishes) == ([2, 0], ["food101-miso_soup", "drawn-a"])
+    assert kind.part(torch.tensor([False, True])).dishes == ["drawn-a"]
+    assert [label for _, label in data.iterate(tmp_path / "train.zip")] == [2, 0]
 
 
 def test_what_cameras_do_keeps_photos_photos() -> None:
@@ -231,26 +232,57 @@ def test_what_cameras_do_keeps_photos_photos() -> None:
     assert not torch.equal(changed, cropped)
 
 
-def test_cutmix_weighs_targets_by_area() -> None:
+def test_cutmix_tells_whose_share_is_whose() -> None:
     torch.manual_seed(0)
     photos = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 16, 16)
-    targets = torch.eye(8)
-    mixed, shares = augment.cutmix(photos, targets)
-    assert torch.allclose(shares.sum(1), torch.ones(8))
-    for row, share in zip(mixed, shares, strict=True):
-        for index in range(8):
-            assert float((row[0] == index).float().mean()) == pytest.approx(float(share[index]))
+    mixed, shares, others = augment.cutmix(photos)
+    for index, (photo, share, other) in enumerate(zip(mixed, shares, others, strict=True)):
+        if other != index:
+            assert float((photo[0] == index).float().mean()) == pytest.approx(float(share))
+            assert set(photo.unique().tolist()) <= {float(index), float(other)}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"), [({"batch_size": 64}, "--batch-size"), ({"classes": 2}, "--classes")]
-)
-def test_a_training_that_its_photos_do_not_fit_is_refused(
-    tmp_path: Path, options: dict[str, int], words: str
-) -> None:
-    photos_zip(tmp_path / "train.zip", 32)
-    with pytest.raises(typer.BadParameter, match=words):
-        train.main(tmp_path, tmp_path / "run", **{"classes": 3, "batch_size": 8, **options})  # type: ignore[arg-type]
+def test_a_sharp_photo_teaches_nothing_of_classes_that_no_sharp_photo_shows() -> None:
+    def kind(classes: list[int], side: int) -> data.Kind:
+        photos = torch.randint(0, 256, (len(classes), 3, side, side), dtype=torch.uint8)
+        return data.Kind(photos, torch.tensor(classes), [f"dish-{number}" for number in classes])
+
+    torch.manual_seed(0)
+    examples = food11.Examples(kind([0, 1, 2, 2], 64), kind([0, 0, 0, 1], 192), classes=3)
+    outputs = nn.Parameter(torch.zeros(6))
+
+    class Constant(nn.Module):
+        def forward(self, photos: torch.Tensor) -> torch.Tensor:
+            assert photos.shape[1:] == (3, 32, 32)
+            return outputs.expand(len(photos), -1)
+
+    examples.loss(Constant(), torch.arange(4, 8), 32).backward()
+    assert outputs.grad is not None
+    assert outputs.grad[[2, 5]].abs().max() == 0  # the class 2, and its dish
+    assert outputs.grad[[0, 1, 3, 4]].abs().max() < 1e-6  # three photos weigh as much as one
+    examples.loss(Constant(), torch.arange(4), 32).backward()
+    assert outputs.grad[2] < 0
+
+
+def test_batch_norm_is_rebuilt_such_that_the_function_stays(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    folded = fuse(get_model("mobilenet_v2", weights=None).eval())
+    for bias in (p for name, p in folded.named_parameters() if name.endswith("bias")):
+        nn.init.normal_(bias, std=0.3)
+    state = {name: tensor.numpy() for name, tensor in folded.state_dict().items()}
+    np.savez(tmp_path / "weights.npz", **state)
+    photos = torch.rand(64, 3, 32, 32)
+    network = mobilenet.start(tmp_path / "weights.npz", 1000, photos)
+    last = ("classifier.1.weight", "classifier.1.bias")
+    network.load_state_dict({name: folded.state_dict()[name] for name in last}, strict=False)
+    batch = mobilenet.normalise(photos)
+    with torch.inference_mode():
+        expected = folded(batch)
+        torch.testing.assert_close(network(batch), expected, atol=1e-3, rtol=1e-3)
+        # in training the same photos have the same statistics
+        for layer in network.modules():
+            layer.train(isinstance(layer, nn.BatchNorm2d))
+        torch.testing.assert_close(network(batch), expected, atol=0.02, rtol=0.02)
 
 
 class PowerCutError(Exception):
@@ -260,55 +292,39 @@ class PowerCutError(Exception):
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    photos_zip(tmp_path / "train.zip", 32)
-    photos_zip(tmp_path / "val.zip", 9)
+    inputs = torch.rand(32, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    plan = loop.Plan(epochs=3, batch_size=8, peak=0.01, decay_epochs=1, fixed_epochs=1, ema_decay=0.9)
+
+    def loss(network: nn.Module, chosen: torch.Tensor, epoch: float) -> torch.Tensor:
+        noisy = inputs[chosen] + torch.rand(8, 1, 1, 1)
+        result: torch.Tensor = (network(noisy) - epoch).square().mean()
+        return result
 
     def run(name: str) -> dict[str, torch.Tensor]:
-        train.main(
-            tmp_path,
-            tmp_path / name,
-            architecture=ARCHITECTURE,
-            classes=3,
-            epochs=3,
-            low_epochs=2,
-            low_size=32,
-            size=48,
-            decay_epochs=1,
-            ramp_epochs=2,
-            variety=1.0,
-            batch_size=8,
-            device="cpu",
-        )
-        weights: dict[str, torch.Tensor] = load_file(tmp_path / name / "ema.safetensors")
-        return weights
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten())
+        weights = loop.fit(model, 32, plan, tmp_path / name, loss, lambda _: {"figure": 0.5})
+        read: dict[str, torch.Tensor] = load_file(weights)
+        return read
 
     whole = run("whole")
-    save = train.save_checkpoint
+    save = loop.Training.save
 
-    def save_and_stop(path: Path, epoch: int, *rest: Any) -> None:  # Any: as `save` has them
-        save(path, epoch, *rest)
-        raise PowerCutError
+    def save_and_stop(training: loop.Training, path: Path) -> None:
+        save(training, path)
+        if training.steps == 6:
+            raise PowerCutError
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "save_checkpoint", save_and_stop)
+        patch.setattr(loop, "CHECKPOINT_SECONDS", -1)  # after each step
+        patch.setattr(loop.Training, "save", save_and_stop)
         with pytest.raises(PowerCutError):
             run("cut")
     resumed = run("cut")
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
     lines = (tmp_path / "cut" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
-
-
-def test_augmentation_keeps_shape_and_range() -> None:
-    torch.manual_seed(2)
-    photos = torch.rand(6, 3, 64, 64)
-    targets = torch.eye(3).repeat(2, 1)
-    changed = augment.random_resized_crop(photos, 40, 0.3)
-    changed = augment.random_erasing(augment.colour_jitter(changed, 0.4), 1.0)
-    changed, mixed = augment.mixup(changed, targets, 0.3)
-    assert changed.shape == (6, 3, 40, 40)
-    assert 0 <= float(changed.min()) <= float(changed.max()) <= 1
-    assert torch.allclose(mixed.sum(1), torch.ones(6))
+    assert run("cut").keys() == whole.keys()  # nothing left to do
 
 
 def test_a_crop_keeps_order_and_mirrors_about_half() -> None:
@@ -336,7 +352,7 @@ def test_temperature_undoes_overconfidence() -> None:
     torch.manual_seed(4)
     logits = torch.randn(4000, 5)
     labels = torch.distributions.Categorical(logits=logits).sample()
-    assert food11.fit_temperature(logits * 3, labels) == pytest.approx(3, rel=0.1)
+    assert fit_temperature(logits * 3, labels) == pytest.approx(3, rel=0.1)
 
 
 def test_sharp_photos_are_read_by_their_table(tmp_path: Path) -> None:
@@ -354,17 +370,3 @@ def test_thresholds_separate_guesses_from_knowledge() -> None:
     thresholds = evaluate.uncertain_below(probabilities, labels)
     assert 0.4 <= thresholds.probability <= 0.6
     assert 0 < thresholds.margin < 0.4
-
-
-def test_batch_norm_forgets_what_it_saw_in_training() -> None:
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten())
-    network(torch.randn(8, 3, 4, 4) * 5 + 7)
-    photos = torch.randint(0, 256, (300, 3, 16, 16), dtype=torch.uint8)
-    train.renew_statistics(network, photos, 16)
-    norm = network[0]
-    assert isinstance(norm, nn.BatchNorm2d)
-    seen = train.normalise(train.enlarged(photos.float() / 255, 16))
-    torch.testing.assert_close(norm.running_mean, seen.mean((0, 2, 3)), atol=0.02, rtol=0)
-    torch.testing.assert_close(norm.running_var, seen.var((0, 2, 3)), atol=0.02, rtol=0)
-    assert not network.training

@@ -1,0 +1,85 @@
+"""MobileNetV2 from ImageNet's weights, for `food11.py`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models import mobilenet_v2
+
+from fastapi_pt.network import CHANNELS_LAST
+from training.data import Kind
+
+ARCHITECTURE = "mobilenet_v2"
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def normalise(photos: Tensor) -> Tensor:
+    """Normalises [N, 3, H, W] in [0, 1] to zero mean and unit variance, channels last in memory."""
+    mean, std = (torch.tensor(triple).view(1, 3, 1, 1) for triple in (MEAN, STD))
+    return ((photos - mean) / std).contiguous(memory_format=torch.channels_last)
+
+
+def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d, nn.BatchNorm2d]]:
+    """Yields each convolution, its name first, with the batch norm behind it."""
+    convolution = None
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            convolution = name, layer
+        elif isinstance(layer, nn.BatchNorm2d) and convolution:
+            yield *convolution, layer
+
+
+@torch.no_grad()
+def start(weights: Path, outputs: int, photos: Tensor) -> nn.Module:
+    """Builds the network from ImageNet's weights, whose batch norm is folded, with a new last layer.
+
+    Batch norm is rebuilt from `photos` [N, 3, H, W] in [0, 1], such that the network's function stays
+    the same: each channel's mean and standard deviation become the layer's statistics, and undo them.
+    """
+    model: nn.Module = mobilenet_v2(num_classes=outputs)
+    layers = list(layers_of(model))
+    moments: dict[nn.Module, list[Tensor]] = {layer: [] for _, layer, _ in layers}
+
+    def measure(layer: nn.Module, _: object, output: Tensor) -> None:
+        moments[layer].append(torch.stack([output.mean((0, 2, 3)), output.square().mean((0, 2, 3))]))
+
+    hooks = []
+    with np.load(weights) as given:
+        biases = [torch.from_numpy(given[f"{name}.bias"]) for name, _, _ in layers]
+        for (name, convolution, norm), bias in zip(layers, biases, strict=True):
+            convolution.weight.copy_(torch.from_numpy(given[f"{name}.weight"]))
+            norm.bias.copy_(bias)  # what was folded, until it is measured
+            norm.state_dict()["running_var"].fill_(1 - norm.eps)
+            hooks.append(convolution.register_forward_hook(measure))
+    model.eval()
+    for part in photos.split(64):
+        model(normalise(part))
+    for hook in hooks:
+        hook.remove()
+    for (_, convolution, norm), bias in zip(layers, biases, strict=True):
+        mean, square = torch.stack(moments[convolution]).mean(0)
+        variance = (square - mean.square() - norm.eps).clamp(min=0)
+        norm.load_state_dict(
+            {
+                "running_mean": mean,
+                "running_var": variance,
+                "weight": (variance + norm.eps).sqrt(),
+                "bias": mean + bias,
+                "num_batches_tracked": torch.tensor(0),
+            }
+        )
+    return model.to(**CHANNELS_LAST)
+
+
+def accuracy(model: nn.Module, kind: Kind, side: int, classes: int) -> float:
+    """Computes the share of photos whose class has the highest output, at `side` pixels."""
+    hits = 0
+    for photos, truth in zip(kind.photos.split(64), kind.classes.split(64), strict=True):
+        batch = functional.interpolate(photos.float() / 255, size=side, mode="bilinear", antialias=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hits += int((model(normalise(batch))[:, :classes].argmax(1) == truth).sum())
+    return hits / len(kind)
