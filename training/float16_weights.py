@@ -8,13 +8,15 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 SMALL = 256  # numbers; below it a cast node costs as much as it saves
+MATRIX = 2  # axes; vectors stay as they are, as in the files for PyTorch
 
 
 def store_weights_as_float16(model: onnx.ModelProto) -> onnx.ModelProto:
     """Stores large weights as float16; rounds those that are no float16 numbers."""
     casts = []
     for tensor in model.graph.initializer:
-        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < SMALL:
+        is_large = len(tensor.dims) >= MATRIX and np.prod(tensor.dims) >= SMALL
+        if tensor.data_type != TensorProto.FLOAT or not is_large:
             continue
         values = numpy_helper.to_array(tensor).astype(np.float16)
         stored = f"{tensor.name}.float16"

@@ -157,13 +157,16 @@ def train(data_dir: Path, run: Path) -> Path:
     return loop.fit(model, len(examples), PLAN, run, loss, figures)
 
 
-def classes_only(weights: Path) -> Path:
-    """Writes the weights without the dishes' outputs; returns their path."""
+def for_export(weights: Path) -> Path:
+    """Writes the weights without the dishes' outputs, batch norm folded; returns their path."""
     state = load_file(weights)
     for name in ("classifier.1.weight", "classifier.1.bias"):
-        state[name] = state[name][: len(LABELS)].clone()
-    path = weights.with_name("classes.safetensors")
-    save_file(state, path)
+        state[name] = state[name][: len(LABELS)]
+    network = build(mobilenet.ARCHITECTURE, len(LABELS), None).body
+    network.load_state_dict(state)
+    mobilenet.fold(network)
+    path = weights.with_name("export.safetensors")
+    save_file(network.state_dict(), path)
     return path
 
 
@@ -190,7 +193,7 @@ def main(
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     zips = data_dir / "data" / "food11-64"
-    weights = classes_only(train(data_dir / "data", run))
+    weights = for_export(train(data_dir / "data", run))
     logits, labels = validation_logits(weights, zips / "val.zip")
     temperature = fit_temperature(logits, labels)
     typer.echo(f"top-1 {(logits.argmax(1) == labels).float().mean():.4f}, temperature {temperature:.3f}")

@@ -3,6 +3,7 @@
 The result is TorchScript: it holds the quantised layers, and the service needs none of these tools.
 """
 
+import copy
 import io
 import warnings
 import zipfile
@@ -11,8 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.ao.nn.intrinsic import ConvReLU2d
 from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+from torch.fx import GraphModule
 
 from fastapi_pt.cpu import ENGINE
 from fastapi_pt.network import CHANNELS_LAST, Normalise, read_network
@@ -35,9 +39,7 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
             normalise = Normalise(model.description.pipeline)
             images = [normalise(torch.from_numpy(image[np.newaxis])) for image in pixels]
             example = images[0]
-            body = prepare_fx(
-                network.body, get_default_qconfig_mapping(ENGINE), (network.reduce(example),)
-            )
+            body = prepared(network.body, network.reduce(example))
             for image in images:
                 body(network.reduce(image))
             network.body = convert_fx(body)
@@ -47,6 +49,28 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigurationError(f"torch.ao cannot quantise the network: {reason}") from error
     return METHOD
+
+
+def prepared(body: nn.Module, example: Tensor) -> GraphModule:
+    """Returns the network with observers of its activations, to be run on photos.
+
+    ReLU6 becomes a part of the convolution before it, as ReLU does: numbers from 0 to 6 are what the
+    convolution's uint8 output can hold. Else it would hold what is clipped next, less precisely.
+    """
+    swapped = copy.deepcopy(body)
+    for name in [name for name, layer in body.named_modules() if isinstance(layer, nn.ReLU6)]:
+        activation = nn.ReLU().eval()
+        activation.clips = True  # type: ignore[assignment]  # a mark, which the library keeps
+        swapped.set_submodule(name, activation)
+    options = get_default_qconfig_mapping(ENGINE), (example,)
+    made = prepare_fx(swapped, *options)
+    fused = [layer for layer in made.modules() if isinstance(layer, ConvReLU2d)]
+    clipping = [layer for layer in fused if hasattr(layer[1], "clips")]
+    if len(clipping) < sum(hasattr(layer, "clips") for layer in swapped.modules()):
+        return prepare_fx(body, *options)  # one is behind something else
+    for layer in clipping:
+        layer.register_forward_hook(lambda _layer, _inputs, output: output.clamp(max=6))
+    return made
 
 
 def save(network: torch.jit.ScriptModule, out: Path) -> None:

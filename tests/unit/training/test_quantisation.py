@@ -1,5 +1,6 @@
 """`python -m training.export ... --int8`: files in int8, their verdicts, and what goes wrong."""
 
+import copy
 import json
 import time
 import zipfile
@@ -12,6 +13,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from safetensors.torch import save_file
+from torch import nn
+from torch.ao.quantization.quantize_fx import convert_fx
 from torchvision.models import get_model
 from typer.testing import CliRunner
 
@@ -21,7 +24,7 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
-from training import export, int8, int8_onnx, photos
+from training import export, int8, int8_onnx, int8_pt, photos
 from training.int8 import Options
 from training.int8_verdict import Verdict, objection_to
 
@@ -314,3 +317,31 @@ def test_a_folder_without_weights_cannot_be_quantised(exported: Path, folder_of_
     (exported / "model.json").write_text(json.dumps({**description, "files": {}}))
     with pytest.raises(ConfigurationError, match="the model colours has no file to quantise"):
         int8.add(Model.read(exported), Options(folder_of_photos))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_clipped_activation_is_a_part_of_the_convolution_before_it() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU6(), nn.Conv2d(16, 4, 3), nn.Flatten()).eval()
+    nn.init.constant_(network.get_parameter("0.bias"), 4)
+    photos = torch.randn(8, 3, 6, 6) * 4
+    with torch.inference_mode():
+        expected = network(photos)
+        prepared = int8_pt.prepared(copy.deepcopy(network), photos)
+        prepared(photos)
+        quantised = convert_fx(prepared)
+        assert "relu" not in quantised.code
+        torch.testing.assert_close(quantised(photos), expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_clipped_activation_behind_anything_else_stays() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten()).eval()
+    nn.init.constant_(network.get_parameter("0.bias"), 5)
+    photos = torch.randn(8, 3, 6, 6) * 4
+    with torch.inference_mode():
+        expected = network(photos)
+        prepared = int8_pt.prepared(network, photos)
+        prepared(photos)
+        torch.testing.assert_close(convert_fx(prepared)(photos), expected, atol=0.1, rtol=0)
