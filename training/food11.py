@@ -41,7 +41,11 @@ BODY_SIZES = (112, 128)
 """For the log."""
 
 IMAGE = ImagePipeline(
-    resize=112, center_crop=112, enlarge=(224, 224), mean=mobilenet.MEAN, std=mobilenet.STD
+    resize=BODY_SIZE,
+    center_crop=BODY_SIZE,
+    enlarge=(224, 224),
+    mean=mobilenet.MEAN,
+    std=mobilenet.STD,
 )
 
 PLAN = loop.Plan(epochs=len(SIZES), batch_size=64, peak=8e-4, decay_epochs=6, fixed_epochs=2)
