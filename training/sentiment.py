@@ -58,6 +58,9 @@ PART = 32
 SEEDS = (1, 2, 3)
 """Of the networks that teach."""
 
+TEACHER_DIMENSIONS, STUDENT_DIMENSIONS = 192, 128
+"""Of an embedding; these are most of the files' bytes."""
+
 TEACHER = loop.Plan(epochs=4, batch_size=128, peak=2e-3, decay_epochs=3)
 STUDENT = loop.Plan(epochs=7, batch_size=128, peak=2e-3, decay_epochs=5)
 
@@ -183,11 +186,11 @@ class Phrases:
         return hits / len(self.texts)
 
 
-def network_of(tokenizer: Tokenizer, seed: int) -> TextCnn:
-    """Makes an untrained network."""
+def network_of(tokenizer: Tokenizer, dimensions: int, seed: int) -> TextCnn:
+    """Makes an untrained network; `dimensions` are those of an embedding."""
     torch.manual_seed(seed)
     network = TextCnn(
-        tokenizer.get_vocab_size(), len(LABELS), dimensions=192, filters=128, widths=(1, 2, 3, 4, 5)
+        tokenizer.get_vocab_size(), len(LABELS), dimensions, filters=128, widths=(1, 2, 3, 4, 5)
     )
     nn.init.normal_(network.embedding.weight, std=0.1)
     return network
@@ -205,13 +208,15 @@ def train(data_dir: Path, run: Path) -> tuple[Tokenizer, Path]:
 
     teachers = []
     for seed in SEEDS:
-        teacher, phrases = network_of(tokenizer, seed), Phrases(tokenizer, texts, labels)
+        teacher = network_of(tokenizer, TEACHER_DIMENSIONS, seed)
+        phrases = Phrases(tokenizer, texts, labels)
         plan = replace(TEACHER, seed=seed)
         weights = loop.fit(teacher, len(texts), plan, run / f"teacher-{seed}", phrases.loss, figures)
         teacher.load_state_dict(load_file(weights))
         teachers.append(teacher.eval())
     typer.echo(f"{len(teachers)} teachers together: {dev.accuracy(teachers):.4f} on dev")
-    student, phrases = network_of(tokenizer, 0), Phrases(tokenizer, texts, labels, teachers)
+    student = network_of(tokenizer, STUDENT_DIMENSIONS, 0)
+    phrases = Phrases(tokenizer, texts, labels, teachers)
     return tokenizer, loop.fit(student, len(texts), STUDENT, run / "student", phrases.loss, figures)
 
 
@@ -257,7 +262,8 @@ def main(
         sentences.write(file.read())
         sentences.flush()
         export.add_int8(out, Path(sentences.name))
-    card.write(out, CARD, run, {"temperature": f"{temperature:.2f}", "teachers": len(SEEDS)})
+    figures = {"temperature": f"{temperature:.2f}", "dimensions": STUDENT_DIMENSIONS}
+    card.write(out, CARD, run, {**figures, "teachers": len(SEEDS)})
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def tokenizer() -> Tokenizer:
 def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder, of a network that knows these words."""
     made = tmp_path_factory.mktemp("models")
-    network = sentiment.network_of(tokenizer, seed=1)
+    network = sentiment.network_of(tokenizer, dimensions=32, seed=1)
     phrases = sentiment.Phrases(tokenizer, TEXTS, LABELS)
     plan = loop.Plan(epochs=6, batch_size=12, peak=3e-3, decay_epochs=2, ema_decay=0.9)
     weights = loop.fit(
