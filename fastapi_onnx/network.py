@@ -208,7 +208,7 @@ def cpu_candidates(model: Model, settings: Settings, objection: str) -> list[Can
     candidates = [
         Candidate(ONNX_RUNTIME, "fp32"),
         int8_candidate(model, INT8, settings, ONNX_RUNTIME),
-        int8_candidate(model, INT8, settings, OPENVINO, objection),
+        int8_candidate(model, INT8, settings, OPENVINO, objection, only_static=True),
         Candidate(OPENVINO, "bf16", with_bf16, lower),
         Candidate(OPENVINO, "fp32", objection, precision_check.EXACT),
     ]

@@ -128,6 +128,9 @@ class Int8Verdict(BaseModel):
     sample_difference: float
     """`precision_check.mean_difference` from fp32 on the sample images; the check at load repeats it."""
 
+    method: str = ""
+    """How the file was made; empty for a file that was made elsewhere."""
+
 
 class ModelDescription(BaseModel):
     """Content of `model.json`."""
