@@ -141,6 +141,13 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20 * 1024 * 1024
     """Largest body that is accepted, in bytes."""
 
+    max_request_items: AtMostAMillion = 4096
+    """Most inputs of one request, in every protocol; those beyond a quarter of `queue_size` wait in the
+    web process for their turn."""
+
+    max_answer_bytes: PositiveInt = 256 * 1024 * 1024
+    """Largest answer to such a request: bytes of the network's outputs, before they become JSON."""
+
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
     """Most bytes of all request bodies at a time; more is answered 503 `overloaded`."""
 

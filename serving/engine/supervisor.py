@@ -8,6 +8,7 @@ status or ends, or until a web process with requests in flight asks it to check 
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 
@@ -17,13 +18,17 @@ from serving.engine.client import NOTICE
 from serving.engine.gpu_monitor import GpuMonitor
 from serving.engine.memory import EngineFds, Health, Memory, ServiceCounts, SlotLayout, send
 from serving.engine.report import REPORT, WorkerReport
+from serving.engine.suspects import Suspects
 from serving.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
-from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe, requeue_inflight
+from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
 from serving.tensors import Signature
+
+RETRY_MS = 20
+"""Between two looks whether the retry of a suspect has ended."""
 
 
 class Supervisor:
@@ -91,6 +96,8 @@ class Supervisor:
             admitted = self.layout.slots_per_frontend  # and as many again that dead web processes left
             self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
             self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
+            done_fds = tuple(writer for _, writer in self._done)
+            self._suspects = Suspects(self.memory, (self._work[0][1], self._work[1][1]), done_fds)
             self._wakeup = managed_pipe(stack, 0)
             readers = [reader for reader, _ in self._work]
             for fd in (*self._wakeup, *readers):
@@ -167,11 +174,19 @@ class Supervisor:
         due = [p.start_at for p in self._processes if p.start_at is not None]
         due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
+        if self._release_suspects():
+            timeout = min(timeout or RETRY_MS, RETRY_MS)
         for fd, _ in poll.poll(timeout):
             if fd == self._wakeup[0]:
                 os.read(fd, 4096)
             else:
                 self._read_status(running[fd])
+
+    def _release_suspects(self) -> bool:
+        """Queues the next suspect if it may be retried; returns whether one is being retried."""
+        ready = sum(process.ready for process in self._processes)
+        wanted = sum(p.popen is not None or p.start_at is not None for p in self._processes)
+        return self._suspects.release(ready, wanted)
 
     def _read_status(self, process: WorkerProcess) -> None:
         """Reads a worker's status pipe, which is closed by its death."""
@@ -252,7 +267,7 @@ class Supervisor:
             self._startup_over.set()
 
     def _on_death(self, process: WorkerProcess) -> None:
-        """Requeues the records of a worker that has died, and sets the time of its restart."""
+        """Hands a dead worker's records to `Suspects`, and sets the time of its restart."""
         popen, process.popen = process.popen, None
         assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
@@ -273,8 +288,8 @@ class Supervisor:
             exit_code=code,
             restart_in_s=round(process.start_at - now, 1),
         )
-        work = (self._work[0][1], self._work[1][1])
-        requeue_inflight(self.memory, process.index, work, tuple(writer for _, writer in self._done))
+        killed = code == -signal.SIGKILL and not process.is_killed_as_hung
+        self._suspects.empty_inbox(process.index, killed)
         self.memory.busy_since[process.index] = 0
         for other in self._processes:
             if other.ready:  # makes it look for the record that may have woken the dead one alone

@@ -183,7 +183,7 @@ class Worker:
             elif memory.deadline[slot] <= now:
                 memory.state[slot] = State.EXPIRED
                 dropped.append(slot)
-            elif memory.attempts[slot]:
+            elif memory.attempts[slot] > 0:
                 requeued.append(slot)
             else:
                 by_signature[memory.signature[slot]].append(slot)

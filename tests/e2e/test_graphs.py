@@ -41,7 +41,8 @@ class Engine:
         """The outcomes of a batch, an array for each input."""
         items = self.signature.items(batch)
         with self.client.acquire(count=len(items)) as slots:
-            return await slots.submit(0, items, time.monotonic() + seconds, False)
+            await slots.submit(0, items, time.monotonic() + seconds, False)
+            return await slots.results()
 
     @property
     def executions(self) -> dict[int, int]:

@@ -72,7 +72,8 @@ async def ask(client: EngineClient, data: bytes, deadline: float | None = None) 
     """The status and the text of one answer."""
     item = [np.frombuffer(data, np.uint8)]
     with client.acquire() as slots:
-        (outcome,) = await slots.submit(0, [item], deadline or soon(), bulk=False)
+        await slots.submit(0, [item], deadline or soon(), bulk=False)
+        (outcome,) = await slots.results()
     status, answer = outcome.outputs
     return int(status), answer.tobytes().decode().rstrip()
 
