@@ -191,6 +191,7 @@ class ServedModel:
         if self.description.text:
             fields.add("text")
         report, memory, task = self.report, self.client.memory, self.task
+        first = self.signatures[0]
         return {
             **self.description.model_dump(include=fields),
             "title": self.description.title,
@@ -203,6 +204,8 @@ class ServedModel:
             "web_processes": self.web_processes,
             "web_processes_reason": report.web_processes_reason,
             "max_batch_size": memory.smallest_cap or report.batch_cap,
+            "batched": first.is_batched,
+            "batch_note": first.batch_note or None,
             "batch_ms": {str(size): ms for size, ms in report.batch_ms.items()},
             "idle_threads": report.single_request_threads,
             "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],

@@ -29,7 +29,7 @@ class ColumnSpec:
     """In the Open Inference Protocol's words, such as BYTES or FP32."""
 
     dims: tuple[int, ...]
-    """Shape without the batch dimension; -1: varies."""
+    """Shape without the batch dimension, if there is one; -1: varies."""
 
     limits: tuple[int, ...] = ()
     """Largest shape; empty: `dims`."""
@@ -77,6 +77,9 @@ class CatalogEntry:
     outputs: tuple[ColumnSpec, ...]
     model: ServedModel
     """What answers; a request that has found it is answered by it, whatever replaces it meanwhile."""
+
+    is_batched: bool = True
+    """Whether shapes may begin with the batch dimension; else a request is one item."""
 
     @property
     def takes_text(self) -> bool:
@@ -146,7 +149,8 @@ def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
             signature = model.signatures[task.tensor_signature]
             inputs = tuple(column_of_tensor(spec, signature) for spec in signature.inputs)
             outputs = tuple(column_of_tensor(spec, signature) for spec in signature.outputs)
-            yield CatalogEntry(name, version, True, task.tensor_signature, inputs, outputs, model)
+            index, is_batched = task.tensor_signature, signature.is_batched
+            yield CatalogEntry(name, version, True, index, inputs, outputs, model, is_batched)
 
 
 def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:

@@ -92,7 +92,7 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
             for body in content.values():
                 body["schema"] = hoisted(schema, body["schema"])
             if content and values:
-                add_example(path, content, values, task.json_example)
+                add_example(path, content, values, task.json_example, entry.is_batched)
     if task.request_signature is None:
         for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
             del paths[path]
@@ -116,16 +116,17 @@ def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
 
 
 def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, list[int], Any]]:
-    """Returns a batch of one for a model: its inputs with their shapes, and their values in JSON.
+    """Returns an item for a model: its inputs with their shapes, and their values in JSON.
 
     Tensors are zeros. Empty if they would be large, or there is none.
     """
     if entry.takes_tensors:
-        shapes = [[1, *example_shape(spec)] for spec in entry.inputs]
+        batch = [1] if entry.is_batched else []
+        shapes = [[*batch, *example_shape(spec)] for spec in entry.inputs]
         if sum(map(math.prod, shapes)) > MOST_ZEROS:
             return []
         return [
-            (spec, shape, np.zeros(shape[1:], bool if spec.datatype == "BOOL" else int).tolist())
+            (spec, shape, np.zeros(shape, bool if spec.datatype == "BOOL" else int).tolist())
             for spec, shape in zip(entry.inputs, shapes, strict=True)
         ]
     example: Any = task.example  # a mapping of fields, or the one field of a Python task
@@ -147,7 +148,11 @@ def example_shape(spec: ColumnSpec) -> Iterator[int]:
 
 
 def add_example(
-    path: str, content: dict[str, Any], values: list[tuple[ColumnSpec, list[int], Any]], body: Any
+    path: str,
+    content: dict[str, Any],
+    values: list[tuple[ColumnSpec, list[int], Any]],
+    body: Any,
+    is_batched: bool,
 ) -> None:
     """Adds a request of these values to the body of a protocol's path; `body` is that of `/predict`."""
     if path.endswith("/infer"):
@@ -156,25 +161,28 @@ def add_example(
                 "name": spec.name,
                 "datatype": spec.datatype,
                 "shape": shape,
-                "data": tensor_data(spec, value),
+                "data": tensor_data(spec, value if shape else [value]),
             }
             for spec, shape, value in values
         ]
         content["application/json"]["example"] = {"inputs": inputs}
     elif path.endswith(":predict"):
-        row = {spec.name: row_value(spec, value) for spec, _, value in values}
-        content["application/json"]["example"] = {"instances": [row]}
+        row = {
+            spec.name: row_value(spec, value[0] if is_batched and spec.field is None else value)
+            for spec, _, value in values
+        }
+        content["application/json"]["example"] = {"instances": [row]} if is_batched else {"inputs": row}
     elif path.startswith("/predictions/"):
         content["application/json"]["example"] = body
 
 
 def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
     """Returns a value as `data` of the Open Inference Protocol; objects are text there."""
-    if spec.field is None:
-        return [value]
+    if spec.field is None or spec.field.is_list:
+        return [*value]
     if spec.field.is_json:
         return [dump_json(value).decode()]
-    return [value] if not spec.field.is_list else [*value]
+    return [value]
 
 
 def row_value(spec: ColumnSpec, value: Any) -> Any:

@@ -65,6 +65,10 @@ class ModelResponse(BaseModel):
     fallback: str | None = Field(description="Why `auto` did not take the GPU.")
     instances: int
     max_batch_size: int
+    batched: bool = Field(description="Whether the tensors of its graph begin with the batch dimension.")
+    batch_note: str | None = Field(
+        description="Why they do not, or why it is not known whether items of a batch are independent."
+    )
     web_processes: int
     web_processes_reason: str | None = Field(description="What `auto` has chosen their number by.")
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")

@@ -79,6 +79,9 @@ class TextTask(Task):
         Raises ConfigurationError.
         """
         (graph,), pipeline = parts.signatures, parts.model.description.text_pipeline
+        if not graph.is_batched:
+            name = parts.model.description.name
+            raise ConfigurationError(f"{name} has no batch dimension: {graph.batch_note}")
         outputs = tuple(cls.outputs_of(parts.model, graph))
         check_inputs(graph.inputs, parts.model.description.name)
         inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)

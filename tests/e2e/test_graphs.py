@@ -166,13 +166,14 @@ async def test_an_item_that_the_graph_refuses_fails_alone(
 async def test_a_network_that_takes_few_lengths_is_served_for_these(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shape = numpy_helper.from_array(np.array([-1, 64]), "shape")
+    shape = numpy_helper.from_array(np.array([0, -1, 64]), "shape")
+    axes = numpy_helper.from_array(np.array([1, 2]), "axes")
     made = model(
-        [node("Reshape", "x shape", "parts"), node("ReduceMax", "parts", "most", keepdims=0),
-         node("Sub", "x most", "y")],
+        [node("Reshape", "x shape", "parts"), node("ReduceMax", "parts axes", "most"),
+         node("Flatten", "most", "column"), node("Sub", "x column", "y")],
         [value("x", axes=["N", "n"])],
         [value("y", axes=["N", "n"])],
-        [shape],
+        [shape, axes],
     )  # fmt: skip
     async with served(monkeypatch, graphs.saved(made, tmp_path / "parts")) as engine:
         (outcome,) = await engine.ask(np.full((1, 128), 7, np.float32))
