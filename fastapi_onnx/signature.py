@@ -25,7 +25,7 @@ TYPES = {
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 MOST_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 DEFAULT_LIMIT = 512
-LARGEST_BATCH = 128  # items that a request may have by default; no engine fills larger batches
+LARGEST_BATCH = 128  # items; no engine fills larger batches
 BATCH = "batch"
 """Name of the batch axis where the graph has none."""
 
