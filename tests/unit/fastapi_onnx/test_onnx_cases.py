@@ -98,10 +98,14 @@ class InProcess(ServedModel):
         self.signatures = signatures
         self.task = task_of(model, Settings(), {}, signatures)
         self._backend = backend
+        self.largest_request = SLOTS
 
-    async def _compute(self, index: int, count: int, prepare: Prepare, *_: Any) -> Computed:
+    async def _compute(
+        self, signature: int, count: int, likely_items: int, prepare: Prepare, *_: Any
+    ) -> Computed:
         """What the worker makes of the items."""
-        (prepared,) = await prepare()
+        (prepared,) = await prepare(0, count)
+        index, count = signature, likely_items
         assert len(prepared.items) == count
         slots = list(range(count))
         outcomes = []
