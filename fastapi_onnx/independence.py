@@ -41,7 +41,7 @@ def with_compared_items(model: Model, signature: Signature) -> Signature:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # opens sooner
     options.intra_op_num_threads = cpus.usable()
-    options.log_severity_level = 4  # what the graph refuses is no error of the service
+    options.log_severity_level = 4  # a refused input is not the service's error
     try:
         session = OnnxRuntimeSession(ort.InferenceSession(path, options, providers=[CPU]))
         alone, again = differences(Network(model, session, signature=signature))

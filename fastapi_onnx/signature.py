@@ -38,7 +38,7 @@ Axis = int | str
 def graph_signature(path: Path, limits: Mapping[str, int], objection: str = "") -> Signature:
     """Returns how the graph in a file is called; `limits` are those of model.json.
 
-    `objection` says why its first axis is no batch, where the file does not tell. Raises
+    `objection` is a reason, from outside the file, why the first axis is not a batch dimension. Raises
     ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:

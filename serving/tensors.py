@@ -74,7 +74,7 @@ class Signature:
     that it computes at a time. The engine's arrays always begin with it."""
 
     batch_note: str = ""
-    """Reason why there is no batch axis, or why its items were not compared; empty: nothing to say."""
+    """Why there is no batch dimension, or why items were not compared; empty if neither applies."""
 
     normalises: bool = False
     """Whether the input is an image, uint8 [height, width, 3], that the backend normalises first."""

@@ -86,7 +86,7 @@ class Slots:
         self.client = client
         self.indices = indices
         self.futures: list[asyncio.Future[ItemResult]] = []
-        """Of all items so far, in order."""
+        """Results of all items queued so far, in order."""
 
         self._unused = indices[::-1]
         self._in_use: dict[int, asyncio.Future[ItemResult]] = {}

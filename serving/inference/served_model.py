@@ -287,8 +287,8 @@ class ServedModel:
     ) -> Computed:
         """Acquires slots, prepares the items, passes them through the engine, and postprocesses.
 
-        `likely_items` are as many as the inputs, `count`, will probably make. Of many inputs, only those
-        are prepared that the engine takes next. Without `top_k` there is no task to postprocess.
+        `likely_items` is an estimate of how many items the `count` inputs make. Of many inputs, only the
+        ones that the engine takes next are prepared. Without `top_k`, nothing is postprocessed.
         """
         self.check_open()
         bulk = options.bulk

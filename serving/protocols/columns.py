@@ -154,7 +154,7 @@ def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]
 
 
 def check_input(spec: ColumnSpec, datatype: str, shape: list[int], most: int) -> int:
-    """Checks an input, and returns its number of batch elements; `most` is 0 where there are no batches.
+    """Checks an input and returns its batch size; `most` is 0 for a model without a batch dimension.
 
     Raises InvalidRequestError.
     """

@@ -157,7 +157,7 @@ def only_input(entry: CatalogEntry) -> ColumnSpec:
 
 
 def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
-    """Parses the batch of an input; `most` is 0 where there are no batches, only tensors.
+    """Parses the values of an input; `most` is 0 for a model without a batch dimension.
 
     Raises InvalidJsonError or InvalidRequestError.
     """

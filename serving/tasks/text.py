@@ -35,7 +35,7 @@ WINDOW, STRIDE = 384, 128
 """Tokens of a window, and those that two windows share; less where the model takes less."""
 
 BYTES_PER_TOKEN = 4
-"""Of a text in UTF-8, about."""
+"""Average length of a token in UTF-8; only used to estimate."""
 
 MAX_WINDOWS = 64
 """Of a request: about 15,000 tokens."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from onnx.compose import merge_models
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from serving.tensors import Array
-from tests import graphs, servers
+from tests import graphs
+from tests.conftest import started
 from tests.graphs import model, node, value
 from tests.unit.fastapi_onnx.test_onnx_cases import Case, by_runtime, loaded, same
 
@@ -24,18 +26,9 @@ OPSET = 6  # of most of the cases
 X, W, S = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32), np.float32(0.5)
 
 
-def started(folder: Path) -> Iterator[tuple[str, str]]:
+def served(folder: Path) -> AbstractContextManager[tuple[str, str]]:
     """A service of the graph in a folder: base URL, and host and port of its gRPC."""
-    port = servers.free_port()
-    env = {
-        "SERVING_MODEL_DIR": str(folder),
-        "SERVING_LOG_LEVEL": "error",
-        "SERVING_GRPC_PORT": str(port),
-        "SERVING_INSTANCES": "1",
-        "SERVING_CPU_RUNTIME": "onnxruntime",
-    }
-    with servers.api("fastapi_onnx", env) as url:
-        yield url, f"127.0.0.1:{port}"
+    return started("fastapi_onnx", SERVING_MODEL_DIR=str(folder), SERVING_INSTANCES="1")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +39,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
         [value("x", axes=[2, 3]), value("w", axes=[3]), value("s", axes=[])],
         [value("y", axes=[2, 3]), value("total", axes=[])],
     )
-    yield from started(graphs.saved(made, tmp_path_factory.mktemp("models") / "line"))
+    with served(graphs.saved(made, tmp_path_factory.mktemp("models") / "line")) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +147,7 @@ def merged(
     assert whole is not None
     assert len(cases) > 40
     folder = graphs.saved(whole, tmp_path_factory.mktemp("models") / "many")
-    for service in started(folder):
+    with served(folder) as service:
         yield service, cases
 
 
