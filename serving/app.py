@@ -59,7 +59,8 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     configure_logging(settings)
     provider = provider or LocalEngine(settings, planner(backend, settings))
     metrics = Metrics(provider.shares_ports)
-    Model.read_checked(settings.model_dir, settings.model_sha256)  # a mistake there ends the start now
+    model = Model.read_checked(settings.model_dir, settings.model_sha256)
+    model.settings(settings)  # a mistake there ends the start now
     service = InferenceService(settings, metrics, provider)
     pipeline, catalog = Pipeline(service), ModelCatalog(service)
     tcp = TcpServer(pipeline)

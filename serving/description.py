@@ -175,6 +175,14 @@ class ModelDescription(BaseModel):
     body_size: Side | None = None
     """Side in pixels to which the network reduces its input; None: no reduction."""
 
+    instances: PositiveInt | Literal["auto"] | None = None
+    """For this and the next three, see the settings of these names: this model's own, which beat
+    SERVING_INSTANCES and the like, and are beaten by SERVING_INSTANCES__NAME."""
+
+    max_batch_size: PositiveInt | Literal["auto"] | None = None
+    max_queue_delay_us: NonNegativeInt | None = None
+    precision: Literal["auto", "fp32", "fp16", "bf16", "int8"] | None = None
+
     files: dict[str, Sha256] = {}
     """SHA-256 of each file, by its path in the folder; graphs of `tensor` and of tasks about texts may
     be left out."""

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from serving import huggingface
 from serving.description import GRAPH, INT8_KINDS, Int8Verdict, Kind, ModelDescription
 from serving.errors import ConfigurationError, in_words
+from serving.settings import OF_A_MODEL, Settings
 from serving.task_kinds import TENSOR, kind_of
 
 MOST_NAMES = 5  # in a message
@@ -80,6 +81,11 @@ class Model:
         if sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise ConfigurationError(f"{path} is not the file whose SHA-256 is {sha256}")
         return model
+
+    def settings(self, common: Settings) -> Settings:
+        """Returns the common settings, with this model's own in place. Raises ConfigurationError."""
+        own = self.description.model_dump(include=set(OF_A_MODEL))
+        return common.of_model(self.description.name, own)
 
     def has(self, kind: Kind) -> bool:
         """Returns whether the folder has this file, in model.json or not."""

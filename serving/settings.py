@@ -3,9 +3,12 @@
 Composition roots make them and pass them on; a worker makes its own from the same environment.
 """
 
+import os
+import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     DirectoryPath,
@@ -34,6 +37,8 @@ Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 AtMost1024 = Annotated[int, Field(ge=1, le=1024)]
 AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
+OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision")
+"""Settings that a model may have of its own."""
 
 
 class Settings(BaseSettings):
@@ -199,6 +204,25 @@ class Settings(BaseSettings):
             raise ConfigurationError(in_words(error, lambda name: f"SERVING_{name.upper()}")) from error
         except (SettingsError, OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"SERVING_SECRETS_DIR cannot be read: {error}") from error
+
+    def of_model(self, name: str, described: Mapping[str, Any]) -> "Settings":
+        """Returns the settings of a model: SERVING_SETTING__NAME, else `described`, else these.
+
+        NAME is in capital letters, with `_` for what is no letter or digit. `described` is from its
+        model.json. Raises ConfigurationError.
+        """
+        settings, suffix = self.model_copy(), re.sub(r"[^A-Z0-9]", "_", name.upper())
+        for field in OF_A_MODEL:
+            variable = f"SERVING_{field.upper()}__{suffix}"
+            place, value = f"{field} in model.json", described.get(field)
+            if variable in os.environ:
+                place, value = variable, os.environ[variable]
+            try:
+                if value is not None:
+                    self.__pydantic_validator__.validate_assignment(settings, field, value)
+            except ValidationError as error:
+                raise ConfigurationError(in_words(error).replace(field, place, 1)) from error
+        return settings
 
     @classmethod
     def settings_customise_sources(

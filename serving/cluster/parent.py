@@ -88,7 +88,7 @@ class Cluster:
     def run(self) -> int:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
         configure_logging(self._settings)
-        Model.read(self._settings.model_dir)  # a mistake there is reported before anything starts
+        Model.read(self._settings.model_dir).settings(self._settings)  # a mistake there ends the start
         asyncio.run(self._serve())
         return 0
 
@@ -246,7 +246,8 @@ class Cluster:
         """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
         model = Model.read(self._settings.model_dir, version)
         backend, signatures = await asyncio.to_thread(self._plan, model)
-        supervisor = Supervisor(backend, model, signatures, self._settings, self._counts, self._count)
+        settings = model.settings(self._settings)
+        supervisor = Supervisor(backend, model, signatures, settings, self._counts, self._count)
         self._loading.append(supervisor)
         try:
             if self._stopping:

@@ -86,7 +86,8 @@ class LocalEngine:
     async def _load(self, version: str | None) -> EngineHandle:
         model = Model.read(self._settings.model_dir, version)
         backend, signatures = await asyncio.to_thread(self._plan, model)  # may start a process
-        self._loading = supervisor = Supervisor(backend, model, signatures, self._settings, self._counts)
+        settings = model.settings(self._settings)
+        self._loading = supervisor = Supervisor(backend, model, signatures, settings, self._counts)
         try:
             if self._stopped:
                 supervisor.abort_start()

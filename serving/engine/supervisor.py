@@ -24,7 +24,7 @@ from serving.engine.worker_process import WorkerProcess, describe_exit, managed_
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
-from serving.settings import Settings
+from serving.settings import OF_A_MODEL, Settings
 from serving.tensors import Signature
 
 RETRY_MS = 20
@@ -220,10 +220,13 @@ class Supervisor:
     def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
         """Returns a worker's arguments; `WorkerProcess.start` adds its own pipes."""
         epoll = self._epolls[process.index]
+        settings = {name: getattr(self._settings, name) for name in OF_A_MODEL}
+        settings["device"] = self._report.device_type if self._report else self._settings.device
+        settings["devices"] = [process.gpu]
         return WorkerArgs(
             index=process.index,
             parent=os.getpid(),
-            device=self._report.device_type if self._report else self._settings.device,
+            settings=settings,
             backend=self._backend,
             model_dir=str(self._model.path),
             version=self._model.description.version,

@@ -50,8 +50,7 @@ class Worker:
 
     def __init__(self, args: WorkerArgs, settings: Settings) -> None:
         self._args = args
-        changes = {"devices": [args.gpu], "device": args.device}
-        self._settings = settings.model_copy(update=changes)
+        self._settings = settings = settings.model_copy(update=args.settings)
         self._memory = Memory(args.memory_fd, args.layout, args.counts_fd)
         self._queue = WorkQueue(
             self._memory, args.index, args.work_fds, args.control_fd, settings, args.epoll_fd

@@ -1,6 +1,7 @@
 """Messages between the supervisor and a worker process: the start arguments and the commands."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from serving.engine.memory import SlotLayout
 
@@ -30,8 +31,8 @@ class WorkerArgs:
     gpu: int
     """Index of the CUDA device; unused on a CPU."""
 
-    device: str
-    """`cpu`, `cuda` or `auto`, as in the settings."""
+    settings: dict[str, Any]
+    """Settings of the model and of this worker, by name."""
 
     layout: SlotLayout
     memory_fd: int

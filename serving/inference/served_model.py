@@ -109,6 +109,7 @@ class ServedModel:
         self.report = handle.report
         self.signatures = handle.fds.layout.signatures
         self.workers = handle.fds.layout.workers
+        self.settings = handle.model.settings(settings)
         self.draining = False
         """Whether new requests are refused, because the service ends."""
 

@@ -156,7 +156,7 @@ def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
         "minWorkers": model.workers,
         "maxWorkers": model.workers,
         "batchSize": model.report.batch_cap,
-        "maxBatchDelay": service.settings.max_queue_delay_us // 1000,
+        "maxBatchDelay": model.settings.max_queue_delay_us // 1000,
         "loadedAtStartup": True,
         "workers": [
             {"id": str(index), "status": "READY" if index < model.ready_workers else "UNLOADING"}

@@ -163,7 +163,7 @@ class Service:
 
     async def model_config(self, request: Message, _: Context, __: RequestContext) -> Message:
         """Returns a model's configuration. Raises NotFoundError."""
-        content = metadata.config(self.service, self._model(request))
+        content = metadata.config(self._model(request))
         return ParseDict({"config": content}, pb.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:

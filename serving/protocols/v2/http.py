@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -79,7 +78,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
 
     about("", "Names, types and shapes", metadata.metadata)
     about("/ready", "Whether it can be asked", ready)
-    about("/config", "How it is served", partial(metadata.config, service))
+    about("/config", "How it is served", metadata.config)
     about("/stats", "Counts and durations", statistics)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from serving import __version__
 from serving.engine.statistics import BatchTotals, Totals
 from serving.inference.served_model import ServedModel
-from serving.inference.service import InferenceService
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.datatypes import BYTES
 
@@ -52,7 +51,7 @@ def platform(model: ServedModel) -> str:
     return model.report.info.backend.split()[0]
 
 
-def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+def config(entry: CatalogEntry) -> dict[str, Any]:
     """Returns Triton's `ModelConfig` as JSON, with model.json among its parameters."""
 
     def tensor(spec: ColumnSpec) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
             "dims": list(spec.dims),
         }
 
-    settings, model = service.settings, entry.model
+    settings, model = entry.model.settings, entry.model
     batching = {
         "preferred_batch_size": settings.preferred_batch_sizes or [model.report.batch_cap],
         "max_queue_delay_microseconds": settings.max_queue_delay_us,

@@ -38,7 +38,7 @@ def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object
             version="1",
             scratch=None,
             gpu=0,
-            device="cpu",
+            settings={"device": "cpu"},
             layout=LAYOUT,
             memory_fd=memory.fd,
             counts_fd=memory.counts.fd,

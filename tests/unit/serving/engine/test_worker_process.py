@@ -105,7 +105,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         version="1",
         scratch=None,
         gpu=0,
-        device="cpu",
+        settings={"device": "cpu"},
         layout=LAYOUT,
         memory_fd=memory.fd,
         counts_fd=memory.counts.fd,
