@@ -132,12 +132,16 @@ class Int8Verdict(BaseModel):
     """How the file was made; empty for a file that was made elsewhere."""
 
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Of a model."""
+
+
 class ModelDescription(BaseModel):
     """Content of `model.json`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=NAME)]
     version: Annotated[str, Field(pattern="^[1-9][0-9]*$")]
     """Subfolder that holds the weights."""
 

@@ -51,6 +51,11 @@ class Settings(BaseSettings):
     model_dir: Path = ROOT / "models" / "food11"
     """Folder with `model.json` and the weights, or an .onnx file."""
 
+    models: Annotated[list[str], NoDecode] = []
+    """Folders of several models to serve, separated by commas, each with a name of its own in front if
+    that of the model will not do: `models/food11,sentiment=path/to/export`. The first is the default.
+    Empty: `model_dir` alone."""
+
     model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the folder's `model.json`, which names those of all weights: the service starts with no
     other model. For folders that each machine mounts or copies by itself."""
@@ -239,7 +244,9 @@ class Settings(BaseSettings):
             return init_settings, env_settings
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=folder)
 
-    @field_validator("cors_origins", "devices", "protocols", "preferred_batch_sizes", mode="before")
+    @field_validator(
+        "cors_origins", "devices", "models", "protocols", "preferred_batch_sizes", mode="before"
+    )
     @classmethod
     def split_list(cls, value: object) -> object:
         """Splits text at its commas: `a, b` has two values."""

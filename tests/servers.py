@@ -40,15 +40,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def metric(url: str, name: str) -> float:
-    """Returns the current value of a series without labels."""
+    """Returns the current value of a series without labels, or of all models together."""
     return value(requests.get(f"{url}/metrics", timeout=10).text, name)
 
 
 def value(text: str, name: str) -> float:
-    """Returns the value of a series without labels in the text of `/metrics`."""
-    match = re.search(rf"^{name} ([\d.e+]+)$", text, re.MULTILINE)
-    assert match, name
-    return float(match[1])
+    """Returns the same of the text of `/metrics`."""
+    values = re.findall(rf'^{name}(?:{{model="[^"]*"}})? ([\d.e+]+)$', text, re.MULTILINE)
+    assert values, name
+    return sum(map(float, values))
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Messages between the parent of several web processes and each of them, in JSON.
 
-To a web process: `engine`, an engine's descriptors; `accept`, connections may be accepted from now on;
-`switched`, the answer to its `switch`; `ping`, which its event loop answers with `connections`. From a
-web process: `ready`, `switch`, `released`, and `connections`, how many are open.
+To a web process: `engine`, a model's engine with its descriptors; `failed`, a model that has none, and
+why; `accept`, connections may be accepted from now on; `switched`, the answer to its `switch`; `ping`,
+which its event loop answers with `connections`. From a web process: `ready`, `switch`, `released`, and
+`connections`, how many are open.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from serving.description import ModelDescription
 from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.report import REPORT, WorkerReport
 
@@ -31,13 +33,14 @@ def send(sock: socket.socket, kind: str, **fields: Any) -> None:
 
 
 def send_engine(
-    sock: socket.socket, key: int, version: str, fds: EngineFds, report: WorkerReport
+    sock: socket.socket, key: int, description: ModelDescription, fds: EngineFds, report: WorkerReport
 ) -> None:
     """Sends one web process's view of an engine, descriptors included. Raises OSError."""
     message = {
         "type": "engine",
         "key": key,
-        "version": version,
+        "model": description.name,
+        "version": description.version,
         "frontend": fds.frontend,
         "layout": asdict(fds.layout),
         "report": REPORT.dump_python(report, mode="json"),

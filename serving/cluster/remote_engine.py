@@ -1,58 +1,52 @@
 """The web process's end of the socket to the parent, from which its engines come."""
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from serving.cluster import messages
-from serving.engine.provider import Adopt, EngineHandle
+from serving.engine.provider import Adopt, EngineHandle, FailedModel
 from serving.engine.report import REPORT
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.settings import Settings
 
 ENDING = "the service is shutting down"
 
 
-class RemoteEngine:
+class RemoteEngines:
     """`EngineProvider` of a web process whose engines come from the parent."""
 
     shares_ports = True
 
-    def __init__(self, sock: socket.socket, settings: Settings) -> None:
+    def __init__(self, sock: socket.socket, models: Mapping[str, Model]) -> None:
+        """`models`: those to serve by name."""
         self._sock = sock
-        self._settings = settings
-        self._handles: asyncio.Queue[EngineHandle | None] = asyncio.Queue()
+        self._models = models
+        self._handles: asyncio.Queue[EngineHandle | FailedModel | None] = asyncio.Queue()
         """Engines to adopt; None marks the end."""
 
         self._switched: asyncio.Future[str | None] | None = None
         """Outcome of the requested version: its error, or None."""
 
-        self._adopting: asyncio.Task[None] | None = None
         self._accept: Callable[[], None] = lambda: None
         self._open_connections: Callable[[], int] = lambda: 0
         self._is_watched = False
         """Whether the parent knows of open connections, and so pings this process."""
 
-    async def first(self) -> EngineHandle:
-        """See `EngineProvider`."""
+    async def engines(self) -> AsyncIterator[EngineHandle | FailedModel]:
+        """See `EngineProvider`; engines of other versions follow, for every web process."""
         self._sock.setblocking(False)
         asyncio.get_running_loop().add_reader(self._sock, self._on_message)
-        return await self._next()
+        while engine := await self._handles.get():
+            yield engine
+        raise ConfigurationError(ENDING)
 
-    def start(
-        self, adopt: Adopt, accept: Callable[[], None], open_connections: Callable[[], int]
-    ) -> None:
-        """Tells the parent that this process is ready; `accept` is called when it may take connections.
-
-        From now on other versions are adopted as they come.
-        """
+    def start(self, accept: Callable[[], None], open_connections: Callable[[], int]) -> None:
+        """Tells the parent that this process is ready; calls `accept` when it may take connections."""
         self._accept, self._open_connections = accept, open_connections
-        self._adopting = asyncio.get_running_loop().create_task(self._adopt_all(adopt))
         messages.send(self._sock, "ready")
 
     def on_connection(self) -> None:
@@ -60,10 +54,10 @@ class RemoteEngine:
         if not self._is_watched:
             self._send_connections()
 
-    async def switch(self, version: str, adopt: Adopt) -> None:  # noqa: ARG002 all web processes adopt it
+    async def switch(self, name: str, version: str, adopt: Adopt) -> None:  # noqa: ARG002 see `engines`
         """See `EngineProvider`; every web process of the service adopts the new version."""
         self._switched = asyncio.get_running_loop().create_future()
-        messages.send(self._sock, "switch", version=version)
+        messages.send(self._sock, "switch", model=name, version=version)
         if (error := await self._switched) is not None:
             raise ConfigurationError(error)
 
@@ -71,17 +65,6 @@ class RemoteEngine:
         """See `EngineProvider`; the parent gives up itself what it loads."""
         self._handles.put_nowait(None)
         self._on_switched(ENDING)
-
-    async def _next(self) -> EngineHandle:
-        handle = await self._handles.get()
-        if handle is None:
-            raise ConfigurationError(ENDING)
-        return handle
-
-    async def _adopt_all(self, adopt: Adopt) -> None:
-        with contextlib.suppress(ConfigurationError):
-            while True:
-                await adopt(await self._next())
 
     def _on_message(self) -> None:
         try:
@@ -95,6 +78,8 @@ class RemoteEngine:
         match message["type"]:
             case "engine":
                 self._handles.put_nowait(self._handle(message, fds))
+            case "failed":
+                self._handles.put_nowait(FailedModel(message["model"], message["reason"]))
             case "accept":
                 self._accept()
             case "ping":
@@ -117,6 +102,7 @@ class RemoteEngine:
                 os.close(fd)
             messages.send(self._sock, "released", key=message["key"])
 
-        model = Model.read(self._settings.model_dir, message["version"])
+        name = message["model"]
+        model = Model.read(self._models[name].path, message["version"], name)
         report = REPORT.validate_python(message["report"])
         return EngineHandle(model, messages.engine_fds(message, fds), report, release)

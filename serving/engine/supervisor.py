@@ -47,7 +47,7 @@ class Supervisor:
         self._model = model
         self._settings = settings
         self._counts = counts
-        self.version = model.description.version
+        self.description = model.description
         per_device = topology.workers_per_device(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(

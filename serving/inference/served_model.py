@@ -29,7 +29,7 @@ from serving.errors import (
     UnavailableError,
 )
 from serving.inference.thread_pool import ThreadPool
-from serving.metrics import Metrics
+from serving.metrics import Metrics, ModelMetrics
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.base import Candidate, Fields, Prepared, Task
@@ -113,13 +113,13 @@ class ServedModel:
         self.draining = False
         """Whether new requests are refused, because the service ends."""
 
-        self._metrics = metrics
+        self._metrics = ModelMetrics(metrics, self.description.name)
         self._threads = threads
         self._largest_body = settings.max_body_bytes
         self._requests = 0
         self._left: asyncio.Event | None = None
         self.task = task_of(handle.model, settings, self.report.schemas, self.signatures)
-        self.client = EngineClient(handle.fds, metrics.observe_item, settings.max_answer_bytes)
+        self.client = EngineClient(handle.fds, self._metrics.observe_item, settings.max_answer_bytes)
         cores, wanted = cpus.usable(), throughput(handle)
         on_gpu = self.report.on_gpu
         if not on_gpu:  # the web processes and the workers have the same cores

@@ -101,7 +101,7 @@ class CatalogEntry:
 
 
 class ModelCatalog:
-    """Finds models by name and version, for the version that is in service."""
+    """Finds models by name and version, for the versions that are in service."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
@@ -110,26 +110,39 @@ class ModelCatalog:
 
     @property
     def entries(self) -> dict[str, CatalogEntry]:
-        """Entries by name, the model's own first. Raises UnavailableError before it is loaded."""
-        active = self._service.active
-        if self._described is not active:
-            self._entries = {entry.name: entry for entry in entries_of(active)}
-            self._described = active
+        """Entries by name, the default model's first, and each model's own first."""
+        models = self._service.models
+        if self._described is not models:
+            entries = [entry for model in models.values() for entry in entries_of(model)]
+            self._entries = {entry.name: entry for entry in reversed(entries)}
+            self._entries = {entry.name: self._entries[entry.name] for entry in entries}
+            self._described = models
         return self._entries
 
     def find(self, name: str, version: str | None = None) -> CatalogEntry:
         """Raises NotFoundError for a name or a version that is not served, UnavailableError."""
         entry = self.entries.get(name)
         if entry is None:
-            names = ", ".join(self.entries)
-            raise NotFoundError(f"no model is named {name[:80]!r}; there are {names}")
+            self._service.model(self.owner(name))  # says why it is not in service
+            raise NotFoundError(f"{name} has no such form")
         if version is not None and version != entry.version:
             raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {entry.version} is")
         return entry
 
+    def owner(self, name: str) -> str:
+        """Returns the own name of the model of this name, in service or not. Raises NotFoundError."""
+        if entry := self.entries.get(name):
+            return entry.model.description.name
+        for own, model in self._service.configured.items():
+            if name in model.names:
+                return own
+        names = ", ".join(self.entries)
+        raise NotFoundError(f"no model is named {name[:80]!r}; there are {names}")
+
     def by_signature(self) -> list[CatalogEntry]:
-        """Returns an entry for requests and one for tensors: the alias, if any, as clients know that."""
-        return list({entry.takes_tensors: entry for entry in self.entries.values()}.values())
+        """Returns each model's entries for requests and for tensors: the alias, as clients know that."""
+        forms = {(entry.model, entry.takes_tensors): entry for entry in self.entries.values()}
+        return list(forms.values())
 
 
 def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:

@@ -1,8 +1,9 @@
 """What OpenAPI says of errors, and of the model in service; FastAPI has made the rest."""
 
+import copy
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from serving.tensors import EXAMPLE_LENGTHS
 
 COMPONENTS = "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
+"""Paths that are documented for each model by its name, where there are several."""
+
 MOST_ZEROS = 4096
 """Numbers of an example of tensors; a larger model is documented without one."""
 
@@ -77,11 +81,56 @@ def documented_call(key: KeyCheck, content: Mapping[str, Any], model: type[BaseM
     }
 
 
+def describe_models(schema: dict[str, Any], models: Sequence[Sequence[CatalogEntry]]) -> None:
+    """Adds what each model takes and answers to an OpenAPI document; each has its entries.
+
+    The first model is that of `/predict`. Where there are others, each has a path `/predict/NAME`.
+    """
+    templates = {path: copy.deepcopy(schema["paths"].pop(path)) for path in OF_ANY_MODEL}
+    default, *others = models
+    predict = copy.deepcopy(schema["paths"]["/predict"])
+    describe_model(schema, default[0].model.task, {entry.name: entry for entry in default})
+    for entries in models if others else ():
+        name, task = entries[0].model.description.name, entries[0].model.task
+        if task.request_signature is not None:
+            path = f"/predict/{name}"
+            schema["paths"][path] = copy.deepcopy(predict)
+            describe_predict(schema, path, task)
+        about = {**templates["/model/{model}"]["get"], "operationId": f"get_model_{name}"}
+        schema["paths"][f"/model/{name}"] = {"get": {**about, "parameters": []}}
+    for entries in others:
+        add_examples(schema["paths"], entries)
+
+
+def add_examples(paths: dict[str, Any], entries: Sequence[CatalogEntry]) -> None:
+    """Adds a further model's name to the paths of all models, and its example to their bodies."""
+    entry = example_entry(entries)
+    values = example_values(entry, entry.model.task)
+    for path, operations in paths.items():
+        for operation in operations.values():
+            names = {"model": entry.name, "version": entry.version}
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    parameter["examples"][entry.name] = {"value": names[parameter["name"]]}
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            made: dict[str, Any] = {"application/json": {}}
+            if "{model}" in path and content and values:
+                add_example(path, made, values, entry.model.task.json_example, entry.is_batched)
+            if example := made["application/json"].get("example"):
+                if "example" in content:
+                    content["examples"] = {"this model": {"value": content.pop("example")}}
+                content.setdefault("examples", {})[entry.name] = {"value": example}
+
+
+def example_entry(entries: Sequence[CatalogEntry]) -> CatalogEntry:
+    """Returns the entry by which a model is shown: the last one for requests, if it takes any."""
+    return ([entry for entry in entries if not entry.takes_tensors] or [*entries])[-1]
+
+
 def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, CatalogEntry]) -> None:
     """Adds a task's types and example to an OpenAPI document, and the model's names."""
     paths = schema["paths"]
-    of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
-    entry = (of_requests or [*entries.values()])[-1]
+    entry = example_entry([*entries.values()])
     values = example_values(entry, task)
     for path, operations in paths.items():
         operations.pop("head", None)  # the same as GET
@@ -97,7 +146,13 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
         for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
             del paths[path]
         return
-    predict = paths["/predict"]["post"]
+    describe_predict(schema, "/predict", task)
+
+
+def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
+    """Adds what a task takes and answers to a path on which it is asked."""
+    predict = schema["paths"][path]["post"]
+    predict["operationId"] = re.sub(r"\W+", "_", f"post{path}")
     predict["parameters"] = parameters(task.most_candidates)
     predict["requestBody"] = {"required": True, "content": bodies(schema, task)}
     answer = component(schema, task.answer_schema)

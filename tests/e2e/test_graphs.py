@@ -13,12 +13,12 @@ from onnx import TensorProto, numpy_helper
 
 from fastapi_onnx import BACKEND
 from serving.engine.client import EngineClient, ItemResult
-from serving.engine.provider import LocalEngine
 from serving.errors import ConfigurationError, InvalidTensorError
 from serving.settings import Settings
 from serving.tasks.registry import planner
 from serving.tensors import Array
 from tests import graphs
+from tests.e2e.services import local_engine
 from tests.graphs import model, node, value
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def served(
     named = {"model_dir": str(folder), "instances": "1", "log_level": "error", "queue_size": "32"}
     for name, chosen in {**named, "max_queue_delay_us": "100000", **settings}.items():
         monkeypatch.setenv(f"SERVING_{name.upper()}", chosen)
-    handle = await LocalEngine(Settings(), planner(BACKEND, Settings())).first()
+    handle = await local_engine(Settings(), planner(BACKEND, Settings()))
     client = EngineClient(handle.fds, lambda *_: None)
     client.open()
     try:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from serving.engine.client import EngineClient
-from serving.engine.provider import EngineHandle, LocalEngine
+from serving.engine.provider import EngineHandle
 from serving.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -26,6 +26,7 @@ from serving.errors import (
 from serving.settings import Settings
 from serving.tasks.python.backend import Status
 from serving.tasks.registry import planner
+from tests.e2e.services import local_engine
 from tests.e2e.test_tensors import soon, until
 
 pytestmark = pytest.mark.anyio
@@ -57,8 +58,7 @@ async def engine(
     monkeypatch.setenv("FAKE_GATE", str(folder / "gate"))
     monkeypatch.setenv("FAKE_SIZES", str(folder / "sizes"))
     chosen = Settings()
-    provider = LocalEngine(chosen, planner("no:Backend", chosen))
-    handle = await provider.first()
+    handle = await local_engine(chosen, planner("no:Backend", chosen))
     client = EngineClient(handle.fds, lambda *_: None)
     client.open()
     try:

@@ -18,7 +18,7 @@ import pytest
 
 from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import State
-from serving.engine.provider import EngineHandle, EnginePlan, LocalEngine
+from serving.engine.provider import EngineHandle, EnginePlan
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -30,6 +30,7 @@ from serving.settings import Settings
 from serving.tasks.image_classification import image_signatures
 from serving.tensors import Item, Signature
 from tests.e2e.conftest import CLASSES, obedient
+from tests.e2e.services import local_engine
 from tests.fake import BACKEND
 from tests.fake.backend import LENGTHS, SEVERAL, Failure, colour, command_numbers, command_several
 
@@ -179,9 +180,8 @@ async def running(
     for name, value in {**settings, **named}.items():
         monkeypatch.setenv(name, value)
     plan = EnginePlan(BACKEND, tuple(kind.signature for kind in kinds))
-    provider = LocalEngine(Settings(), lambda _: plan)
     others = workers()
-    handle = await provider.first()
+    handle = await local_engine(Settings(), lambda _: plan)
     engine = Engine(handle, list(kinds), Path(settings["FAKE_GATE"]))
     engine.workers = [worker for worker in workers() if worker not in others]
     try:

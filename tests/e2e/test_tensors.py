@@ -18,7 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.engine.provider import LocalEngine
+from serving.engine.provider import LocalEngines
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -32,6 +32,7 @@ from serving.errors import (
 from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.inference.service import InferenceService
 from serving.metrics import Metrics
+from serving.model import configured_models
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields, Prepared
 from serving.tasks.image_classification import IMAGE, TENSOR
@@ -60,8 +61,9 @@ async def engine(
     for name, value in {**settings, **SMALL, **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
-    provider = LocalEngine(chosen, planner(BACKEND, chosen))
-    service = InferenceService(chosen, Metrics(), provider)
+    models = configured_models(chosen)
+    provider = LocalEngines(chosen, planner(BACKEND, chosen), models)
+    service = InferenceService(chosen, Metrics(), provider, models)
     async with service.running():
         yield service
 

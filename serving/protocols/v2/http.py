@@ -62,7 +62,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
             return json_response(describe(catalog.find(model, version)))
 
     def ready(model: CatalogEntry) -> dict[str, Any]:
-        service.check_ready()
+        service.check_ready(model.model)
         return {"name": model.name, "ready": True}
 
     def statistics(*models: CatalogEntry) -> dict[str, Any]:

@@ -76,15 +76,25 @@ class Repository:
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """Lists every name with its versions; the one in service is READY."""
-        served = self._service.active.description.version
-        others = [version for version in self._service.versions() if version != served]
-        states = [(served, "READY", "")]
-        if not only_ready:
-            states += [(other, "UNAVAILABLE", "not loaded") for other in others[:MAX_VERSIONS]]
+        service = self._service
+        rows = []
+        for entry in self._catalog.entries.values():
+            rows.append((entry.name, entry.version, "READY", ""))
+            others = service.versions(entry.model.description.name)[:MAX_VERSIONS]
+            others = [version for version in others if version != entry.version]
+            rows += [(entry.name, other, "UNAVAILABLE", "not loaded") for other in others]
+        for own, model in service.configured.items():
+            if own not in service.models:
+                state = (
+                    ("UNAVAILABLE", service.failures[own])
+                    if own in service.failures
+                    else ("LOADING", "")
+                )
+                rows += [(name, model.description.version, *state) for name in model.names]
         return [
             {"name": name, "version": version, "state": state, "reason": reason}
-            for name in self._catalog.entries
-            for version, state, reason in states
+            for name, version, state, reason in rows
+            if state == "READY" or not only_ready
         ]
 
     async def load(self, name: str, body: bytes) -> None:
@@ -92,13 +102,12 @@ class Repository:
 
         Raises NotFoundError, InvalidJsonError or InvalidRequestError.
         """
-        self._catalog.find(name)
-        await self._service.load_version(requested_version(body))
+        await self._service.load_version(requested_version(body), self._catalog.owner(name))
 
     def unload(self, name: str) -> None:
-        """Raises NotFoundError for an unknown name, and NotSupportedError for the only model."""
+        """Raises NotFoundError for an unknown name, and NotSupportedError: models stay loaded."""
         self._catalog.find(name)
-        raise NotSupportedError(f"{name} is the only model and stays loaded; load another version of it")
+        raise NotSupportedError(f"{name} stays loaded; load another version of it")
 
 
 def only_ready(body: bytes) -> bool:

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from serving.cluster import messages
-from serving.cluster.remote_engine import RemoteEngine
+from serving.cluster.remote_engine import RemoteEngines
 from serving.engine.memory import EngineFds, SlotLayout
-from serving.engine.provider import EngineHandle
+from serving.engine.provider import EngineHandle, FailedModel
 from serving.errors import ConfigurationError
-from serving.settings import Settings
+from serving.model import Model
 from serving.tasks.image_classification import image_signatures
 from tests.e2e.conftest import write_model
 from tests.reports import reported
@@ -34,12 +35,12 @@ def anyio_backend() -> str:
 
 
 @contextmanager
-def ends(model_dir: Path) -> Iterator[tuple[socket.socket, RemoteEngine]]:
+def ends(model_dir: Path) -> Iterator[tuple[socket.socket, RemoteEngines]]:
     """The parent's end, and what a web process has of its own."""
     parent, ours = messages.pair()
     with parent, ours:
         parent.setblocking(False)
-        yield parent, RemoteEngine(ours, Settings(model_dir=model_dir))
+        yield parent, RemoteEngines(ours, {"fake": Model(model_dir, Mock())})
         asyncio.get_running_loop().remove_reader(ours)
 
 
@@ -60,26 +61,25 @@ async def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_
     write_model(tmp_path, "1")
     fd = os.open(os.devnull, os.O_RDWR)
     fds = EngineFds(0, LAYOUT, fd, fd, (fd, fd), fd, fd)
-    adopted: list[str] = []
-
-    async def note(handle: EngineHandle) -> None:
-        adopted.append(handle.model.description.version)
-        await handle.release()
-
     with ends(tmp_path) as (parent, provider):
         for key, version in enumerate(("1", "2", "3")):
-            messages.send_engine(parent, key, version, fds, reported())
-        first = await provider.first()
-        assert (first.model.description.version, first.fds.layout) == ("1", LAYOUT)
-        provider.start(note, lambda: None, lambda: 0)
-        assert [(await said(parent)).get("key") for _ in range(3)] == [None, 1, 2]
+            description = Model.read(tmp_path, version, "fake").description
+            messages.send_engine(parent, key, description, fds, reported())
+        messages.send(parent, "failed", model="other", reason="it is broken")
+        engines = provider.engines()
+        for key, version in enumerate(("1", "2", "3")):
+            handle = await anext(engines)
+            assert isinstance(handle, EngineHandle)
+            assert (handle.model.description.version, handle.fds.layout) == (version, LAYOUT)
+            await handle.release()
+            assert await said(parent) == {"type": "released", "key": key}
+        assert await anext(engines) == FailedModel("other", "it is broken")
     os.close(fd)
-    assert adopted == ["2", "3"]
 
 
 async def test_a_ping_is_answered_also_while_the_engine_is_awaited(tmp_path: Path) -> None:
     with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
+        waiting = asyncio.ensure_future(anext(provider.engines()))
         messages.send(parent, "ping")
         assert await said(parent) == {"type": "connections", "count": 0}
         provider.stop_loading()
@@ -90,8 +90,8 @@ async def test_a_ping_is_answered_also_while_the_engine_is_awaited(tmp_path: Pat
 async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks(tmp_path: Path) -> None:
     opened: list[int] = []
     with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
-        provider.start(adopt, lambda: None, lambda: len(opened))
+        waiting = asyncio.ensure_future(anext(provider.engines()))
+        provider.start(lambda: None, lambda: len(opened))
         assert await said(parent) == {"type": "ready"}
         for number in (1, 2, 3):
             opened.append(number)
@@ -110,8 +110,8 @@ async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks
 async def test_connections_are_accepted_when_the_parent_says_so(tmp_path: Path) -> None:
     accepting = asyncio.Event()
     with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
-        provider.start(adopt, accepting.set, lambda: 0)
+        waiting = asyncio.ensure_future(anext(provider.engines()))
+        provider.start(accepting.set, lambda: 0)
         assert await said(parent) == {"type": "ready"}
         assert not accepting.is_set()
         messages.send(parent, "accept")
@@ -122,10 +122,10 @@ async def test_connections_are_accepted_when_the_parent_says_so(tmp_path: Path) 
 
 async def test_a_switch_ends_with_the_parents_answer_or_with_the_service(tmp_path: Path) -> None:
     with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
+        waiting = asyncio.ensure_future(anext(provider.engines()))
         for answer in ({"error": None}, {"error": "no such version"}, None):
-            switching = asyncio.create_task(provider.switch("2", adopt))
-            assert await said(parent) == {"type": "switch", "version": "2"}
+            switching = asyncio.create_task(provider.switch("fake", "2", adopt))
+            assert await said(parent) == {"type": "switch", "model": "fake", "version": "2"}
             if answer is None:
                 provider.stop_loading()
             else:

@@ -1,0 +1,202 @@
+"""Several models in one service: names, paths, starts, failures."""
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import requests
+import tritonclient.grpc as triton
+
+from serving.engine import topology
+from serving.settings import Settings
+from tests import exports, graphs
+from tests.conftest import started
+from tests.e2e.conftest import obedient, write_model
+from tests.e2e.services import WORKER, fake_service, predict, programs
+from tests.fake.backend import Failure, command
+from tests.servers import value, wait_for
+
+NAMES = ("first", "second", "third")
+
+
+def folders(parent: Path) -> str:
+    """Three models whose classes begin with their names, as SERVING_MODELS names them."""
+    for name in NAMES:
+        write_model(folder := parent / name, "1", prefix=f"{name}-")
+        described = json.loads((folder / "model.json").read_text())
+        aliases = {f"{name}_photos": "request", f"{name}_numbers": "tensor"}
+        (folder / "model.json").write_text(json.dumps(described | {"name": name, "aliases": aliases}))
+    return ",".join(str(parent / name) for name in NAMES)
+
+
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one web process", "two web processes"])
+def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, psutil.Process]]:
+    """A service of three models that are all ready."""
+    folder = tmp_path_factory.mktemp("several")
+    settings = obedient(folder, folder) | {"SERVING_MODELS": folders(folder)}
+    settings |= {"SERVING_INSTANCES": "auto", "SERVING_WEB_PROCESSES": request.param}
+    with fake_service(settings) as (url, server):
+        wait_for(lambda: {row["state"] for row in about(url)["models"]} == {"ready"})
+        yield url, server
+
+
+def workers_of_default() -> int:
+    """An instance a core."""
+    return topology.workers_per_device(Settings(device="cpu"))
+
+
+def about(url: str, path: str = "/model") -> dict[str, Any]:
+    """What a path answers."""
+    answer: dict[str, Any] = requests.get(url + path, timeout=10).json()
+    return answer
+
+
+def ask(url: str, path: str, index: int = 5) -> requests.Response:
+    """Asks on this path."""
+    return requests.post(url + path, data=command(class_index=index), timeout=30)
+
+
+def test_each_is_asked_by_its_name(service: tuple[str, psutil.Process]) -> None:
+    url, _ = service
+    assert ask(url, "/predict").json()["prediction"] == "first-5"
+    for name in NAMES:
+        assert ask(url, f"/predict/{name}").json()["prediction"] == f"{name}-5"
+        assert next(iter(ask(url, f"/predictions/{name}").json())) == f"{name}-5"
+        assert about(url, f"/model/{name}")["name"] == name
+        for known in (name, f"{name}_photos", f"{name}_numbers"):
+            assert about(url, f"/v2/models/{known}/ready") == {"name": known, "ready": True}
+            assert about(url, f"/v1/models/{known}")["model_version_status"][0]["state"] == "AVAILABLE"
+    assert [row["name"] for row in about(url)["models"]] == list(NAMES)
+    assert about(url, "/health/ready")["models"] == dict.fromkeys(NAMES, "ready")
+    unknown = ask(url, "/predict/fourth")
+    assert unknown.status_code == 404
+    assert "there are first, second, third" in unknown.json()["detail"]
+    index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
+    assert {row["name"] for row in index} == {
+        form for name in NAMES for form in (name, f"{name}_photos", f"{name}_numbers")
+    }
+
+
+def test_each_is_counted_apart(service: tuple[str, psutil.Process]) -> None:
+    url, _ = service
+    for name, count in zip(NAMES, (1, 2, 3), strict=True):
+        before = about(url, f"/v2/models/{name}/stats")["model_stats"][0]["inference_count"]
+        for _ in range(count):
+            assert ask(url, f"/predict/{name}").status_code == 200
+        after = about(url, f"/v2/models/{name}/stats")["model_stats"][0]["inference_count"]
+        assert after - before == count
+    text = requests.get(f"{url}/metrics", timeout=10).text
+    for name in NAMES:
+        assert f'serving_ready_workers{{model="{name}"}}' in text
+        assert f'serving_batch_size_count{{model="{name}"}}' in text
+    assert value(text, "serving_ready_workers") == workers_of_default() + 2
+
+
+@pytest.fixture(scope="module")
+def different(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Photos, sentences, questions and numbers in one service: base URL, and where gRPC is."""
+    folder = tmp_path_factory.mktemp("different")
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    exports.saved(folder / "export-1", exports.word_piece(), {}, names=names)
+    exports.asked(folder / "reader", exports.word_piece(), {}, names=names)
+    graphs.saved(graphs.two_by_two(), folder / "numbers", "1")
+    models = (
+        Settings().model_dir,
+        f"sentiment={folder}/export-1",
+        folder / "reader",
+        folder / "numbers",
+    )
+    more = {"SERVING_MODELS": ",".join(map(str, models)), "SERVING_INSTANCES": "1"}
+    with started("fastapi_onnx", **more) as (url, grpc):
+        wait_for(lambda: {row["state"] for row in about(url)["models"]} == {"ready"})
+        yield url, grpc
+
+
+def test_every_model_has_examples_in_swagger_that_are_answered(different: tuple[str, str]) -> None:
+    url, _ = different
+    paths = about(url, "/openapi.json")["paths"]
+    asked = {path.removeprefix("/predict/") for path in paths if path.startswith("/predict/")}
+    assert asked == {"food11", "sentiment", "reader"}
+    for name in asked:
+        body = paths[f"/predict/{name}"]["post"]["requestBody"]["content"]["application/json"]
+        answer = requests.post(f"{url}/predict/{name}", json=body["example"], timeout=10)
+        assert answer.status_code == 200, answer.text
+    for name in ("food11", "sentiment", "reader", "numbers"):
+        assert paths[f"/model/{name}"]
+        assert about(url, f"/model/{name}")["name"] == name
+    for template in ("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"):
+        call = paths[template]["post"]
+        (model,) = (part for part in call["parameters"] if part["name"] == "model")
+        bodies = call["requestBody"]["content"]["application/json"]["examples"]
+        assert {"this model", "sentiment", "reader"} <= set(bodies) <= set(model["examples"])
+        for key, example in bodies.items():
+            path = template.replace("{model}", model["examples"][key]["value"])
+            answer = requests.post(url + path, json=example["value"], timeout=10)
+            assert answer.status_code == 200, answer.text
+
+
+def test_tritons_client_asks_each(different: tuple[str, str]) -> None:
+    _, target = different
+    with triton.InferenceServerClient(target) as client:
+        for name, column in (("sentiment", "LABEL"), ("reader", "ANSWER")):
+            texts = (
+                {"TEXT": "a warm soup"} if name == "sentiment" else {"QUESTION": "a", "CONTEXT": "soup"}
+            )
+            inputs = []
+            for field, text in texts.items():
+                inputs.append(triton.InferInput(field, [1], "BYTES"))
+                inputs[-1].set_data_from_numpy(np.array([text.encode()], object))
+            assert client.infer(name, inputs).as_numpy(column).shape == (1,)
+            assert client.is_model_ready(name)
+        statistics = client.get_inference_statistics(as_json=True)["model_stats"]
+        assert {"sentiment", "reader", "numbers"} <= {row["name"] for row in statistics}
+
+
+def test_the_workers_of_one_die_and_the_others_answer(
+    service: tuple[str, psutil.Process], senders: ThreadPoolExecutor
+) -> None:
+    url, server = service
+    for _ in range(2):
+        ask_all = [senders.submit(ask, url, f"/predict/{NAMES[i % 3]}", i) for i in range(60)]
+        for worker in programs(server, WORKER):
+            if "/second" in " ".join(worker.cmdline()):
+                worker.send_signal(signal.SIGKILL)
+        answers = [answer.result() for answer in ask_all]
+        assert [answer.status_code for answer in answers] == [200] * 60
+        assert [answer.json()["prediction"] for answer in answers] == [
+            f"{NAMES[i % 3]}-{i}" for i in range(60)
+        ]
+    crash = requests.post(f"{url}/predict/third", data=command(failure=Failure.EXIT), timeout=30)
+    assert crash.json()["code"] == "worker_crashed"
+    assert predict(url, command(class_index=1)).json()["prediction"] == "first-1"
+
+
+def test_the_default_serves_while_another_loads_or_fails(tmp_path: Path) -> None:
+    settings = obedient(tmp_path, tmp_path) | {"SERVING_MODELS": folders(tmp_path)}
+    settings |= {"SERVING_INSTANCES": "1", "FAKE_BROKEN_VERSION": "7"}
+    described = json.loads((tmp_path / "second/model.json").read_text())
+    (tmp_path / "second/model.json").write_text(json.dumps(described | {"version": "7"}))
+    (tmp_path / "broken").touch()
+    with fake_service(settings) as (url, _):
+        assert ask(url, "/predict").status_code == 200
+        wait_for(lambda: about(url)["models"][2]["state"] == "ready")
+        state = about(url)["models"][1]
+        assert (state["name"], state["state"]) == ("second", "unavailable")
+        assert "commanded not to load" in state["reason"]
+        for path in ("/predict/second", "/predictions/second_photos"):
+            refused = ask(url, path)
+            assert refused.status_code == 503
+            assert "commanded not to load" in refused.text
+        assert requests.get(f"{url}/v2/models/second/ready", timeout=10).status_code == 503
+        index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
+        (row,) = (row for row in index if row["name"] == "second")
+        assert (row["state"], "commanded" in row["reason"]) == ("UNAVAILABLE", True)
+        assert ask(url, "/predict/third").json()["prediction"] == "third-5"
