@@ -174,6 +174,7 @@ def test_the_workers_of_one_die_and_the_others_answer(
         assert [answer.json()["prediction"] for answer in answers] == [
             f"{NAMES[i % 3]}-{i}" for i in range(60)
         ]
+        wait_for(lambda: about(url, "/health/ready")["models"] == dict.fromkeys(NAMES, "ready"))
     crash = requests.post(f"{url}/predict/third", data=command(failure=Failure.EXIT), timeout=30)
     assert crash.json()["code"] == "worker_crashed"
     assert predict(url, command(class_index=1)).json()["prediction"] == "first-1"

@@ -1,5 +1,6 @@
 """Every request is answered, or refused with Retry-After, whatever happens to replicas and nodes."""
 
+import re
 from typing import Any
 
 import psutil
@@ -61,7 +62,8 @@ def test_a_canary_is_a_second_application_below_a_prefix(url: str) -> None:
         stable.answered(10)
         canary.answered(10)
     assert not stable.wrong + canary.wrong
-    assert "serving_free_slots 7.0" in requests.get(f"{url}/canary/metrics", timeout=60).text
+    text = requests.get(f"{url}/canary/metrics", timeout=60).text
+    assert re.search(r'^serving_free_slots{model="[^"]+"} 7\.0$', text, re.MULTILINE)
     unknown = requests.get(f"{url}/canary/v2/models/none", timeout=60)
     assert (unknown.status_code, list(unknown.json())) == (404, ["error"])
 
