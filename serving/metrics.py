@@ -77,6 +77,10 @@ class Metrics:
         """Reads a model's figures from this engine's memory from now on; `frontends` use the engine."""
         self._engine.follow(model, memory, frontends)
 
+    def forget(self, model: str) -> None:
+        """Stops reading the figures of a model that is out of service."""
+        self._engine.forget(model)
+
     def text(self) -> bytes:
         """Returns all series of all frontends in Prometheus' text format."""
         if not self._shared:
@@ -123,10 +127,14 @@ class EngineCollector(Collector):
 
     def follow(self, model: str, memory: Memory, frontends: int) -> None:
         """Reads this memory from now on; counters go on from the model's engine before."""
-        if before := self._memories.get(model):
+        self.forget(model)
+        self._memories[model], self._frontends = memory, frontends
+
+    def forget(self, model: str) -> None:
+        """Stops reading the model's memory, but for what has been counted."""
+        if before := self._memories.pop(model, None):
             self._restarts_before[model] += before.restarts[0]
             self._out_of_memory_before[model] += sum(before.out_of_memory)
-        self._memories[model], self._frontends = memory, frontends
 
     def collect(self) -> Iterator[Metric]:
         """Yields the engines' metrics; the registry calls it at each scrape."""

@@ -235,6 +235,14 @@ def configured_models(settings: Settings) -> dict[str, Model]:
     return models
 
 
+def stored_models(settings: Settings) -> dict[str, Path]:
+    """Returns the folders that lie in the store, by name: models that may be loaded later."""
+    if settings.model_store is None:
+        return {}
+    places = sorted(settings.model_store.iterdir())
+    return {place.name: place for place in places if re.fullmatch(NAME, place.name) and place.is_dir()}
+
+
 def check_digest(model: Model, sha256: str | None) -> None:
     """Raises ConfigurationError for another model.json than the one whose digest is known."""
     path = model.folder / "model.json"

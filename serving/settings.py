@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     that of the model will not do: `models/food11,sentiment=path/to/export`. The first is the default.
     Empty: `model_dir` alone."""
 
+    model_store: DirectoryPath | None = None
+    """Folder of model folders that may be loaded while the service runs, each by its folder's name."""
+
     model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the folder's `model.json`, which names those of all weights: the service starts with no
     other model. For folders that each machine mounts or copies by itself."""

@@ -52,10 +52,12 @@ class InheritedServer(Server):
     def _on_connections(self) -> None:
         """Accepts a connection, at once or after the others had time to."""
         assert self._listener is not None  # noqa: S101 it is what has become readable
-        model = self._service.active
-        counts = model.client.memory.counts.connections
-        counts[model.handle.fds.frontend] = connections = self._open_connections()
-        if connections <= min(counts[: model.web_processes]) + FEW:
+        connections = fewest = self._open_connections()
+        for model in self._service.models.values():  # each has the counts of the whole service
+            counts = model.client.memory.counts.connections
+            counts[model.handle.fds.frontend] = connections
+            fewest = min(counts[: model.web_processes])
+        if connections <= fewest + FEW:
             super()._on_connections()
             return
         loop = asyncio.get_running_loop()
@@ -83,7 +85,7 @@ def main() -> None:
     settings = Settings()
     try:
         models = configured_models(settings)
-        provider = RemoteEngines(socket.socket(fileno=control), models)
+        provider = RemoteEngines(socket.socket(fileno=control))
         app = create_app(settings, importlib.import_module(package).BACKEND, models, provider)
         InheritedServer(app, settings, provider, socket.socket(fileno=listener)).run()
     except ConfigurationError as error:

@@ -23,7 +23,7 @@ from serving.cluster import balance, messages
 from serving.cluster.web_process import WebProcess
 from serving.engine import scratch, topology
 from serving.engine.memory import ServiceCounts
-from serving.engine.provider import EnginePlan, settings_beside_others
+from serving.engine.provider import UNLOADED, EnginePlan, settings_beside_others
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
@@ -82,9 +82,10 @@ class Cluster:
         self._in_service: dict[str, SharedEngine] = {}
         """Those of the versions in service, by the model's name, the default model's first."""
 
-        self._failures: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         """Why models have none."""
 
+        self._changing = asyncio.Lock()
         self._loaded = 0
         self._loading: list[Supervisor] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,8 +181,8 @@ class Cluster:
             self._web_processes[index] = web_process
             for engine in self._in_service.values():
                 engine.send_to(web_process)
-            for name, reason in self._failures.items():
-                web_process.send("failed", model=name, reason=reason)
+            for name, reason in self._reasons.items():
+                web_process.send("out_of_service", model=name, reason=reason)
             with web_process.sock, contextlib.suppress(ConnectionError):
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
@@ -198,8 +199,10 @@ class Cluster:
             case "connections":
                 web_process.connections, web_process.unanswered = message["count"], 0
                 self._watch()
-            case "switch":
-                self._spawn(self._switch(web_process, message["model"], message["version"]))
+            case "load":
+                self._spawn(self._change(web_process, self._load_requested(message)))
+            case "unload":
+                self._spawn(self._change(web_process, self._unload(message["model"])))
             case "released":
                 for engine in self._engines:
                     if engine.key == message["key"]:
@@ -272,7 +275,7 @@ class Cluster:
             await asyncio.to_thread(supervisor.start)
         finally:
             self._loading.remove(supervisor)
-        if not self._engines and self._settings.web_processes == "auto":
+        if not self._loaded and self._settings.web_processes == "auto":
             task = task_of(model, self._settings, supervisor.report.schemas, signatures)
             self._count, self._count_reason = balance.web_processes(self._settings, supervisor, task)
         supervisor.report.web_processes = self._count
@@ -286,30 +289,49 @@ class Cluster:
     async def _load_beside(self, model: Model, plan: EnginePlan) -> None:
         """Puts a model that is not the default one into service, or tells why it cannot be."""
         try:
-            await self._load(model, plan)
+            async with self._changing:
+                await self._load(model, plan)
         except ConfigurationError as error:
             if self._stopping:
                 raise
-            self._failures[model.description.name] = str(error)
-            for web_process in self._web_processes.values():
-                web_process.send("failed", model=model.description.name, reason=str(error))
+            self._withdraw(model.description.name, str(error))
 
-    async def _switch(self, web_process: WebProcess, name: str, version: str) -> None:
-        """Puts another version into service; answers when the previous one has ended."""
+    async def _change(self, web_process: WebProcess, work: Coroutine[Any, Any, None]) -> None:
+        """Does what a web process has asked for, after all other changes, and answers it."""
         error = None
-        before = self._in_service.get(name)
         try:
-            model = Model.read(self._models[name].path, version, name)
-            await self._load(model, await self._planned(model))
+            async with self._changing:
+                await work
         except ConfigurationError as reason:
             error = str(reason)
-        else:
-            self._failures.pop(name, None)
-            if before:
-                await before.unused.wait()
-                self._engines.remove(before)
-                await asyncio.to_thread(before.supervisor.close)
-        web_process.send("switched", error=error)
+        web_process.send("changed", error=error)
+
+    async def _load_requested(self, message: dict[str, Any]) -> None:
+        """Puts a model into service, and ends the engine of the version before."""
+        before = self._in_service.get(message["model"])
+        model = Model.read(Path(message["path"]), message["version"], message["model"])
+        await self._load(model, await self._planned(model))
+        self._reasons.pop(message["model"], None)
+        if before:
+            await self._close(before)
+
+    async def _unload(self, name: str) -> None:
+        engine = self._in_service.pop(name, None)
+        self._withdraw(name, UNLOADED)
+        if engine:
+            await self._close(engine)
+
+    def _withdraw(self, name: str, reason: str) -> None:
+        """Tells all web processes, those of later too, that a model is not in service."""
+        self._reasons[name] = reason
+        for web_process in self._web_processes.values():
+            web_process.send("out_of_service", model=name, reason=reason)
+
+    async def _close(self, engine: SharedEngine) -> None:
+        """Ends an engine when no web process uses it any more."""
+        await engine.unused.wait()
+        self._engines.remove(engine)
+        await asyncio.to_thread(engine.supervisor.close)
 
 
 def metrics_parent() -> Path | None:

@@ -4,11 +4,12 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from serving.cluster import messages
-from serving.engine.provider import Adopt, EngineHandle, FailedModel
+from serving.engine.provider import Adopt, EngineHandle, OutOfService, Withdraw
 from serving.engine.report import REPORT
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -21,22 +22,20 @@ class RemoteEngines:
 
     shares_ports = True
 
-    def __init__(self, sock: socket.socket, models: Mapping[str, Model]) -> None:
-        """`models`: those to serve by name."""
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._models = models
-        self._handles: asyncio.Queue[EngineHandle | FailedModel | None] = asyncio.Queue()
+        self._handles: asyncio.Queue[EngineHandle | OutOfService | None] = asyncio.Queue()
         """Engines to adopt; None marks the end."""
 
-        self._switched: asyncio.Future[str | None] | None = None
-        """Outcome of the requested version: its error, or None."""
+        self._changed: asyncio.Future[str | None] | None = None
+        """Outcome of the requested change: its error, or None."""
 
         self._accept: Callable[[], None] = lambda: None
         self._open_connections: Callable[[], int] = lambda: 0
         self._is_watched = False
         """Whether the parent knows of open connections, and so pings this process."""
 
-    async def engines(self) -> AsyncIterator[EngineHandle | FailedModel]:
+    async def engines(self) -> AsyncIterator[EngineHandle | OutOfService]:
         """See `EngineProvider`; engines of other versions follow, for every web process."""
         self._sock.setblocking(False)
         asyncio.get_running_loop().add_reader(self._sock, self._on_message)
@@ -54,17 +53,24 @@ class RemoteEngines:
         if not self._is_watched:
             self._send_connections()
 
-    async def switch(self, name: str, version: str, adopt: Adopt) -> None:  # noqa: ARG002 see `engines`
-        """See `EngineProvider`; every web process of the service adopts the new version."""
-        self._switched = asyncio.get_running_loop().create_future()
-        messages.send(self._sock, "switch", model=name, version=version)
-        if (error := await self._switched) is not None:
+    async def load(self, model: Model, adopt: Adopt) -> None:  # noqa: ARG002 see `engines`
+        """See `EngineProvider`; every web process of the service adopts the model."""
+        await self._change("load", **messages.identity(model))
+
+    async def unload(self, name: str, withdraw: Withdraw) -> None:  # noqa: ARG002 see `engines`
+        """See `EngineProvider`; every web process of the service withdraws the model."""
+        await self._change("unload", model=name)
+
+    async def _change(self, kind: str, **fields: Any) -> None:
+        self._changed = asyncio.get_running_loop().create_future()
+        messages.send(self._sock, kind, **fields)
+        if (error := await self._changed) is not None:
             raise ConfigurationError(error)
 
     def stop_loading(self) -> None:
         """See `EngineProvider`; the parent gives up itself what it loads."""
         self._handles.put_nowait(None)
-        self._on_switched(ENDING)
+        self._on_changed(ENDING)
 
     def _on_message(self) -> None:
         try:
@@ -78,23 +84,23 @@ class RemoteEngines:
         match message["type"]:
             case "engine":
                 self._handles.put_nowait(self._handle(message, fds))
-            case "failed":
-                self._handles.put_nowait(FailedModel(message["model"], message["reason"]))
+            case "out_of_service":
+                self._handles.put_nowait(OutOfService(message["model"], message["reason"]))
             case "accept":
                 self._accept()
             case "ping":
                 self._send_connections()
-            case "switched":
-                self._on_switched(message["error"])
+            case "changed":
+                self._on_changed(message["error"])
 
     def _send_connections(self) -> None:
         count = self._open_connections()
         self._is_watched = count > 0
         messages.send(self._sock, "connections", count=count)
 
-    def _on_switched(self, error: str | None) -> None:
-        if self._switched is not None and not self._switched.done():
-            self._switched.set_result(error)
+    def _on_changed(self, error: str | None) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(error)
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> EngineHandle:
         async def release() -> None:
@@ -102,7 +108,6 @@ class RemoteEngines:
                 os.close(fd)
             messages.send(self._sock, "released", key=message["key"])
 
-        name = message["model"]
-        model = Model.read(self._models[name].path, message["version"], name)
+        model = Model.read(Path(message["path"]), message["version"], message["model"])
         report = REPORT.validate_python(message["report"])
         return EngineHandle(model, messages.engine_fds(message, fds), report, release)

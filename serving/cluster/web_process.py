@@ -61,7 +61,7 @@ class WebProcess:
         """Sends the engine of a model to use from now on."""
         fds = engine.engine_fds(self.index)
         try:
-            messages.send_engine(self.sock, key, engine.description, fds, engine.report)
+            messages.send_engine(self.sock, key, engine.model, fds, engine.report)
         except BlockingIOError:  # it has not read its messages for long, and cannot do without this one
             self.kill()
         except OSError:  # it has died; the parent reads that from the socket

@@ -27,6 +27,8 @@ class EngineHandle:
 
 
 Adopt = Callable[[EngineHandle], Awaitable[None]]
+Withdraw = Callable[[str, str], Awaitable[None]]
+UNLOADED = "unloaded"
 
 
 class EnginePlan(NamedTuple):
@@ -42,8 +44,8 @@ class EnginePlan(NamedTuple):
 Planner = Callable[[Model], EnginePlan]
 
 
-class FailedModel(NamedTuple):
-    """A model whose engine could not be started."""
+class OutOfService(NamedTuple):
+    """A model that has no engine: it could not be started, or has been unloaded."""
 
     name: str
     reason: str
@@ -55,15 +57,18 @@ class EngineProvider(Protocol):
     shares_ports: bool
     """Whether other processes listen on this web process's ports, too."""
 
-    def engines(self) -> AsyncIterator[EngineHandle | FailedModel]:
+    def engines(self) -> AsyncIterator[EngineHandle | OutOfService]:
         """Yields the default model's engine, then those of the others as they become ready.
 
         In a cluster the engines of other versions follow. Raises ConfigurationError where the default
         model cannot be served, or any of them cannot be called.
         """
 
-    async def switch(self, name: str, version: str, adopt: Adopt) -> None:
-        """Loads another version of a model; `adopt` is awaited with it. Raises ConfigurationError."""
+    async def load(self, model: Model, adopt: Adopt) -> None:
+        """Loads a model; `adopt` is awaited with it. Raises ConfigurationError."""
+
+    async def unload(self, name: str, withdraw: Withdraw) -> None:
+        """Ends a model's engine; `withdraw` is awaited with the name and why."""
 
     def stop_loading(self) -> None:
         """Makes what has not returned yet raise ConfigurationError."""
@@ -83,7 +88,7 @@ class LocalEngines:
         self._loading: set[Supervisor] = set()
         self._stopped = False
 
-    async def engines(self) -> AsyncIterator[EngineHandle | FailedModel]:
+    async def engines(self) -> AsyncIterator[EngineHandle | OutOfService]:
         """See `EngineProvider`."""
         models = self._models
         plans = [await asyncio.to_thread(self._plan, model) for model in models.values()]
@@ -93,12 +98,15 @@ class LocalEngines:
             except ConfigurationError as error:
                 if not place or self._stopped:
                     raise
-                yield FailedModel(name, str(error))
+                yield OutOfService(name, str(error))
 
-    async def switch(self, name: str, version: str, adopt: Adopt) -> None:
+    async def load(self, model: Model, adopt: Adopt) -> None:
         """See `EngineProvider`."""
-        model = Model.read(self._models[name].path, version, name)
         await adopt(await self._load(model, await asyncio.to_thread(self._plan, model)))
+
+    async def unload(self, name: str, withdraw: Withdraw) -> None:
+        """See `EngineProvider`."""
+        await withdraw(name, UNLOADED)
 
     def stop_loading(self) -> None:
         """See `EngineProvider`."""

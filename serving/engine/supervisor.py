@@ -44,10 +44,9 @@ class Supervisor:
         web_processes: int = 1,
     ) -> None:
         self._backend = backend
-        self._model = model
+        self.model = model
         self._settings = settings
         self._counts = counts
-        self.description = model.description
         per_device = topology.workers_per_device(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(
@@ -228,8 +227,8 @@ class Supervisor:
             parent=os.getpid(),
             settings=settings,
             backend=self._backend,
-            model_dir=str(self._model.path),
-            version=self._model.description.version,
+            model_dir=str(self.model.path),
+            version=self.model.description.version,
             scratch=str(self._scratch) if self._scratch else None,
             gpu=process.gpu,
             layout=self.layout,

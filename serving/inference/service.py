@@ -1,12 +1,14 @@
 """The models in service, for all protocols of a web process: start, versions, readiness, end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from serving.engine import topology
-from serving.engine.provider import EngineHandle, EngineProvider, FailedModel
+from serving.engine.provider import EngineHandle, EngineProvider, OutOfService
 from serving.engine.report import REPORT
 from serving.errors import (
     ConfigurationError,
@@ -20,12 +22,12 @@ from serving.inference.served_model import ServedModel
 from serving.inference.thread_pool import ThreadPool
 from serving.logging import logger
 from serving.metrics import Metrics
-from serving.model import Model
+from serving.model import Model, stored_models
 from serving.settings import Settings
 
 
 class InferenceService:
-    """Holds the models in service, and switches their versions; made by `app.create_app`."""
+    """Holds the models in service; loads, switches and unloads them; made by `app.create_app`."""
 
     def __init__(
         self,
@@ -42,16 +44,16 @@ class InferenceService:
         self.models: dict[str, ServedModel] = {}
         """The models in service by name, the default first; replaced as a whole by every change."""
 
-        self.failures: dict[str, str] = {}
-        """Why the others could not be started."""
+        self.reasons: dict[str, str] = {}
+        """Why other configured models are not in service, but for those that are being loaded."""
 
         self.threads = ThreadPool(topology.decoding_threads(settings))
         """Threads for blocking work: as many as cores."""
 
         self._not_ready = False
         self._draining = False
-        self._switching = asyncio.Lock()
-        self._switches: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -59,8 +61,10 @@ class InferenceService:
         self.threads.start()
         engines = self.provider.engines()
         first = await anext(engines)
-        assert isinstance(first, EngineHandle)  # noqa: S101 else it raises
-        await self.adopt(first)
+        if isinstance(first, OutOfService):  # unloaded; this web process takes the place of another
+            await self.withdraw(*first)
+        else:
+            await self.adopt(first)
         others = asyncio.get_running_loop().create_task(self._follow(engines))
         try:
             yield
@@ -74,22 +78,30 @@ class InferenceService:
                 await model.handle.release()
             self.threads.close()
 
-    async def _follow(self, engines: AsyncIterator[EngineHandle | FailedModel]) -> None:
+    async def _follow(self, engines: AsyncIterator[EngineHandle | OutOfService]) -> None:
         """Takes the engines that come after the default model's, until the end."""
         with suppress(ConfigurationError):  # the service ends
             async for engine in engines:
-                if isinstance(engine, FailedModel):
-                    self._fail(*engine)
+                if isinstance(engine, OutOfService):
+                    await self.withdraw(*engine)
                     continue
                 try:
                     await self.adopt(engine)
                 except ConfigurationError as error:
                     await engine.release()
-                    self._fail(engine.model.description.name, str(error))
+                    await self.withdraw(engine.model.description.name, str(error))
 
-    def _fail(self, name: str, reason: str) -> None:
-        self.failures[name] = reason
-        logger().error("a model cannot be served", model=name, reason=reason)
+    async def withdraw(self, name: str, reason: str) -> None:
+        """Takes a model out of service; returns when it has answered all it had taken."""
+        if name in self.configured:
+            self.reasons[name] = reason
+        models = dict(self.models)
+        old = models.pop(name, None)
+        self.models = models
+        self.metrics.forget(name)
+        logger().warning("model out of service", model=name, reason=reason)
+        if old:
+            await old.close()
 
     async def adopt(self, handle: EngineHandle) -> None:
         """Puts an engine into service; returns when its predecessor has answered all it had taken."""
@@ -97,9 +109,11 @@ class InferenceService:
         new.draining = self._draining
         new.client.open()
         name = new.description.name
-        self.failures.pop(name, None)
+        self.reasons.pop(name, None)
         old, served = self.models.get(name), {**self.models, name: new}
-        self.models = {known: served[known] for known in self.configured if known in served}
+        self.models = {
+            known: served[known] for known in {**self.configured, **served} if known in served
+        }
         self.metrics.follow(name, new.client.memory, new.web_processes)
         report = handle.report
         info = report.info
@@ -120,39 +134,73 @@ class InferenceService:
         if old:
             await old.close()
 
-    async def load_version(self, version: str | None, name: str = "") -> str:
-        """Switches a model to another version, or to the one of its model.json; no request fails.
+    async def load(self, name: str, version: str | None = None) -> str:
+        """Puts a model into service, or another version of it, by default the one of its model.json.
 
-        `name` is the default model's by default. Returns the version. A cancelled caller does not stop
-        the switch: half of one would leave workers behind. Raises InvalidRequestError for a version that
-        cannot be served, or DrainingError.
+        The model is configured or lies in the store; no request fails. Returns the version. Raises
+        NotFoundError, InvalidRequestError for what cannot be served, DrainingError.
         """
         try:
-            name = name or self.default
-            version = version or Model.read(self.configured[name].path).description.version
-            switch = asyncio.get_running_loop().create_task(self._switch(name, version))
-            self._switches.add(switch)  # the loop itself keeps weak references only
-            switch.add_done_callback(self._switches.discard)
-            await asyncio.shield(switch)
+            model = Model.read(self._path(name), version, name)
+            version = model.description.version
+            self._check_names(model)
+            await self._change(partial(self._load, model))
         except ConfigurationError as error:
-            raise InvalidRequestError(f"version {version} cannot be served: {error}") from error
-        logger().warning("version switched", model=name, version=version)
+            what = f"version {version}" if version else name
+            raise InvalidRequestError(f"{what} cannot be served: {error}") from error
+        logger().warning("version loaded", model=name, version=version)
         return version
 
-    async def _switch(self, name: str, version: str) -> None:
-        async with self._switching:
-            self._check_not_draining()
-            if name in self.models and self.models[name].description.version == version:
-                return
-            try:
-                await self.provider.switch(name, version, self.adopt)
-            except ConfigurationError:
+    async def unload(self, name: str) -> None:
+        """Takes a model out of service, and ends its workers; what it has accepted is answered.
+
+        Raises NotFoundError, UnavailableError for a model that is being loaded, DrainingError.
+        """
+        if name not in self.reasons:
+            self.model(name)
+            await self._change(partial(self.provider.unload, name, self.withdraw))
+
+    async def _change(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Awaits a change after all others; a cancelled caller stops none, which would leave workers."""
+
+        async def in_turn() -> None:
+            async with self._changing:
                 self._check_not_draining()
-                raise
+                try:
+                    await work()
+                except ConfigurationError:
+                    self._check_not_draining()
+                    raise
+
+        change = asyncio.get_running_loop().create_task(in_turn())
+        self._changes.add(change)  # the loop itself keeps weak references only
+        change.add_done_callback(self._changes.discard)
+        await asyncio.shield(change)
+
+    async def _load(self, model: Model) -> None:
+        served = self.models.get(model.description.name)
+        if served is None or served.description.version != model.description.version:
+            await self.provider.load(model, self.adopt)
+
+    def _path(self, name: str) -> Path:
+        """Returns where a model lies. Raises NotFoundError."""
+        if name in self.known:
+            return self.known[name].path
+        stored = stored_models(self.settings)
+        if name not in stored:
+            raise NotFoundError(f"no model is named {name[:80]!r}, neither here nor in the store")
+        return stored[name]
+
+    def _check_names(self, model: Model) -> None:
+        """Raises ConfigurationError where another model has one of its names."""
+        for other, known in self.known.items():
+            both = known.names.keys() & model.names.keys()
+            if other != model.description.name and both:
+                raise ConfigurationError(f"{other} is named {min(both)}, too")
 
     def versions(self, name: str) -> list[str]:
         """Returns the versions in a model's folder, ascending, served or not."""
-        folders = (folder for folder in self.configured[name].folder.glob("*/") if folder.is_dir())
+        folders = (folder for folder in self.known[name].folder.glob("*/") if folder.is_dir())
         return sorted((folder.name for folder in folders if folder.name.isdecimal()), key=int)
 
     def refuse_readiness(self) -> None:
@@ -172,6 +220,12 @@ class InferenceService:
             await model.client.drained()
 
     @property
+    def known(self) -> dict[str, Model]:
+        """The models that are configured or in service, by name, the default first."""
+        served = {name: model.handle.model for name, model in self.models.items()}
+        return {**self.configured, **served}
+
+    @property
     def default(self) -> str:
         """Name of the model that is asked where a request names none."""
         return next(iter(self.configured))
@@ -189,7 +243,9 @@ class InferenceService:
         if name in self.models:
             return self.models[name]
         if name in self.configured:
-            raise UnavailableError(self.failures.get(name, f"the model {name} is not loaded yet"))
+            if reason := self.reasons.get(name):
+                raise UnavailableError(f"{name} is not in service: {reason}")
+            raise UnavailableError(f"{name} is not loaded yet")
         raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(self.configured)}")
 
     def check_ready(self, model: ServedModel | None = None) -> None:
@@ -205,13 +261,13 @@ class InferenceService:
     def states(self) -> list[dict[str, str]]:
         """Returns name, title and state of each model, and the reason of what is not ready."""
         rows = []
-        for name, model in self.configured.items():
+        for name, model in self.known.items():
             state, reason = "ready", ""
             try:
                 self.model(name).check_ready()
             except ServingError as error:
                 state, reason = "loading", error.detail
-                if name in self.models or name in self.failures:
+                if name in self.models or name in self.reasons:
                     state = "unavailable"
             title = model.description.title
             rows.append({"name": name, "title": title, "state": state, "reason": reason})

@@ -133,7 +133,7 @@ class ModelCatalog:
         """Returns the own name of the model of this name, in service or not. Raises NotFoundError."""
         if entry := self.entries.get(name):
             return entry.model.description.name
-        for own, model in self._service.configured.items():
+        for own, model in self._service.known.items():
             if name in model.names:
                 return own
         names = ", ".join(self.entries)

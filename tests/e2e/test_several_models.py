@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,11 @@ def service(
     folder = tmp_path_factory.mktemp("several")
     settings = obedient(folder, folder) | {"SERVING_MODELS": folders(folder)}
     settings |= {"SERVING_INSTANCES": "auto", "SERVING_WEB_PROCESSES": request.param}
+    for name in ("fourth", "fifth"):
+        write_model(folder / "store" / name, "1", prefix=f"{name}-")
+    (folder / "store/empty").mkdir()
+    write_model(folder / "outside", "1")
+    settings |= {"SERVING_MODEL_STORE": str(folder / "store"), "SERVING_ADMIN_KEY": "chief"}
     with fake_service(settings) as (url, server):
         wait_for(lambda: {row["state"] for row in about(url)["models"]} == {"ready"})
         yield url, server
@@ -51,6 +57,21 @@ def service(
 def workers_of_default() -> int:
     """An instance a core."""
     return topology.workers_per_device(Settings(device="cpu"))
+
+
+KEY = {"Authorization": "Bearer chief"}
+
+
+def change(url: str, name: str, what: str) -> requests.Response:
+    """Loads or unloads a model."""
+    path = f"{url}/v2/repository/models/{name}/{what}"
+    return requests.post(path, headers=KEY, timeout=60)
+
+
+def states(url: str) -> dict[str, tuple[str, str]]:
+    """What the repository's index says of the names that models have of their own."""
+    index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
+    return {row["name"]: (row["state"], row["reason"]) for row in index}
 
 
 def about(url: str, path: str = "/model") -> dict[str, Any]:
@@ -80,7 +101,7 @@ def test_each_is_asked_by_its_name(service: tuple[str, psutil.Process]) -> None:
     assert unknown.status_code == 404
     assert "there are first, second, third" in unknown.json()["detail"]
     index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
-    assert {row["name"] for row in index} == {
+    assert {row["name"] for row in index} - {"fourth", "fifth", "empty"} == {
         form for name in NAMES for form in (name, f"{name}_photos", f"{name}_numbers")
     }
 
@@ -98,6 +119,76 @@ def test_each_is_counted_apart(service: tuple[str, psutil.Process]) -> None:
         assert f'serving_ready_workers{{model="{name}"}}' in text
         assert f'serving_batch_size_count{{model="{name}"}}' in text
     assert value(text, "serving_ready_workers") == workers_of_default() + 2
+
+
+def test_models_are_loaded_and_unloaded_while_others_answer(
+    service: tuple[str, psutil.Process], senders: ThreadPoolExecutor
+) -> None:
+    url, server = service
+    stop = threading.Event()
+
+    def keep_asking(name: str) -> set[int]:
+        statuses = set()
+        while not stop.is_set():
+            statuses.add(ask(url, f"/predict/{name}").status_code)
+        return statuses
+
+    others = [senders.submit(keep_asking, name) for name in ("first", "second")]
+    sometimes = senders.submit(keep_asking, "third")
+    before = len(programs(server, WORKER))
+    for _ in range(2):
+        assert change(url, "third", "unload").status_code == 200
+        assert len(programs(server, WORKER)) == before - 1
+        gone = ask(url, "/predict/third")
+        assert (gone.status_code, gone.json()["code"]) == (503, "unavailable")
+        assert "third is not in service: unloaded" in gone.json()["detail"]
+        assert states(url)["third"] == ("UNAVAILABLE", "unloaded")
+        assert about(url, "/health/ready")["models"]["third"] == "unavailable"
+        assert (
+            'serving_ready_workers{model="third"}' not in requests.get(url + "/metrics", timeout=10).text
+        )
+        assert change(url, "third_photos", "load").status_code == 200
+        assert ask(url, "/predict/third").json()["prediction"] == "third-5"
+        assert len(programs(server, WORKER)) == before
+    stop.set()
+    assert {status for answers in others for status in answers.result()} == {200}
+    assert sometimes.result() <= {200, 503}
+
+
+def test_models_of_the_store_are_loaded_by_their_folders_names(
+    service: tuple[str, psutil.Process],
+) -> None:
+    url, server = service
+    before = len(programs(server, WORKER))
+    assert states(url)["fourth"] == ("UNAVAILABLE", "not loaded")
+    assert ask(url, "/predict/fourth").status_code == 404
+    assert change(url, "fourth", "load").status_code == 200
+    for _ in range(4):  # whichever web process answers
+        assert ask(url, "/predict/fourth").json()["prediction"] == "fourth-5"
+    assert states(url)["fourth"] == ("READY", "")
+    assert [row["name"] for row in about(url)["models"]] == [*NAMES, "fourth"]
+    collision = change(url, "fifth", "load")  # its aliases are the fourth's
+    assert (collision.status_code, "food_classifier" in collision.text) == (400, True)
+    assert change(url, "empty", "load").status_code == 400
+    for name in (
+        "outside",
+        "..%2Foutside",
+        "%2e%2e%2foutside",
+        "..",
+        "%2Fetc",
+        "a" * 5000,
+        "%00",
+        "sixth",
+    ):
+        assert change(url, name, "load").status_code == 404
+        assert change(url, name, "unload").status_code == 404
+    unkeyed = requests.post(f"{url}/v2/repository/models/fourth/unload", timeout=10)
+    assert unkeyed.status_code == 401
+    assert change(url, "fourth", "unload").status_code == 200
+    assert ask(url, "/predict/fourth").status_code == 404
+    assert change(url, "fifth", "load").status_code == 200
+    assert change(url, "fifth", "unload").status_code == 200
+    assert len(programs(server, WORKER)) == before
 
 
 @pytest.fixture(scope="module")

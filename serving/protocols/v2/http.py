@@ -137,15 +137,16 @@ def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelC
         async with pipeline.small_reader.read(request) as content:
             return json_response(repository.index(only_ready(content)))
 
-    @router.post("/v2/repository/models/{model}/load", summary="Serve a version", **documentation)
+    @router.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
         async with pipeline.reader.read(request) as content:
             await repository.load(model, content)
         return json_response({})
 
-    @router.post("/v2/repository/models/{model}/unload", include_in_schema=False)
+    @router.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)
     async def unload(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
-        repository.unload(model)
+        async with pipeline.small_reader.read(request):  # Triton's `unload_dependents`: there are none
+            await repository.unload(model)
         return json_response({})

@@ -35,7 +35,7 @@ class Accepting(frontend.InheritedServer):
 
     def __init__(self, listener: socket.socket, counts: list[int]) -> None:
         settings = Settings()
-        provider = RemoteEngines(Mock(), {})
+        provider = RemoteEngines(Mock())
         app = create_app(settings, "no:Backend", provider=provider)
         super().__init__(app, settings, provider, listener)
         self.bind_listener()

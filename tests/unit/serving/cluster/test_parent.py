@@ -16,7 +16,6 @@ import pytest
 from serving.cluster import balance, messages
 from serving.cluster import parent as cluster
 from serving.cluster.web_process import MOST_UNANSWERED, WebProcess
-from serving.description import ModelDescription
 from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.provider import EnginePlan
 from serving.engine.supervisor import Supervisor
@@ -80,6 +79,13 @@ def tell(parent: cluster.Cluster, web_process: WebProcess, connections: int) -> 
     parent._on_message(web_process, {"type": "connections", "count": connections})
 
 
+async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -> None:
+    """Asks for a version of the default model, and returns when the parent has answered."""
+    message = {**messages.identity(parent._models["food11"]), "type": "load", "version": version}
+    parent._on_message(web_process, message)
+    await asyncio.gather(*parent._tasks)
+
+
 def refused(*_: object, **__: object) -> None:
     """What the system says."""
     raise OSError(errno.EAGAIN, "not now")
@@ -90,9 +96,9 @@ async def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_sta
 ) -> None:
     monkeypatch.setattr(Supervisor, "_allocate", refused)
     web_process, its_end = web_processes[0]
-    await parent._switch(web_process, "food11", "1")
+    await load(parent, web_process, "1")
     answer = json.loads(its_end.recv(messages.MAX_MESSAGE))
-    assert answer["type"] == "switched"
+    assert answer["type"] == "changed"
     assert "not now" in answer["error"]
 
 
@@ -218,9 +224,9 @@ async def test_a_slow_start_is_not_ended_before_the_service_is(
     assert slow.popen.wait(20) == -9
 
 
-def described(version: str) -> ModelDescription:
-    """The description of a version."""
-    return Model.read(Settings().model_dir, version).description
+def version_of_food11(version: str) -> Model:
+    """A version of the default model."""
+    return Model.read(Settings().model_dir, version)
 
 
 async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(web_processes: list[End]) -> None:
@@ -228,7 +234,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(web_proce
     with contextlib.suppress(BlockingIOError):
         while True:
             messages.send(silent.sock, "ping")
-    engine = Mock(description=described("1"), report=reported())
+    engine = Mock(model=version_of_food11("1"), report=reported())
     engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
     cluster.SharedEngine(0, engine).send_to(silent)
     assert silent.popen.wait(20) == -9
@@ -237,7 +243,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(web_proce
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     """The supervisors of versions 1 and 2, as the parent loads them."""
-    made = [Mock(description=described(version), report=reported()) for version in ("1", "2")]
+    made = [Mock(model=version_of_food11(version), report=reported()) for version in ("1", "2")]
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
@@ -251,9 +257,9 @@ async def test_an_engine_without_users_ends_at_once(
     asker, its_end = web_processes[0]
     parent._web_processes.clear()  # all are being replaced
     await parent._load(parent._models["food11"], PLAN)
-    await parent._switch(asker, "food11", "2")
+    await load(parent, asker, "2")
     assert engines[0].close.called
-    assert received(its_end) == ["switched"]
+    assert received(its_end) == ["changed"]
 
 
 async def test_an_engine_ends_when_its_last_user_has_released_it(
@@ -261,7 +267,7 @@ async def test_an_engine_ends_when_its_last_user_has_released_it(
 ) -> None:
     (first, its_end), (second, _) = web_processes
     await parent._load(parent._models["food11"], PLAN)
-    switching = asyncio.create_task(parent._switch(first, "food11", "2"))
+    switching = asyncio.create_task(load(parent, first, "2"))
     loop = asyncio.get_running_loop()
     for version in ("1", "2"):
         message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
@@ -271,10 +277,32 @@ async def test_an_engine_ends_when_its_last_user_has_released_it(
     parent._on_death(second, -9)
     engines[0].cancel_requests_of.assert_called_once_with(second.index)
     await switching
-    assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "switched", "error": None}
+    assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "changed", "error": None}
     assert engines[0].close.called
     assert not engines[1].close.called
     assert [engine.supervisor for engine in parent._engines] == [engines[1]]
+
+
+async def test_a_web_process_that_starts_after_an_unload_hears_of_it(
+    parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
+) -> None:
+    (first, its_end), (second, other_end) = web_processes
+    await parent._load(parent._models["food11"], PLAN)
+    parent._on_message(first, {"type": "unload", "model": "food11"})
+    loop = asyncio.get_running_loop()
+    for expected in ("engine", "out_of_service"):
+        message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
+        assert message["type"] == expected
+    parent._on_message(second, {"type": "released", "key": 0})
+    assert not engines[0].close.called  # the other has not given it back
+    parent._on_message(first, {"type": "released", "key": 0})
+    await asyncio.gather(*parent._tasks)
+    assert engines[0].close.called
+    assert received(its_end) == ["changed"]
+    assert received(other_end) == ["engine", "out_of_service"]
+    assert (parent._in_service, parent._reasons) == ({}, {"food11": "unloaded"})
+    await load(parent, first, "2")
+    assert parent._reasons == {}
 
 
 @pytest.mark.parametrize(("device", "count", "why"), [("cpu", 4, "8 cores, 1.5"), ("cuda:0", 7, "GPU")])
