@@ -106,7 +106,8 @@ def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:
     entries: dict[str, list[CatalogEntry]] = {}
     for entry in catalog.entries.values():
         entries.setdefault(entry.model.description.name, []).append(entry)
-    describe_models(schema, [*entries.values()])
+    if entries:  # else all have been unloaded
+        describe_models(schema, [*entries.values()])
     return schema
 
 

@@ -4,6 +4,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from serving.protocols.pipeline import KeyCheck
 from serving.tasks.base import Schema, Task, json_value
 from serving.tensors import EXAMPLE_LENGTHS
 
-COMPONENTS = "#/components/schemas/"
+DEFINITIONS, COMPONENTS = "#/$defs/", "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
 """Paths that are documented for each model by its name, where there are several."""
@@ -295,27 +296,39 @@ def one_or_many(schema: Schema) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
 
 
-def component(schema: dict[str, Any], definition: Any) -> dict[str, Any]:
+def component(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
     """Adds a schema to the document's components; returns a reference to it."""
-    content = hoisted(schema, definition)
-    title = content.get("title", "Object")
-    schema["components"]["schemas"][title] = content
-    return {"$ref": COMPONENTS + title}
+    content = dict(definition)
+    title, parts = content.get("title", "Object"), content.pop("$defs", {})
+    reference: dict[str, Any] = hoisted(
+        schema, {"$ref": DEFINITIONS + title, "$defs": {**parts, title: content}}
+    )
+    return reference
 
 
 def hoisted(schema: dict[str, Any], definition: Any) -> Any:
-    """Returns a JSON schema whose definitions are moved to the document's components."""
+    """Returns a JSON schema whose definitions are moved to the document's components.
+
+    They get a number where a component of another model has one of their names.
+    """
     components = schema.setdefault("components", {}).setdefault("schemas", {})
-    content = replaced(definition)
-    components |= content.pop("$defs", {})
+    for number in count(1):
+        suffix = "" if number == 1 else str(number)
+        content = replaced(definition, suffix)
+        parts = {name + suffix: part for name, part in content.pop("$defs", {}).items()}
+        if all(components.get(name, part) == part for name, part in parts.items()):
+            break
+    components |= parts
     return content
 
 
-def replaced(part: Any) -> Any:
-    """Returns a JSON schema whose references are those of an OpenAPI document."""
+def replaced(part: Any, suffix: str) -> Any:
+    """Returns a JSON schema whose references are those of an OpenAPI document, and end in `suffix`."""
     if isinstance(part, dict):
         return {
-            key: value.replace("#/$defs/", COMPONENTS) if key == "$ref" else replaced(value)
+            key: COMPONENTS + value.removeprefix(DEFINITIONS) + suffix
+            if key == "$ref" and value.startswith(DEFINITIONS)
+            else replaced(value, suffix)
             for key, value in part.items()
         }
-    return [replaced(element) for element in part] if isinstance(part, list) else part
+    return [replaced(element, suffix) for element in part] if isinstance(part, list) else part
