@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from serving_client.calls import RequestOptions
 from serving_client.client import Client
 from serving_client.errors import ServingClientError
 from serving_client.options import DEFAULT_URL
@@ -31,6 +32,7 @@ Url = Annotated[
     str, typer.Option(help="Base URL of the service, or tcp://HOST:PORT.", envvar="SERVING_URL")
 ]
 Key = Annotated[str | None, typer.Option(help="The service's API key.", envvar="SERVING_API_KEY")]
+Model = Annotated[str | None, typer.Option(help="Name of the model to ask, unless the default one.")]
 TopK = Annotated[int, typer.Option(min=1, help="How many classes or answers to print for each.")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds for each, all tries together.")]
 Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Photos under way at the same time.")]
@@ -43,6 +45,7 @@ def main(
     context_file: ContextFile = None,
     url: Url = DEFAULT_URL,
     api_key: Key = None,
+    model: Model = None,
     top_k: TopK = 1,
     timeout_s: Timeout = 30.0,
     concurrency: Concurrency = 4,
@@ -54,21 +57,22 @@ def main(
         context = context_file.read() if context_file else ""
         if url.startswith("tcp://"):
             asked_for = bodies(photos or [], text or [], question or [], context)
-            raise typer.Exit(int(over_tcp(url, api_key, top_k, timeout_s, asked_for)))
+            raise typer.Exit(int(over_tcp(url, api_key, model, top_k, timeout_s, asked_for)))
         client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     failed = False
+    options: RequestOptions = {"top_k": top_k} if model is None else {"top_k": top_k, "model": model}
     with client:
         if photos:
-            items = client.predict_many(photos, concurrency=concurrency, top_k=top_k)
+            items = client.predict_many(photos, concurrency=concurrency, **options)
             results: Iterator[Asked] = (
                 (str(item.photo), item.prediction or item.error) for item in items
             )
         elif text:
-            results = each_of(text, partial(client.classify_text, top_k=top_k))
+            results = each_of(text, partial(client.classify_text, **options))
         else:
-            results = each_of(question or [], partial(client.answer, context=context, top_k=top_k))
+            results = each_of(question or [], partial(client.answer, context=context, **options))
         for asked in results:
             is_error = isinstance(asked[1], ServingClientError)
             failed |= is_error
@@ -104,6 +108,7 @@ def as_json(**fields: str) -> bytes:
 def over_tcp(
     url: str,
     key: str | None,
+    model: str | None,
     top_k: int,
     timeout_s: float,
     asked: Iterator[tuple[str, Callable[[], bytes]]],
@@ -119,7 +124,7 @@ def over_tcp(
     try:
         with TcpClient(parts.hostname, parts.port, key, timeout_s) as client:
             for name, body in asked:
-                words, is_answer = tcp_line(client, body, top_k)
+                words, is_answer = tcp_line(client, body, model, top_k)
                 typer.echo(f"{name}: {words}", err=not is_answer)
                 failed |= not is_answer
     except OSError as error:
@@ -128,14 +133,16 @@ def over_tcp(
     return failed
 
 
-def tcp_line(client: TcpClient, body: Callable[[], bytes], top_k: int) -> tuple[str, bool]:
+def tcp_line(
+    client: TcpClient, body: Callable[[], bytes], model: str | None, top_k: int
+) -> tuple[str, bool]:
     """Returns the line for a request, and whether it was answered. Raises OSError of the connection."""
     try:
         content = body()
     except OSError as error:
         return str(error.strerror), False
     started = time.perf_counter()
-    answer = client.predict(content, top_k=top_k)
+    answer = client.predict(content, model=model, top_k=top_k)
     ms = (time.perf_counter() - started) * 1000
     if answer.status != 200:
         return f"{answer.content.get('detail')} ({answer.status})", False

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,9 @@ import tritonclient.grpc as triton
 
 from serving.engine import topology
 from serving.settings import Settings
-from tests import exports, graphs
+from serving_client import Client, ServingClientError
+from serving_client.tcp import TcpClient
+from tests import exports, graphs, pictures, servers
 from tests.conftest import started
 from tests.e2e.conftest import obedient, write_model
 from tests.e2e.services import WORKER, fake_service, predict, programs
@@ -192,7 +196,13 @@ def test_models_of_the_store_are_loaded_by_their_folders_names(
 
 
 @pytest.fixture(scope="module")
-def different(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def tcp_port() -> int:
+    """Where `different` takes frames over TCP."""
+    return servers.free_port()
+
+
+@pytest.fixture(scope="module")
+def different(tmp_path_factory: pytest.TempPathFactory, tcp_port: int) -> Iterator[tuple[str, str]]:
     """Photos, sentences, questions and numbers in one service: base URL, and where gRPC is."""
     folder = tmp_path_factory.mktemp("different")
     names = ("input_ids", "attention_mask", "token_type_ids")
@@ -206,6 +216,7 @@ def different(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
         folder / "numbers",
     )
     more = {"SERVING_MODELS": ",".join(map(str, models)), "SERVING_INSTANCES": "1"}
+    more["SERVING_TCP_PORT"] = str(tcp_port)
     with started("fastapi_onnx", **more) as (url, grpc):
         wait_for(lambda: {row["state"] for row in about(url)["models"]} == {"ready"})
         yield url, grpc
@@ -249,6 +260,58 @@ def test_tritons_client_asks_each(different: tuple[str, str]) -> None:
             assert client.is_model_ready(name)
         statistics = client.get_inference_statistics(as_json=True)["model_stats"]
         assert {"sentiment", "reader", "numbers"} <= {row["name"] for row in statistics}
+
+
+def test_our_client_asks_each(different: tuple[str, str], tmp_path: Path) -> None:
+    url, _ = different
+    (photo := tmp_path / "photo.jpg").write_bytes(pictures.jpeg())
+    with Client(url) as client:
+        assert client.predict(photo, model="food11").label == client.predict(photo).label
+        (item,) = client.predict_many([photo], model="food11")
+        assert item.prediction
+        assert item.prediction.label == client.predict(photo).label
+        label = client.classify_text("a warm soup", model="sentiment").label
+        assert label in client.model("sentiment").labels
+        (one,) = client.call({"text": ["a warm soup"]}, model="sentiment").body
+        assert one["prediction"] == label
+        assert client.answer("a", "soup", model="reader").answer in {"soup", ""}
+        assert (client.model("numbers").name, client.model().name) == ("numbers", "food11")
+        for name, code in (("numbers", "not_supported"), ("nothing", "not_found")):
+            with pytest.raises(ServingClientError) as refused:
+                client.call({"text": "a"}, model=name)
+            assert refused.value.code == code
+
+
+@pytest.mark.usefixtures("different")
+def test_our_client_asks_each_over_tcp(tcp_port: int) -> None:
+    with TcpClient("127.0.0.1", tcp_port) as client:
+        photo, text, question = (
+            pictures.jpeg(),
+            b'{"text": "a warm soup"}',
+            b'{"question": "a", "context": "soup"}',
+        )
+        asked = ((photo, None), (photo, "food11"), (text, "sentiment"), (question, "reader"))
+        answers = [client.predict(body, model=name) for body, name in asked]
+        assert [answer.status for answer in answers] == [200] * 4
+        assert answers[0].content["prediction"] == answers[1].content["prediction"]
+        assert "answer" in answers[3].content
+        assert client.predict(text, model="nothing").status == 404
+
+
+def test_the_command_asks_each(different: tuple[str, str], tcp_port: int) -> None:
+    for address in (different[0], f"tcp://127.0.0.1:{tcp_port}"):
+        for text, name, code in (("a warm soup", "sentiment", 0), ("a", "nothing", 1)):
+            arguments = ["--url", address, "--text", text, "--model", name]
+            process = subprocess.run(
+                [sys.executable, "-m", "serving_client", *arguments],
+                cwd=servers.ROOT,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert process.returncode == code, process.stderr
+            assert f"{text}: " in process.stdout + process.stderr
 
 
 def test_the_workers_of_one_die_and_the_others_answer(
