@@ -77,9 +77,12 @@ class Metrics:
         """Reads a model's figures from this engine's memory from now on; `frontends` use the engine."""
         self._engine.follow(model, memory, frontends)
 
-    def forget(self, model: str) -> None:
-        """Stops reading the figures of a model that is out of service."""
-        self._engine.forget(model)
+    def forget(self, model: str, failed: bool) -> None:
+        """Stops reading the figures of a model that is out of service.
+
+        One that has `failed` is reported as a model without ready workers.
+        """
+        self._engine.forget(model, failed)
 
     def text(self) -> bytes:
         """Returns all series of all frontends in Prometheus' text format."""
@@ -121,6 +124,7 @@ class EngineCollector(Collector):
     def __init__(self, shared: bool) -> None:
         self._shared = shared
         self._memories: dict[str, Memory] = {}
+        self._failed: set[str] = set()
         self._frontends = 0
         self._restarts_before: Counting[str] = Counting()
         self._out_of_memory_before: Counting[str] = Counting()
@@ -130,15 +134,16 @@ class EngineCollector(Collector):
         self.forget(model)
         self._memories[model], self._frontends = memory, frontends
 
-    def forget(self, model: str) -> None:
+    def forget(self, model: str, failed: bool = False) -> None:
         """Stops reading the model's memory, but for what has been counted."""
         if before := self._memories.pop(model, None):
             self._restarts_before[model] += before.restarts[0]
             self._out_of_memory_before[model] += sum(before.out_of_memory)
+        (self._failed.add if failed else self._failed.discard)(model)
 
     def collect(self) -> Iterator[Metric]:
         """Yields the engines' metrics; the registry calls it at each scrape."""
-        if not self._memories:
+        if not self._memories and not self._failed:
             return
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         depth = gauge("serving_queue_depth", "Inputs that wait for a worker.", labels=MODEL)
@@ -163,6 +168,8 @@ class EngineCollector(Collector):
                 (full, self._out_of_memory_before[model] + sum(memory.out_of_memory)),
             ):
                 family.add_metric([model], value)
+        for model in self._failed:
+            ready.add_metric([model], 0)
         yield from (depth, free, ready, restarts, cap, full)
         yield gauge(
             "serving_web_processes",

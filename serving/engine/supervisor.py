@@ -47,6 +47,7 @@ class Supervisor:
         self.model = model
         self._settings = settings
         self._counts = counts
+        self._log = logger().bind(model=model.description.name)
         per_device = topology.workers_per_device(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(
@@ -147,9 +148,9 @@ class Supervisor:
                 self._start_due()
                 self._set_health()
                 self._wait()
-                worker_process.kill_hung(self._processes, self.memory, self._hang_limit)
+                worker_process.kill_hung(self._processes, self.memory, self._hang_limit, self._log)
         except Exception:  # after a bug here the service must not look healthy
-            logger().exception("the supervisor failed")
+            self._log.exception("the supervisor failed")
             self._error = "the supervisor failed"
             self._startup_over.set()
             self._publish(Health.DOWN)
@@ -213,7 +214,7 @@ class Supervisor:
                     if not self._startup_over.is_set():
                         self._fail_start(f"an inference worker cannot be started: {error}")
                         return
-                    logger().error("an inference worker cannot be started", reason=str(error))
+                    self._log.error("an inference worker cannot be started", reason=str(error))
                     process.start_at = now + process.backoff(now)
 
     def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
@@ -227,6 +228,7 @@ class Supervisor:
             parent=os.getpid(),
             settings=settings,
             backend=self._backend,
+            model=self.model.description.name,
             model_dir=str(self.model.path),
             version=self.model.description.version,
             scratch=str(self._scratch) if self._scratch else None,
@@ -284,7 +286,7 @@ class Supervisor:
             self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
             return
         self.memory.restarts[0] += 1
-        logger().error(
+        self._log.error(
             "an inference worker died",
             worker=process.index,
             exit_code=code,

@@ -211,7 +211,7 @@ def main() -> None:
     args = TypeAdapter(WorkerArgs).validate_json(sys.argv[1])
     die_with_parent(args.parent)
     settings = Settings()
-    configure_logging(settings)
+    configure_logging(settings, model=args.model)
     worker = Worker(args, settings)
 
     def send_status(message: dict[str, Any]) -> None:

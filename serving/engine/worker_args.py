@@ -23,6 +23,9 @@ class WorkerArgs:
     backend: str
     """`module:class` of a `serving.backends.base.Backend`."""
 
+    model: str
+    """Name, for the log."""
+
     model_dir: str
     version: str
     scratch: str | None

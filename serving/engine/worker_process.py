@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
+from structlog.typing import FilteringBoundLogger
+
 from serving.engine.memory import RECORD_BYTES, Memory
 from serving.engine.report import WorkerReport
 from serving.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
-from serving.logging import logger
 from serving.settings import Settings
 from serving.system import cpus
 
@@ -142,7 +143,12 @@ def hang_limit(settings: Settings, report: WorkerReport | None) -> float:
     return max(MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES * slowest_ms / 1000) + delay
 
 
-def kill_hung(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float) -> None:
+def kill_hung(
+    processes: Iterable[WorkerProcess],
+    memory: Memory,
+    limit_s: float,
+    log: FilteringBoundLogger,
+) -> None:
     """Kills hung workers and workers that load for too long; their exit is seen on the status pipe."""
     now = time.monotonic()
     grace_s = max(MIN_GRACE_S, limit_s * GRACE_BATCHES / HANG_LIMIT_BATCHES)
@@ -154,7 +160,7 @@ def kill_hung(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float
         else:
             hung = now - process.started_at > LOAD_TIMEOUT_S
         if hung:
-            logger().error("an inference worker does not answer", worker=process.index)
+            log.error("an inference worker does not answer", worker=process.index)
             process.is_killed_as_hung = True
             process.popen.kill()
 

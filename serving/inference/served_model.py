@@ -395,7 +395,6 @@ class ServedModel:
             output_s=time.monotonic() - finished,
             admitted_at=computed.admitted_at,
             batch_size=max(sizes),
-            model=self.description.name,
             version=self.description.version,
             truncated=computed.truncated,
         )

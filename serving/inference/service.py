@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from serving.engine import topology
-from serving.engine.provider import EngineHandle, EngineProvider, OutOfService
+from serving.engine.provider import UNLOADED, EngineHandle, EngineProvider, OutOfService
 from serving.engine.report import REPORT
 from serving.errors import (
     ConfigurationError,
@@ -98,8 +98,10 @@ class InferenceService:
         models = dict(self.models)
         old = models.pop(name, None)
         self.models = models
-        self.metrics.forget(name)
-        logger().warning("model out of service", model=name, reason=reason)
+        failed = reason != UNLOADED
+        self.metrics.forget(name, failed)
+        log = logger().error if failed else logger().warning
+        log("model out of service", model=name, reason=reason)
         if old:
             await old.close()
 

@@ -275,6 +275,7 @@ class Connection:
         self._check_key(options)
         pipeline = self._pipeline
         model = pipeline.service.model(options.model or pipeline.service.default)
+        context.model = model.description.name
         admitted = self._admitted(options, model.task)
         model.refuse_if_full(admitted.bulk)
         with model:

@@ -147,7 +147,10 @@ def queries() -> list[str]:
     """All expressions of the dashboard, with Grafana's variables filled in."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    return [query.replace("$__rate_interval", "1m").replace("$instance", ".*") for query in expressions]
+    return [
+        query.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$model", ".*")
+        for query in expressions
+    ]
 
 
 def test_the_dashboard_s_queries_return_numbers(stack: Stack, addresses: dict[str, str]) -> None:

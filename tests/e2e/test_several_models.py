@@ -25,7 +25,7 @@ from tests.conftest import started
 from tests.e2e.conftest import obedient, write_model
 from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import Failure, command
-from tests.servers import value, wait_for
+from tests.servers import metric, value, wait_for
 
 NAMES = ("first", "second", "third")
 
@@ -334,13 +334,15 @@ def test_the_workers_of_one_die_and_the_others_answer(
     assert predict(url, command(class_index=1)).json()["prediction"] == "first-1"
 
 
-def test_the_default_serves_while_another_loads_or_fails(tmp_path: Path) -> None:
+def test_the_default_serves_while_another_loads_or_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = obedient(tmp_path, tmp_path) | {"SERVING_MODELS": folders(tmp_path)}
     settings |= {"SERVING_INSTANCES": "1", "FAKE_BROKEN_VERSION": "7"}
     described = json.loads((tmp_path / "second/model.json").read_text())
     (tmp_path / "second/model.json").write_text(json.dumps(described | {"version": "7"}))
     (tmp_path / "broken").touch()
-    with fake_service(settings) as (url, _):
+    with fake_service(settings) as (url, server):
         assert ask(url, "/predict").status_code == 200
         wait_for(lambda: about(url)["models"][2]["state"] == "ready")
         state = about(url)["models"][1]
@@ -355,3 +357,12 @@ def test_the_default_serves_while_another_loads_or_fails(tmp_path: Path) -> None
         (row,) = (row for row in index if row["name"] == "second")
         assert (row["state"], "commanded" in row["reason"]) == ("UNAVAILABLE", True)
         assert ask(url, "/predict/third").json()["prediction"] == "third-5"
+        assert metric(url, 'serving_ready_workers{model="second"}') == 0  # which an alert asks for
+        assert metric(url, 'serving_ready_workers{model="third"}') == 1
+        for worker in programs(server, WORKER):
+            if "/third" in " ".join(worker.cmdline()):
+                worker.send_signal(signal.SIGKILL)
+        wait_for(lambda: metric(url, 'serving_worker_restarts_total{model="third"}') == 1)
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    told = {(line["event"], line.get("model")) for line in lines}
+    assert {("model out of service", "second"), ("an inference worker died", "third")} <= told

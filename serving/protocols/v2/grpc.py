@@ -177,6 +177,7 @@ class Service:
     ) -> Message:
         """Infers. Raises ServingError."""
         entry = self.catalog.find(request.model_name, request.model_version or None)
+        request_context.model = entry.model.description.name
         options = self._admit(context, entry)
         with entry.model, self.pipeline.reader.held(request.ByteSize()):
             decode = partial(messages.decode, request, entry, entry.model.largest_request)

@@ -28,6 +28,11 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_web_processes",
     "serving_worker_restarts_total",
 }
+OF_ALL_MODELS = {  # have no label `model`
+    "serving_request_seconds_bucket",
+    "serving_requests_total",
+    "serving_web_cpu_seconds_total",
+}
 OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
     "docker-compose-gpu",
     "docker-compose-secrets",
@@ -148,6 +153,30 @@ def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
     named = {name for expression in asked for name in re.findall(r"\bserving_\w+", expression)}
     assert len(named) > 15
     assert named <= exist
+
+
+def test_the_dashboard_asks_for_the_chosen_replicas_and_models() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    assert [chosen["name"] for chosen in dashboard["templating"]["list"]] == ["instance", "model"]
+    by_model = set()
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            for name, labels in re.findall(r"\b(serving_\w+)\{([^}]*)\}", target["expr"]):
+                assert 'instance=~"$instance"' in labels
+                shared = name in OF_ALL_MODELS or "serving_cores" in target["expr"]
+                shared |= "serving_web_processes" in target["expr"]
+                assert ('model=~"$model"' in labels) is not shared, target["expr"]
+            if "by (model" in target["expr"]:
+                by_model.add(panel["title"])
+                assert "{{model}}" in target["legendFormat"]
+    assert {"Inputs by model", "Wait for a worker by model, p95", "Ready workers by model"} <= by_model
+
+
+def test_alerts_name_the_model() -> None:
+    (group,) = yaml.safe_load((DOCKER / "prometheus" / "alerts.yml").read_text())["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    for name in ("ModelUnavailable", "WorkersKeepDying", "DeadlinesMissed", "LongQueue"):
+        assert "$labels.model" in rules[name]["annotations"]["summary"]
 
 
 def test_the_dashboard_reads_the_provisioned_data_source() -> None:

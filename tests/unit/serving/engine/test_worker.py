@@ -34,6 +34,7 @@ def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object
             index=index,
             parent=os.getpid(),
             backend="tests.fake.backend:FakeBackend",
+            model="fake",
             model_dir=str(model_dir),
             version="1",
             scratch=None,

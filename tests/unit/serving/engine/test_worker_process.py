@@ -101,6 +101,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         index=0,
         parent=os.getpid(),
         backend="no:Backend",
+        model="",
         model_dir="",
         version="1",
         scratch=None,
