@@ -189,6 +189,16 @@ def test_prometheus_finds_the_service_and_evaluates_the_alerts(
     assert stack.containers("prometheus")
 
 
+def test_compose_mounts_the_model_folders(tmp_path: Path) -> None:
+    named = {"MODELS": str(tmp_path), "SERVING_MODELS": "models/food11,/models/other"}
+    for on_top_of in ("fastapi", "scale"):
+        config = Stack((on_top_of, "models"), named, tmp_path).compose("config")
+        assert named["SERVING_MODELS"] in config
+        assert f"source: {tmp_path}" in config
+        with pytest.raises(RuntimeError, match="name the model folders"):
+            Stack((on_top_of, "models"), {"MODELS": str(tmp_path)}, tmp_path).compose("config")
+
+
 @pytest.mark.usefixtures("images")
 def test_each_alert_fires_for_what_it_is_meant_for(tmp_path: Path) -> None:
     (image,) = run(

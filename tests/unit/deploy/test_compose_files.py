@@ -35,6 +35,7 @@ OF_ALL_MODELS = {  # have no label `model`
 }
 OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
     "docker-compose-gpu",
+    "docker-compose-models",
     "docker-compose-secrets",
     "docker-compose-secrets-jupyter",
     "docker-compose-tracing",
@@ -128,7 +129,7 @@ def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
     assert {name for name in used if not name.startswith("SERVING_")} <= named
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "secrets"])
+@pytest.mark.parametrize("overlay", ["gpu", "models", "secrets"])
 def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     """What an overlay only adds to must be there: compose refuses a service without an image."""
     added, single, several = (
@@ -136,6 +137,15 @@ def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
         for name in (overlay, "fastapi", "scale")
     )
     assert added <= single & several
+
+
+def test_model_folders_are_mounted_and_named() -> None:
+    files = yaml.safe_load((DOCKER / "docker-compose-models.yaml").read_text())
+    (service,) = files["services"].values()
+    (mounted,) = service["volumes"]
+    assert (mounted["target"], mounted["read_only"]) == ("/models", True)
+    value = environment_of(service)["SERVING_MODELS"] or ""
+    assert value.startswith("${SERVING_MODELS:?")  # without it, the folder would be mounted for nothing
 
 
 def test_what_holds_keys_is_not_committed() -> None:
