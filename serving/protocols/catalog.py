@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from serving.errors import NotFoundError
 from serving.inference.served_model import ServedModel
 from serving.inference.service import InferenceService
+from serving.model import Model
 from serving.protocols.datatypes import BYTES, NAMES
 from serving.tasks.base import Field
 from serving.tensors import Signature, TensorSpec
@@ -119,6 +120,14 @@ class ModelCatalog:
             self._described = models
         return self._entries
 
+    @property
+    def names(self) -> dict[str, Model]:
+        """Every name of the models that are configured or in service, and the model of that name."""
+        served = {name: entry.model.handle.model for name, entry in self.entries.items()}
+        known = self._service.known.items()
+        others = [model for own, model in known if own not in self._service.models]
+        return served | {name: model for model in others for name in model.names}
+
     def find(self, name: str, version: str | None = None) -> CatalogEntry:
         """Raises NotFoundError for a name or a version that is not served, UnavailableError."""
         entry = self.entries.get(name)
@@ -131,13 +140,10 @@ class ModelCatalog:
 
     def owner(self, name: str) -> str:
         """Returns the own name of the model of this name, in service or not. Raises NotFoundError."""
-        if entry := self.entries.get(name):
-            return entry.model.description.name
-        for own, model in self._service.known.items():
-            if name in model.names:
-                return own
-        names = ", ".join(self.entries)
-        raise NotFoundError(f"no model is named {name[:80]!r}; there are {names}")
+        names = self.names
+        if name not in names:
+            raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(names)}")
+        return names[name].description.name
 
     def by_signature(self) -> list[CatalogEntry]:
         """Returns each model's entries for requests and for tensors: the alias, as clients know that."""

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: everything under `/v1`.
+"""TensorFlow Serving's REST API, and KServe's first one, which is the same: everything under `/v1`.
 
 Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); bytes are `{"b64": "..."}`, a
 tensor nested lists of numbers. The only input, and the only text that is required, may come without its
@@ -241,6 +241,10 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
     about: dict[str, Any] = {"responses": documented_errors(404, 503, model=ErrorText)}
     add_predict(router, pipeline, catalog)
+
+    @router.get("/v1/models", summary="Names of the models, as KServe lists them")
+    async def all_models() -> Response:
+        return json_response({"models": list(catalog.names)})
 
     @router.get("/v1/models/{model}", summary="Which version is served", **about)
     @router.get("/v1/models/{model}/versions/{version}", summary="Whether a version is served", **about)

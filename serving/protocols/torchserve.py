@@ -95,13 +95,10 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, 500)
 
-    @router.get(
-        "/models", summary="Names of the model", responses=documented_errors(503, model=TorchServeError)
-    )
+    @router.get("/models", summary="Names of the models, in service or not")
     async def all_models() -> Response:
         models = [
-            {"modelName": name, "modelUrl": entry.model.handle.model.path.name}
-            for name, entry in catalog.entries.items()
+            {"modelName": name, "modelUrl": model.path.name} for name, model in catalog.names.items()
         ]
         return json_response({"models": models})
 

@@ -1,5 +1,6 @@
 """Several models in one service: names, paths, starts, failures."""
 
+import base64
 import json
 import signal
 import subprocess
@@ -245,6 +246,53 @@ def test_every_model_has_examples_in_swagger_that_are_answered(different: tuple[
             assert answer.status_code == 200, answer.text
 
 
+def test_tf_serving_and_kserve_know_each(different: tuple[str, str]) -> None:
+    url, _ = different
+    names = about(url, "/v1/models")["models"]
+    assert {"food11", "food_classifier", "sentiment", "sentiment_tensor", "reader", "numbers"} <= set(
+        names
+    )
+    for name in names:
+        (status,) = about(url, f"/v1/models/{name}")["model_version_status"]
+        assert (status["version"], status["state"]) == ("1", "AVAILABLE")
+        described = about(url, f"/v1/models/{name}/metadata")
+        assert described["model_spec"]["name"] == name
+    bodies: dict[str, dict[str, list[Any]]] = {
+        "food11": {"instances": [{"b64": base64.b64encode(pictures.jpeg()).decode()}]},
+        "sentiment": {"instances": ["a warm soup", "an awful soup"]},
+        "reader": {"instances": [{"QUESTION": "a", "CONTEXT": "soup"}]},
+        "numbers": {"instances": [{"a": [1.5, 2], "b": [1, 3]}]},
+    }
+    for name, body in bodies.items():
+        answer = requests.post(f"{url}/v1/models/{name}:predict", json=body, timeout=10)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["predictions"]) == len(body["instances"])
+    assert answer.json()["predictions"] == [{"sum": [2.5, 5.0], "more": [True, False]}]
+    unknown = requests.get(f"{url}/v1/models/nothing", timeout=10)
+    assert (unknown.status_code, list(unknown.json())) == (404, ["error"])
+
+
+def test_torchserve_knows_each(different: tuple[str, str]) -> None:
+    url, _ = different
+    listed = {row["modelName"]: row["modelUrl"] for row in about(url, "/models")["models"]}
+    assert listed["sentiment"] == "export-1"
+    assert listed["food11"] == listed["food_classifier"] == "food11"
+    for name in listed:
+        (described,) = requests.get(f"{url}/models/{name}", timeout=10).json()
+        assert (described["modelName"], described["modelUrl"]) == (name, listed[name])
+        assert {worker["status"] for worker in described["workers"]} == {"READY"}
+    photo, text = pictures.jpeg(), {"text": "a warm soup"}
+    assert len(requests.post(f"{url}/predictions/food11", data=photo, timeout=10).json()) == 5
+    labels = requests.post(f"{url}/predictions/sentiment", json=text, timeout=10).json()
+    assert set(labels) == set(about(url, "/model/sentiment")["labels"])
+    question = {"question": "a", "context": "soup"}
+    assert "answer" in requests.post(f"{url}/predictions/reader", json=question, timeout=10).json()
+    refused = requests.post(f"{url}/predictions/numbers", json={"a": [1]}, timeout=10)
+    assert (refused.status_code, refused.json()["type"]) == (400, "BadRequestException")
+    unknown = requests.get(f"{url}/models/nothing", timeout=10)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, 404)
+
+
 def test_tritons_client_asks_each(different: tuple[str, str]) -> None:
     _, target = different
     with triton.InferenceServerClient(target) as client:
@@ -352,7 +400,13 @@ def test_the_default_serves_while_another_loads_or_fails(
             refused = ask(url, path)
             assert refused.status_code == 503
             assert "commanded not to load" in refused.text
-        assert requests.get(f"{url}/v2/models/second/ready", timeout=10).status_code == 503
+        for path in ("/v2/models/second/ready", "/v1/models/second", "/models/second_photos"):
+            refused = requests.get(url + path, timeout=10)
+            assert refused.status_code == 503
+            assert "commanded not to load" in refused.text
+        known = about(url, "/v1/models")["models"]
+        assert known == [row["modelName"] for row in about(url, "/models")["models"]]
+        assert {"second", "second_photos", "second_numbers"} < set(known)
         index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
         (row,) = (row for row in index if row["name"] == "second")
         assert (row["state"], "commanded" in row["reason"]) == ("UNAVAILABLE", True)
