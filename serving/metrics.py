@@ -77,12 +77,9 @@ class Metrics:
         """Reads a model's figures from this engine's memory from now on; `frontends` use the engine."""
         self._engine.follow(model, memory, frontends)
 
-    def forget(self, model: str, failed: bool) -> None:
-        """Stops reading the figures of a model that is out of service.
-
-        One that has `failed` is reported as a model without ready workers.
-        """
-        self._engine.forget(model, failed)
+    def withdraw(self, model: str, failed: bool) -> None:
+        """Stops reading a model's figures; one that has `failed` is reported without ready workers."""
+        self._engine.withdraw(model, failed)
 
     def text(self) -> bytes:
         """Returns all series of all frontends in Prometheus' text format."""
@@ -131,10 +128,10 @@ class EngineCollector(Collector):
 
     def follow(self, model: str, memory: Memory, frontends: int) -> None:
         """Reads this memory from now on; counters go on from the model's engine before."""
-        self.forget(model)
+        self.withdraw(model, failed=False)
         self._memories[model], self._frontends = memory, frontends
 
-    def forget(self, model: str, failed: bool = False) -> None:
+    def withdraw(self, model: str, failed: bool) -> None:
         """Stops reading the model's memory, but for what has been counted."""
         if before := self._memories.pop(model, None):
             self._restarts_before[model] += before.restarts[0]

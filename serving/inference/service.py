@@ -98,10 +98,11 @@ class InferenceService:
         models = dict(self.models)
         old = models.pop(name, None)
         self.models = models
-        failed = reason != UNLOADED
-        self.metrics.forget(name, failed)
-        log = logger().error if failed else logger().warning
-        log("model out of service", model=name, reason=reason)
+        if unloaded := reason == UNLOADED:
+            logger().warning("model unloaded", model=name)
+        else:
+            logger().error("a model cannot be served", model=name, reason=reason)
+        self.metrics.withdraw(name, failed=not unloaded)
         if old:
             await old.close()
 

@@ -419,4 +419,4 @@ def test_the_default_serves_while_another_loads_or_fails(
         wait_for(lambda: metric(url, 'serving_worker_restarts_total{model="third"}') == 1)
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     told = {(line["event"], line.get("model")) for line in lines}
-    assert {("model out of service", "second"), ("an inference worker died", "third")} <= told
+    assert {("a model cannot be served", "second"), ("an inference worker died", "third")} <= told
