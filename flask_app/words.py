@@ -115,7 +115,7 @@ VIEWS: dict[View, ViewWords] = {
         "",
         "This tab opens by itself",
         "",
-        "The other tabs are not affected",
+        "",
     ),
 }
 UNSURE_PHOTO = "The scores are low or close together. It may be something else, or nothing it knows."
@@ -211,8 +211,8 @@ def error(code: str, status: int, view: View = "photos", detail: str = "") -> Er
 def waiting(state: str, reason: str) -> str:
     """Returns what a page says of a model that has never been in service."""
     if state == "unavailable":
-        return f"This model is not available. {sentence(reason)}".strip()
-    return "This model is still warming up. This tab opens by itself as soon as it is ready."
+        return f"This model is not available. The service says: {reason}"
+    return "This model is still warming up. This tab opens by itself as soon as the model is ready."
 
 
 def sentence(detail: str) -> str:

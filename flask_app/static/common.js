@@ -121,12 +121,12 @@ export const pause = (ms, signal) => new Promise((done, fail) => {
 
 // ---- Problems and code -----------------------------------------------------------------------
 
-/** Shows a problem that belongs to no card. */
-export function complain(problem) {
-  document.querySelector(".problem")?.remove();
+/** Shows a problem that belongs to no card, in a panel or in the one that is shown. */
+export function complain(problem, panel = document) {
+  panel.querySelector(".problem")?.remove();
   const box = element("div", "", "problem");
   box.append(element("strong", problem.title ?? "That did not work."), ` ${problem.advice ?? ""}`);
-  document.querySelector("main").prepend(box);
+  panel.querySelector("header").after(box);
   alarm(box.textContent);
 }
 

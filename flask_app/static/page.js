@@ -7,7 +7,7 @@ import { Panel } from "./panel.js";
 const WATCH_MS = 2000; // while a model is not ready
 const CALM_MS = 30000; // while all are
 const RENEW_MS = 10000; // at least, between two renewals of a panel or of the page
-const STATES = { loading: ", loading", unavailable: ", not available" };
+const STATES = { loading: " (loading)", unavailable: " (not available)" };
 
 const tabs = new Map([...document.querySelectorAll("#tabs a")].map((tab) => [tab.dataset.name, tab]));
 const addresses = new Map([...tabs].map(([name, { href }]) => [name, href]));
@@ -49,14 +49,27 @@ function makeTabs() {
   addEventListener("hashchange", () => open(wanted()));
 }
 
+/** Marks a tab as the one that is open. */
+function select(name) {
+  for (const [other, tab] of tabs) {
+    tab.ariaSelected = String(other === name);
+    tab.tabIndex = other === name ? 0 : -1;
+    if (other === name) reveal(tab);
+  }
+}
+
 /** Opens a model's tab. */
 async function open(name) {
+  select(name);
   try {
-    if (!panels.has(name)) panels.set(name, await Panel.from(addresses.get(name), look));
+    const panel = panels.get(name) ?? await Panel.from(addresses.get(name), look);
+    if (!panels.has(name)) panels.set(name, panel);
     if (name !== wanted(name)) return; // another one has been chosen meanwhile
     await show(panels.get(name));
   } catch (problem) {
+    if (name !== wanted(name)) return;
     history.replaceState(null, "", `#${shown.config.name}`);
+    select(shown.config.name);
     complain(problem);
     await show(shown);
   } finally {
@@ -70,14 +83,9 @@ async function show(panel) {
   shown = panel;
   panel.element.hidden = false;
   document.title = panel.$("heading").textContent;
-  for (const [name, tab] of tabs) {
-    const isSelected = name === panel.config.name;
-    tab.ariaSelected = String(isSelected);
-    tab.tabIndex = isSelected ? 0 : -1;
-    if (!isSelected) continue;
+  if (tabs.size) {
     panel.element.role = "tabpanel";
-    panel.element.setAttribute("aria-labelledby", tab.id);
-    reveal(tab);
+    panel.element.setAttribute("aria-labelledby", tabs.get(panel.config.name).id);
   }
   await panel.start();
 }
@@ -141,6 +149,7 @@ async function renew(panel, model) {
   const { name } = panel.config;
   if (!mayRenew(`panel ${name}`)) return;
   const fresh = await Panel.from(addresses.get(name) ?? location.href, look);
+  fresh.state = panel.state;
   panel.queue?.clear();
   panels.delete(name);
   panels.set(fresh.config.name, fresh);

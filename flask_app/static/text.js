@@ -68,7 +68,10 @@ class Texts extends Asking {
     alarm("");
     this.panel.element.querySelector(".problem")?.remove();
     if (all.length > lines.length) {
-      complain(new Problem(`Only the first ${MOST_LINES} lines are classified.`, "Then do the others."));
+      const problem = new Problem(
+        `Only the first ${MOST_LINES} lines are classified.`, "Then do the others.",
+      );
+      complain(problem, this.panel.element);
     }
     cards.splice(lines.length).forEach((card) => card.remove());
     const fresh = [];
