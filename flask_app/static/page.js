@@ -61,6 +61,7 @@ function select(name) {
 /** Opens a model's tab. */
 async function open(name) {
   select(name);
+  shown.element.inert = !panels.has(name); // until there is another one in its place
   try {
     const panel = panels.get(name) ?? await Panel.from(addresses.get(name), look);
     if (!panels.has(name)) panels.set(name, panel);
@@ -81,7 +82,7 @@ async function open(name) {
 async function show(panel) {
   if (panel !== shown) shown.element.replaceWith(panel.element);
   shown = panel;
-  panel.element.hidden = false;
+  panel.element.hidden = panel.element.inert = false;
   document.title = panel.$("heading").textContent;
   if (tabs.size) {
     panel.element.role = "tabpanel";

@@ -44,10 +44,12 @@ export class Panel {
 
   /** Keeps the model; returns whether the panel is made for it. */
   learn(model) {
-    const fits = this.config.view === "photos" ? model.view === "photos" : model.shape === this.config.shape;
+    const { view, shape } = this.config;
+    if (model.view === "waiting" && view !== "waiting") return true; // it will be described again
     this.model = model;
-    if (fits || !model.view) this.onModel(model);
-    return fits || !model.view;
+    const fits = !model.view || (view === "photos" ? model.view === view : model.shape === shape);
+    if (fits) this.onModel(model);
+    return fits;
   }
 
   /** Shows the state that a card has found, and asks again soon. */

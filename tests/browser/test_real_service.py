@@ -79,6 +79,7 @@ def test_a_tab_for_each_model(open_page: Opener, several: str) -> None:
     answered(page)
     for name in names[1:]:
         page.get_by_role("tab", name=name).click()
+        expect(page.locator("#page")).to_have_attribute("data-name", name)
         expect(page.locator("#service")).to_have_attribute("data-state", "ready")
         page.locator(".examples button, .sheet button").last.click()
         answered(page)

@@ -4,7 +4,7 @@ import re
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.browser.conftest import Opener
 from tests.browser.pictures_of_food import EGG
@@ -233,6 +233,35 @@ def test_other_models_come_into_service(page: Page, stub: StubApi) -> None:
     expect(page.get_by_role("tab")).to_have_text(["food11", "sentiment", "second"])
     is_open(page, "sentiment")
     expect(page.get_by_label("Your text")).to_have_value("wonderful")
+
+
+def test_what_was_done_outlives_a_page_server_that_has_forgotten_the_model(page: Page) -> None:
+    page.get_by_role("button", name="Soup").click()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    model = {"view": "waiting", "shape": "x", "heading": "food11", "lead": "", "labels": []}
+    models = [{"name": name, "state": "loading"} for name in NAMES]
+    answer = {"state": "loading", "reason": None, "model": model, "models": models}
+    page.route("**/status?model=food11", lambda route: route.fulfill(json=answer))
+    page.evaluate("dispatchEvent(new Event('online'))")
+    expect(page.locator("#service")).to_have_attribute("data-state", "loading")
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    expect(page.locator("#heading")).to_have_text("What food is this?")
+
+
+def test_a_tab_that_opens_slowly(page: Page) -> None:
+    routes: list[Route] = []
+    page.route("**/reader", lambda route: routes.append(route))  # Playwright marks it
+    tab(page, "reader").click()
+    expect(page.get_by_role("tab", selected=True)).to_have_text("reader")
+    expect(page.locator("#page")).to_have_attribute("inert", "")  # nothing goes to the other model
+    tab(page, "food11").click()
+    expect(page.locator("#page")).not_to_have_attribute("inert", "")
+    page.get_by_role("button", name="Soup").click()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    routes.pop().continue_()
+    page.unroute("**/reader")
+    choose(page, "sentiment")
+    choose(page, "reader")
 
 
 def test_a_tab_that_cannot_be_opened(page: Page) -> None:
