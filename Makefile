@@ -10,7 +10,7 @@ TESTS ?= tests/docker
 BIN := .venv/bin
 # Ray's variables, and its Python first on the PATH
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
-export BACKEND
+SERVE = serve --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
 # the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out
 EXACTLY := --quiet --disable-pip-version-check --no-deps
 # packages go into .venv and are found there, whatever a pip.conf or the environment says
@@ -22,13 +22,13 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: run run-ray test test-all test-gpu test-triton test-ray test-docker test-transformers
 .PHONY: triton-repository bench bench-gpu
-.PHONY: notebooks lint format accuracy quantise train proto lock docs docs-tables clean
+.PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
-	@exec $(BIN)/python -m serving.launch
+	@PYTHONPATH="$(PYTHONPATH)" exec $(BIN)/python -m servery $(SERVE)
 
 run-ray: .venv-ray/installed  ## the same from three replicas on a local Ray of three nodes; 680 MB
-	@$(RAY) SERVICE=serving_ray exec python -m serving.launch
+	@$(RAY) exec python -m servery $(SERVE) --ray
 
 test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser test where a Chromium is found
 	$(BIN)/python -m pytest
@@ -88,6 +88,10 @@ proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc
 	cd serving/protocols/v2/grpc_generated && ../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
 		python -m grpc_tools.protoc -I. --python_out=. open_inference.proto
 
+wheel: .venv/dev.installed  ## runs/wheel/servery-VERSION-py3-none-any.whl: the same bytes from the same files
+	rm -rf runs/wheel
+	$(BIN)/uv build --quiet --wheel --out-dir runs/wheel
+
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
 	./training/lock
 
@@ -126,7 +130,8 @@ clean:
 # onnxruntime-gpu takes the place of onnxruntime: both are the same module
 .venv/gpu.installed: .venv/dev-all.installed pyproject.toml
 	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --extra onnx-gpu --extra pt
+	echo "onnxruntime; sys_platform == 'never'" | $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		-r pyproject.toml --extra onnx-gpu --extra pt --override -
 	@touch $@
 
 # nvidia-pytriton carries a Triton with the Python backend; its own Python code is not used
