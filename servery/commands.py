@@ -46,6 +46,11 @@ class Command:
 
 COMMANDS = {
     "serve": Command("Serves models: a page and an API, until Ctrl-C.", "servery.serve:app"),
+    "ask": Command("Asks a running service.", "serving_client.__main__:app"),
+    "check": Command("Tries a Python task, without a service.", "servery.check:app"),
+    "export": Command("Turns weights or an ONNX file into a model folder.", "training.export:app"),
+    "load": Command("Measures a running server under load.", "servery.load.command:app"),
+    "quantise": Command("Adds files in int8 to a model folder.", "training.export:quantise_app"),
 }
 
 app = typer.Typer(

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,14 @@ import pytest
 import requests
 
 from tests import pictures, servers
+from tests.fake.backend import command
 
 pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-c", "from servery.__main__ import main; main()", "serve"]
 """As the installed script does it: the current folder is not on the path."""
 
+SAFE = {"PYTHONPATH": str(servers.ROOT), "PYTHONSAFEPATH": "1"}
 SHADOW = "raise SystemExit('this module of the current folder must not be imported')"
 TASK = """
 from pydantic import BaseModel
@@ -38,7 +41,10 @@ class Count:
 
 @contextmanager
 def launched(
-    *arguments: str, on_hangup: signal.Handlers = signal.SIG_DFL, cwd: Path = servers.ROOT
+    *arguments: str,
+    on_hangup: signal.Handlers = signal.SIG_DFL,
+    cwd: Path = servers.ROOT,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The launcher when all answers, and the URLs of page and API; the first is empty without a page.
 
@@ -47,7 +53,12 @@ def launched(
     with subprocess.Popen(
         [*COMMAND, "--port=0", "--ui-port=0", "--log-level=warning", *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(servers.ROOT), "PYTHONSAFEPATH": "1"},
+        env={
+            **os.environ,
+            **(environment or {}),
+            "PYTHONPATH": str(servers.ROOT),
+            "PYTHONSAFEPATH": "1",
+        },
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=partial(signal.signal, signal.SIGHUP, on_hangup),
@@ -117,6 +128,21 @@ def test_a_second_signal_kills_what_does_not_end() -> None:
         launcher.terminate()
         assert launcher.wait(20) == 0
         assert not page.is_running()
+
+
+def test_accepted_requests_are_answered_before_it_ends(
+    fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor
+) -> None:
+    with launched("--backend=tests.fake", environment=fake_settings) as (launcher, _, api):
+        page = page_of(psutil.Process(launcher.pid).children(recursive=True))
+        answer = senders.submit(requests.post, f"{api}/predict", data=command(held=True), timeout=60)
+        servers.wait_for(lambda: servers.metric(api, "serving_free_slots") == 255)
+        launcher.terminate()
+        servers.wait_for(lambda: page.status() == psutil.STATUS_ZOMBIE)
+        assert launcher.poll() is None
+        gate.touch()
+        assert answer.result().status_code == 200
+        assert launcher.wait(30) == 0
 
 
 def page_of(processes: list[psutil.Process]) -> psutil.Process:
