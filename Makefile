@@ -10,6 +10,8 @@ TESTS ?= tests/docker
 BIN := .venv/bin
 # Ray's variables, and its Python first on the PATH
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
+SIZE_onnx := 360 MB
+SIZE_pt := 5 GB
 SERVE = serve --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
 # the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out
 EXACTLY := --quiet --disable-pip-version-check --no-deps
@@ -20,7 +22,7 @@ unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: run run-ray test test-all test-gpu test-triton test-ray test-docker test-transformers
+.PHONY: run run-ray test test-all test-gpu test-triton test-wheel test-ray test-docker test-transformers
 .PHONY: triton-repository bench bench-gpu
 .PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
 
@@ -78,7 +80,7 @@ accuracy: .venv/dev-all.installed  ## DATA=folder with data/food11-64/ and photo
 	$(BIN)/python -m training.evaluate $(DATA)
 
 quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with the photos of DATA
-	$(BIN)/python -m training.export int8 $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
+	$(BIN)/python -m servery quantise $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
 		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
 train: .venv/dev-all.installed  ## models/food11 from DATA; takes hours on a CPU, goes on where it stopped
@@ -91,6 +93,12 @@ proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc
 wheel: .venv/dev.installed  ## runs/wheel/servery-VERSION-py3-none-any.whl: the same bytes from the same files
 	rm -rf runs/wheel
 	$(BIN)/uv build --quiet --wheel --out-dir runs/wheel
+
+test-wheel: wheel  ## installs the wheel without an index, away from the checkout, and serves with it
+	mkdir -p runs/wheelhouse && rm -f runs/wheelhouse/servery-*
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary :all: --dest runs/wheelhouse \
+		--constraint requirements-dev.txt runs/wheel/*.whl
+	SERVING_TEST_WHEELHOUSE=runs/wheelhouse $(BIN)/python -m pytest tests/e2e/test_wheel.py
 
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
 	./training/lock
@@ -119,8 +127,9 @@ clean:
 	.venv-$*/bin/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 
-.venv/fastapi_%.installed: fastapi_%/requirements.txt flask_app/requirements.txt | .venv/bin/python
-	$(BIN)/python -m pip install $(EXACTLY) $(foreach file,$^,-r $(file))
+.venv/fastapi_%.installed: fastapi_%/requirements.txt | .venv/bin/python
+	@echo "downloading $(SIZE_$*) of packages into .venv, once"
+	$(BIN)/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 
 .venv/dev.installed .venv/dev-all.installed: .venv/%.installed: requirements-%.txt | .venv/bin/python
