@@ -64,7 +64,8 @@ def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
         elif isinstance(error.__cause__, HfHubHTTPError):
             reason = f"{constants.ENDPOINT} answers with {error.__cause__.response.status_code}"
         raise ConfigurationError(
-            f"{reason}, and {repository} is not in the cache, {constants.HF_HUB_CACHE}"
+            f"there is no folder {repository}, {reason}, and its cache in {constants.HF_HUB_CACHE} does "
+            "not have such a model"
         ) from error
     except Exception as error:  # of its HTTP library, which differs from version to version; a full disk
         reason = " ".join(str(error).split()) or type(error).__name__

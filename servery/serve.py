@@ -23,7 +23,7 @@ PACKAGES = {"onnx": "fastapi_onnx", "pt": "fastapi_pt"}
 Places = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME=]FOLDER...",
+        metavar="[NAME=]FOLDER",
         help="Folders of models, .onnx files, or ids of the Hugging Face Hub (org/name); without any, "
         "the model that names food.",
         show_default=False,

@@ -104,15 +104,15 @@ def test_what_the_hub_refuses_is_one_sentence(
 
 def test_a_broken_hub_is_named(server: Hub, tmp_path: Path) -> None:
     said = fetch(tmp_path, server.url, "org/broken")
-    assert said.startswith(f"{server.url} answers with 500, and org/broken is not in the cache")
+    assert said.startswith(f"there is no folder org/broken, {server.url} answers with 500, and its")
 
 
 def test_without_a_network(tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{servers.free_port()}"
     said = fetch(tmp_path, nowhere, REPOSITORY)
-    assert said == f"{nowhere} cannot be reached, and org/mood is not in the cache, {tmp_path / 'hub'}"
+    assert said.startswith(f"there is no folder org/mood, {nowhere} cannot be reached, and its cache in")
     said = fetch(tmp_path, nowhere, REPOSITORY, HF_HUB_OFFLINE="1")
-    assert said.startswith("HF_HUB_OFFLINE is set, and org/mood is not in the cache")
+    assert said.startswith("there is no folder org/mood, HF_HUB_OFFLINE is set, and its cache in")
 
 
 def test_a_model_without_onnx_names_the_command_that_exports(tmp_path: Path) -> None:

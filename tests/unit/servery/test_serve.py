@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flask_app.settings import Settings as PageSettings
-from servery import processes, serve
+from servery import hub, processes, serve
 from servery.commands import app
 from serving.model import Model
 from serving.settings import FOOD11, Settings
@@ -80,6 +80,29 @@ def test_a_folder_served_alone_may_have_any_name(started: dict[str, object], tmp
     code, said = call(folder, model_folder(tmp_path / "d", "even"))
     assert code == 1
     assert "has a comma in it" in said
+
+
+def test_an_id_of_the_hub_is_served_by_its_name(
+    started: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fetched = model_folder(tmp_path / "c0ffee", "any"), []
+
+    def fetch(*arguments: object) -> Path:
+        fetched.append(arguments)
+        return folder
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    assert call("org/mood") == (0, "")
+    assert started["models"] == ["mood"]
+    assert call("a=org/mood", "org/other") == (0, "")
+    assert started["models"] == ["a", "other"]
+    assert call("org/mood", "--served-model-name=b") == (0, "")
+    assert started["models"] == ["b"]
+    assert call("org/mood", "--revision=v2", "--precision=int8") == (0, "")
+    assert fetched[0] == ("org/mood", None, ["onnx"])
+    assert fetched[-1] == ("org/mood", "v2", ["onnx", "int8"])
+    code, said = call(folder, "--revision=v2")
+    assert (code, said) == (1, "servery serve: --revision needs an id of the Hugging Face Hub\n")
 
 
 @pytest.mark.usefixtures("started")
