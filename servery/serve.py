@@ -3,6 +3,7 @@
 import inspect
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,6 @@ from pydantic_settings import SettingsError
 
 from flask_app.settings import Settings as PageSettings
 from servery import hub, processes
-from servery.extras import lacks, sentence
 from servery.options import FILE, parameters
 from serving.errors import ConfigurationError, in_words
 from serving.model import configured_models
@@ -70,9 +70,9 @@ def serve(
 
     An option beats its environment variable, which stands in brackets.
     """
-    for extra, is_wanted in (("pt", backend == "pt"), ("ray", ray)):
-        if is_wanted and lacks(extra):
-            raise ConfigurationError(sentence(extra))
+    for package, is_wanted in (("torch", backend == "pt"), ("ray", ray)):
+        if is_wanted and find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
     given = {name.removesuffix(FILE): text_of(name, v) for name, v in values.items() if v is not None}
     kinds = weights_of(backend, given.get("precision", os.environ.get("SERVING_PRECISION")))
     fetched = [downloaded(place, revision, kinds) for place in places or ()]

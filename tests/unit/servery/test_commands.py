@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from servery import extras
+from servery import extras, serve
 from servery.commands import COMMANDS, app
 
 
@@ -22,7 +22,7 @@ def test_a_package_is_brought_by_an_extra(module: str, extra: str | None) -> Non
 
 
 def test_a_backend_without_its_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(extras.EXTRAS, "pt", ("no_such_package",))
+    monkeypatch.setattr(serve, "find_spec", lambda _: None)
     result = CliRunner().invoke(app, ["serve", "--backend=pt"])
     assert result.exit_code == 1
     assert result.output == "servery serve: this needs the extra pt: pip install 'servery[pt]'\n"
