@@ -43,7 +43,8 @@ def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed command."""
     place = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([UV, "venv", "--quiet", place], check=True)
-    options = ["--offline", "--no-index", "--find-links", str(wheel.parent), "--python", str(place)]
+    options = ["--no-index", "--find-links", str(wheel.parent), "--python", str(place)]
+    options += ["--refresh-package", "servery"]  # uv may know another wheel of this version
     subprocess.run([UV, "pip", "install", "--quiet", *options, "servery"], check=True)
     return place / "bin" / "servery"
 
