@@ -114,7 +114,7 @@ class Thresholds(BaseModel):
 class Int8Verdict(BaseModel):
     """Whether an int8 file agrees with fp32, as far as the service asks.
 
-    `training.export` writes more (`training.int8_verdict.Verdict`), which is kept.
+    `servery export` writes more (`training.int8_verdict.Verdict`), which is kept.
     """
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)

@@ -5,7 +5,8 @@ Composition roots make them and pass them on; a worker makes its own from the sa
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -30,7 +31,11 @@ from pydantic_settings import (
 
 from serving.errors import ConfigurationError, in_words
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food11")
+"""The shipped model: in the package where that is installed, beside it in a checkout."""
+
 Protocol = Literal["v2", "tfserving", "torchserve"]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
@@ -48,7 +53,7 @@ class Settings(BaseSettings):
         env_prefix="SERVING_", use_attribute_docstrings=True, protected_namespaces=()
     )
 
-    model_dir: Path = ROOT / "models" / "food11"
+    model_dir: Path = FOOD11
     """Folder with `model.json` and the weights, or an .onnx file."""
 
     models: Annotated[list[str], NoDecode] = []
@@ -205,11 +210,14 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, **values: str | int) -> "Settings":
-        """Reads the environment, which `values` override. Raises ConfigurationError with the names."""
+        """Reads the environment, which `values` of the command line override.
+
+        Raises ConfigurationError with the names of flags and variables.
+        """
         try:
             return cls(**values)  # type: ignore[arg-type]  # checked there
         except ValidationError as error:
-            raise ConfigurationError(in_words(error, lambda name: f"SERVING_{name.upper()}")) from error
+            raise ConfigurationError(in_words(error, partial(flag_or_variable, values))) from error
         except (SettingsError, OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"SERVING_SECRETS_DIR cannot be read: {error}") from error
 
@@ -219,9 +227,9 @@ class Settings(BaseSettings):
         NAME is in capital letters, with `_` for what is no letter or digit. `described` is from its
         model.json. Raises ConfigurationError.
         """
-        settings, suffix = self.model_copy(), re.sub(r"[^A-Z0-9]", "_", name.upper())
+        settings = self.model_copy()
         for field in OF_A_MODEL:
-            variable = f"SERVING_{field.upper()}__{suffix}"
+            variable = variable_of_model(field, name)
             place, value = f"{field} in model.json", described.get(field)
             if variable in os.environ:
                 place, value = variable, os.environ[variable]
@@ -262,7 +270,7 @@ class Settings(BaseSettings):
     def check_extra(cls, value: str | None) -> str | None:
         """Checks that the packages are there: FastAPI itself brings OpenTelemetry's API only."""
         if value and not (find_spec("opentelemetry") and find_spec("opentelemetry.exporter")):
-            raise ValueError("traces need the extra otel: pip install '.[otel]'")
+            raise ValueError("traces need the extra otel: pip install 'servery[otel]'")
         return value
 
     @field_validator("api_key", "admin_key")
@@ -273,3 +281,18 @@ class Settings(BaseSettings):
         if text != text.strip() or not text.isprintable():
             raise ValueError("a key has no space at its ends and no control characters")
         return value
+
+
+def flag_or_variable(flags: Container[str], name: str) -> str:
+    """Returns how a user has set a field: as one of the `flags`, or as an environment variable."""
+    return flag(name) if name in flags else f"SERVING_{name.upper()}"
+
+
+def flag(name: str) -> str:
+    """Returns a field's option on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_of_model(field: str, name: str) -> str:
+    """Returns the environment variable that sets a field for the model of that name."""
+    return f"SERVING_{field.upper()}__{re.sub(r'[^A-Z0-9]', '_', name.upper())}"

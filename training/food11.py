@@ -173,7 +173,7 @@ def main(
         temperature=temperature,
     )
     evaluate.main(data_dir, out, write=True)
-    export.add_int8(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
+    export.quantise(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
     write_card(out, run, temperature)
 
 

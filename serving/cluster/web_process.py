@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from serving.cluster import messages
 from serving.engine.supervisor import Supervisor
 from serving.logging import logger
+from serving.system import python
 
 MOST_UNANSWERED = 5  # counted, not timed: after a pause of all processes, one at most is unanswered
 
@@ -40,9 +40,9 @@ class WebProcess:
         with theirs:
             try:
                 popen = subprocess.Popen(  # noqa: S603 our own module
-                    [sys.executable, "-m", "serving.cluster.frontend", package, *map(str, numbers)],
+                    python.command("serving.cluster.frontend", package, *map(str, numbers)),
                     pass_fds=numbers[1:],
-                    env=os.environ
+                    env=python.environment()
                     | {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
                     | {"SERVING_WEB_PROCESSES": str(count)},
                 )

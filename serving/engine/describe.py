@@ -25,6 +25,7 @@ from serving.engine.worker_process import describe_exit
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
+from serving.system import python
 from serving.system.pdeathsig import die_with_parent
 from serving.tensors import NOT_COMPARED, Signature
 
@@ -43,10 +44,10 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
     name = model.description.name
     try:
         done = subprocess.run(  # noqa: S603 our own module
-            [sys.executable, "-m", "serving.engine.describe", *arguments],
+            python.command("serving.engine.describe", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            env=python.environment(),
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:

@@ -61,6 +61,9 @@ class Worker:
         """Loads the model, warms it up and measures it. Raises ConfigurationError."""
         memory, executor, settings = self._memory, self._executor, self._settings
         model = Model.read(Path(self._args.model_dir), self._args.version)
+        is_measured = self._args.index == 0 and not memory.batch_cap[0]
+        if is_measured:
+            logger().info("loading", folder=self._args.model_dir)
         backend, info = self._load_backend(model, settings)
         executor.backend, executor.length_step = backend, info.length_step
         declared = backend if isinstance(backend, DeclaredBackend) else None
@@ -68,6 +71,8 @@ class Worker:
         if declared and not cap:
             cap = declared.batch_cap
         sizes = batch_sizes.sizes(settings, info.device, cap)
+        if is_measured:
+            logger().info("warming up", folder=self._args.model_dir, batch_sizes=sizes)
         if on_gpu:
             sizes.reverse()  # the largest allocates the memory that the others then share
             executor.device = ThreadPoolExecutor(1, "device")

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +19,7 @@ from serving.engine.memory import RECORD_BYTES, Memory
 from serving.engine.report import WorkerReport
 from serving.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
 from serving.settings import Settings
-from serving.system import cpus
+from serving.system import cpus, python
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_CRASH_BACKOFF_S = 0.1, 10.0, 1.0
 HEALTHY_AFTER_S = 10.0
@@ -73,10 +72,10 @@ class WorkerProcess:
             workers_ends.callback(os.close, control[0])
             args = replace(args, control_fd=control[0], status_fd=status[1])
             self.popen = subprocess.Popen(  # noqa: S603 our own module
-                [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(args))],
+                python.command("serving.engine.worker", json.dumps(asdict(args))),
                 pass_fds=args.passed_fds,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+                env=python.environment(),
             )
             own_ends.pop_all()
         os.set_blocking(control[1], False)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 MEGABYTE = 1_000_000
 KILLED = 128 + signal.SIGKILL
 LARGEST_MB = {
-    "fastapi_onnx": 560,
+    "fastapi_onnx": 590,
     "fastapi_onnx-gpu": 2700,
     "fastapi_pt": 4500,
     "flask_app": 250,

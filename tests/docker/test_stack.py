@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from serving import launch
+from servery import processes
 from tests.docker import traffic
 from tests.docker.conftest import CHOSEN, SERVICES
 from tests.docker.containers import Stack, inspect, run, wait_until
@@ -67,7 +67,7 @@ def stack(
     }
     with Stack(FILES, settings, folder).up(*RUNNING) as running:
         for name, path in READY.items():
-            wait_until(lambda url=addresses[name] + path: launch.answers(url), name)  # type: ignore[misc]
+            wait_until(lambda url=addresses[name] + path: processes.answers(url), name)  # type: ignore[misc]
         yield running
 
 

@@ -1,4 +1,4 @@
-"""int8 of a text classifier: `python -m training.export int8`, and what the ONNX backend makes of it."""
+"""int8 of a text classifier: `servery quantise`, and what the ONNX backend makes of it."""
 
 import json
 from dataclasses import replace
@@ -23,9 +23,9 @@ FILE: Kind = "model_quantized.onnx"
 
 def export(*words: str | Path) -> str:
     """Runs the command; returns what it prints."""
-    from training.export import app
+    from training.export import quantise_app
 
-    result = CliRunner().invoke(app, ["int8", *map(str, words)])
+    result = CliRunner().invoke(quantise_app, [*map(str, words)])
     assert result.exit_code == (1 if "no int8 file was made" in result.output else 0), result.output
     return result.output
 
