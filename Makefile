@@ -9,7 +9,9 @@ TESTS ?= tests/docker
 BIN := .venv/bin
 # Ray's variables, and its Python first on the PATH
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
-export BACKEND
+SIZE_onnx := 360 MB
+SIZE_pt := 5 GB
+SERVE = serve --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
 # the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out
 EXACTLY := --quiet --disable-pip-version-check --no-deps
 # packages go into .venv and are found there, whatever a pip.conf or the environment says
@@ -19,15 +21,15 @@ unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: run run-ray test test-all test-gpu test-triton test-ray test-docker test-transformers
+.PHONY: run run-ray test test-all test-gpu test-triton test-wheel test-ray test-docker test-transformers
 .PHONY: triton-repository bench bench-gpu
-.PHONY: notebooks lint format accuracy quantise train proto lock docs docs-tables clean
+.PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
-	@exec $(BIN)/python -m serving.launch
+	@PYTHONPATH="$(PYTHONPATH)" exec $(BIN)/python -m servery $(SERVE)
 
 run-ray: .venv-ray/installed  ## the same from three replicas on a local Ray of three nodes; 680 MB
-	@$(RAY) SERVICE=serving_ray exec python -m serving.launch
+	@$(RAY) exec python -m servery $(SERVE) --ray
 
 test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser test where a Chromium is found
 	$(BIN)/python -m pytest
@@ -77,7 +79,7 @@ accuracy: .venv/dev-all.installed  ## of all of models/, in every precision; DAT
 	$(BIN)/python -m training.evaluate $(DATA)
 
 quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with the photos of DATA
-	$(BIN)/python -m training.export int8 $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
+	$(BIN)/python -m servery quantise $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
 		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
 # large blocks of memory go back to the kernel otherwise, and come anew each time: a third slower
@@ -88,6 +90,16 @@ train: .venv/dev-all.installed  ## MODEL=food11 or sentiment from DATA; takes ho
 proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc_generated/open_inference.proto
 	cd serving/protocols/v2/grpc_generated && ../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
 		python -m grpc_tools.protoc -I. --python_out=. open_inference.proto
+
+wheel: .venv/dev.installed  ## runs/wheel/servery-VERSION-py3-none-any.whl: the same bytes from the same files
+	rm -rf runs/wheel
+	$(BIN)/uv build --quiet --wheel --out-dir runs/wheel
+
+test-wheel: wheel  ## installs the wheel without an index, away from the checkout, and serves with it
+	mkdir -p runs/wheelhouse && rm -f runs/wheelhouse/servery-*
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary :all: --dest runs/wheelhouse \
+		--constraint requirements-dev.txt runs/wheel/*.whl
+	SERVING_TEST_WHEELHOUSE=runs/wheelhouse $(BIN)/python -m pytest tests/e2e/test_wheel.py
 
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
 	./training/lock
@@ -116,8 +128,9 @@ clean:
 	.venv-$*/bin/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 
-.venv/fastapi_%.installed: fastapi_%/requirements.txt flask_app/requirements.txt | .venv/bin/python
-	$(BIN)/python -m pip install $(EXACTLY) $(foreach file,$^,-r $(file))
+.venv/fastapi_%.installed: fastapi_%/requirements.txt | .venv/bin/python
+	@echo "downloading $(SIZE_$*) of packages into .venv, once"
+	$(BIN)/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 
 .venv/dev.installed .venv/dev-all.installed: .venv/%.installed: requirements-%.txt | .venv/bin/python
@@ -127,7 +140,8 @@ clean:
 # onnxruntime-gpu takes the place of onnxruntime: both are the same module
 .venv/gpu.installed: .venv/dev-all.installed pyproject.toml
 	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r pyproject.toml --extra onnx-gpu --extra pt
+	echo "onnxruntime; sys_platform == 'never'" | $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		-r pyproject.toml --extra onnx-gpu --extra pt --override -
 	@touch $@
 
 # nvidia-pytriton carries a Triton with the Python backend; its own Python code is not used

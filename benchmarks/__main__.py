@@ -1,4 +1,4 @@
-"""`python -m benchmarks COMMAND`."""
+"""`python -m benchmarks COMMAND`; `servery load` measures any running server."""
 
 import typer
 
@@ -9,7 +9,6 @@ from benchmarks import (
     gpu,
     jobs_command,
     limit,
-    load,
     model,
     overload,
     parts,
@@ -22,7 +21,6 @@ from benchmarks import (
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("bench")(bench.main)
-app.command("load")(load.main)
 app.command("limit")(limit.main)
 app.command("stress")(stress.main)
 app.command("model")(model.main)

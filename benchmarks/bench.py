@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import compare, limit, load, payloads, service
-from benchmarks.loops import Arrivals
-from benchmarks.target import Plan, Target
+from benchmarks import compare, limit, service
+from servery.load import command as load
+from servery.load import payloads
+from servery.load.loops import Arrivals
+from servery.load.target import Plan, Target
 
 PEERS = ["this service", "mosec", "litserve", "fastapi, onnx"]
 SHARE = 0.8  # of the capacity, for random arrivals

@@ -22,14 +22,15 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from benchmarks import environments, model, report, table, text_limit, text_model, wrk
-from benchmarks.machine import cores, write_results
-from benchmarks.options import numbers
+from benchmarks import environments, model, table, text_limit, text_model
 from benchmarks.peers.common import GRAPHS, Classify
 from benchmarks.running import Running, post, running
 from benchmarks.servers import SERVERS, TEXT_SERVERS, Pipeline, Server, prediction
 from benchmarks.usage import cpu_seconds, memory_mb, tree
 from fastapi_onnx.openvino_session import openvino_objection
+from servery.load import report, wrk
+from servery.load.machine import cores, write_results
+from servery.load.options import numbers
 from serving.model import Model
 from serving.settings import ROOT
 

@@ -17,13 +17,14 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from benchmarks import compare, gpu_report, limit, model, payloads, report, server_side, service, table
-from benchmarks.loops import Arrivals
-from benchmarks.machine import write_results
-from benchmarks.payloads import Protocol
+from benchmarks import compare, gpu_report, limit, model, service, table
 from benchmarks.running import Running, running
 from benchmarks.servers import GPU_SERVERS, Pipeline, Server
-from benchmarks.target import Plan, Target
+from servery.load import payloads, report, server_side
+from servery.load.loops import Arrivals
+from servery.load.machine import write_results
+from servery.load.payloads import Protocol
+from servery.load.target import Plan, Target
 from serving.settings import ROOT
 from serving.system import cpus
 

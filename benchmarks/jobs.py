@@ -17,9 +17,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 
-from benchmarks.machine import cores
 from benchmarks.running import free_port, program, wait_for_answer
 from benchmarks.usage import Usage
+from servery.load.machine import cores
 from serving.settings import ROOT
 
 JOB_S = 300

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from benchmarks import jobs_report, model
 from benchmarks.jobs import Backend, Outcome, Progress, centralised, decentralised
-from benchmarks.machine import cores, write_results
-from benchmarks.options import numbers
+from servery.load.machine import cores, write_results
+from servery.load.options import numbers
 from serving.settings import ROOT
 
 SAMPLES = ROOT / "flask_app" / "static" / "samples"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks import report
 from benchmarks.jobs import Outcome
 from benchmarks.table import aligned
+from servery.load import report
 
 HEAD = ("arrangement", "backend", "start s", "jobs s", "images/s", "CPU %", "memory MB")
 

@@ -19,9 +19,9 @@ import numpy as np
 import typer
 from tqdm import tqdm
 
-from benchmarks import payloads, report
-from benchmarks.machine import write_results
-from benchmarks.options import numbers
+from servery.load import payloads, report
+from servery.load.machine import write_results
+from servery.load.options import numbers
 from serving.backends.base import Backend, BackendInfo
 from serving.errors import ConfigurationError
 from serving.model import Model

@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks import payloads, service
+from benchmarks import service
 from benchmarks.running import Running
-from benchmarks.target import Plan
+from servery.load import payloads
+from servery.load.target import Plan
 from serving.system import cpus
 
 T = TypeVar("T")

@@ -12,14 +12,15 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import h2load, payloads, report
+from benchmarks import h2load
 from benchmarks.h2load import Flood, Schedule
-from benchmarks.loops import Arrivals, OpenLoop, Windows
-from benchmarks.machine import write_results
-from benchmarks.payloads import Protocol
-from benchmarks.recorder import Recorder, merged
-from benchmarks.target import Plan, Target, run_loop
 from benchmarks.usage import memory_mb, tree
+from servery.load import payloads, report
+from servery.load.loops import Arrivals, OpenLoop, Windows
+from servery.load.machine import write_results
+from servery.load.payloads import Protocol
+from servery.load.recorder import Recorder, merged
+from servery.load.target import Plan, Target, run_loop
 
 ONE_WINDOW = Plan(warm_up_s=1, window_s=8, fewest=1, most=1)
 LOOKED_AT_PER_SECOND = 5.0  # answers whose header fields are looked at, too, which h2load does not

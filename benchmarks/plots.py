@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks import chapters, compare_report, report, table
+from benchmarks import chapters, compare_report, table
 from benchmarks.markdown import Content
 from benchmarks.simulation import pages
+from servery.load import report
 from serving.settings import ROOT
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def tails(axes: "Axes", content: Content) -> None:
 
 def percentiles(axes: "Axes", content: Content) -> None:
     """Latency by percentile, one line a load."""
-    from benchmarks.measured import Measured, plot_latencies
+    from servery.load.measured import Measured, plot_latencies
 
     plot_latencies(axes, [Measured(**row) for row in content["results"]])
 

@@ -15,12 +15,13 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from benchmarks import payloads, report, service, wrk
-from benchmarks.machine import write_results
-from benchmarks.options import numbers
-from benchmarks.payloads import Payload, Protocol
+from benchmarks import service
 from benchmarks.running import free_port, program, wait_for_answer
 from benchmarks.usage import cpu_seconds, tree
+from servery.load import payloads, report, wrk
+from servery.load.machine import write_results
+from servery.load.options import numbers
+from servery.load.payloads import Payload, Protocol
 
 ALONE = "alone"
 START_S = 120

@@ -17,12 +17,13 @@ import psutil
 import typer
 from tqdm import tqdm
 
-from benchmarks import payloads, report, server_side, service, wrk
-from benchmarks.machine import write_results
-from benchmarks.options import milliseconds, numbers
-from benchmarks.payloads import Payload, Protocol
+from benchmarks import service
 from benchmarks.peers.common import graph
 from benchmarks.usage import cpu_seconds, tree
+from servery.load import payloads, report, server_side, wrk
+from servery.load.machine import write_results
+from servery.load.options import milliseconds, numbers
+from servery.load.payloads import Payload, Protocol
 from serving.model import Model
 
 WARM_UP_S = 1

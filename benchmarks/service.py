@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from benchmarks import server_side
 from benchmarks.running import Running, free_port
+from servery.load import server_side
 from serving.settings import ROOT
 
 START_S = 180  # a large model on few cores measures its batch sizes for a while

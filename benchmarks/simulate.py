@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from benchmarks import chapters, report
-from benchmarks.machine import write_results
-from benchmarks.options import numbers
+from benchmarks import chapters
 from benchmarks.simulation import pages, validation
 from benchmarks.simulation.plan import Service
 from benchmarks.simulation.scenarios import SCENARIOS, Run, Runs, Scenario, limited
+from servery.load import report
+from servery.load.machine import write_results
+from servery.load.options import numbers
 
 WORKERS = 2
 REFUSAL_MS = 0.14  # docs/performance.md: a refusal in a row of refusals

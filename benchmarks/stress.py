@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from tqdm import tqdm
 
-from benchmarks import payloads, report, service
-from benchmarks.machine import write_results
-from benchmarks.options import numbers
+from benchmarks import service
 from benchmarks.usage import memory_mb, tree
+from servery.load import payloads, report
+from servery.load.machine import write_results
+from servery.load.options import numbers
 from serving.settings import ROOT
 
 if TYPE_CHECKING:

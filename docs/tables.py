@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings
@@ -17,6 +18,7 @@ from benchmarks import chapters
 from benchmarks.markdown import markdown
 from benchmarks.simulation.sizing import sizing
 from flask_app.settings import Settings as PageSettings
+from servery.commands import COMMANDS
 from serving.errors import RequestError, RetryableError, ServingError
 from serving.settings import ROOT, Settings
 
@@ -44,6 +46,31 @@ def shown(default: object) -> str:
     if isinstance(default, list):
         return f"`{','.join(default)}`"
     return f"`{str(default).removeprefix(f'{ROOT}/')}`"
+
+
+def command_line() -> str:
+    """A section for each command of `servery`, with its options; those that `--help` shows."""
+    parts = []
+    for name, command in COMMANDS.items():
+        loaded = command.load()
+        group = getattr(loaded, "commands", {"": loaded})
+        parts += [options_table(f"servery {name} {part}".rstrip(), group[part]) for part in group]
+    return "\n\n".join(parts)
+
+
+def options_table(title: str, command: Any) -> str:  # Any: a click command in Typer's form
+    """The section of one command."""
+    rows = []
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False) or parameter.name == "help":
+            continue
+        is_option = parameter.param_type_name == "option"
+        name = parameter.opts[0] if is_option else parameter.metavar or parameter.name.upper()
+        value = parameter.default
+        has_default = isinstance(value, int | float | str) and not isinstance(value, bool)
+        rows.append([f"`{name}`", f"`{value}`" if has_default else "", parameter.help or ""])
+    text = (command.help or "").partition("\n\n")[0]
+    return f"## {title}\n{text}\n\n{table(['option', 'default', 'meaning'], rows)}"
 
 
 def errors_table() -> str:
@@ -81,6 +108,7 @@ def parts() -> dict[str, dict[str, str]]:
     return {
         "README.md": {"headline": chapters.headline()},
         "docs/api.md": {"errors": errors_table()},
+        "docs/command-line.md": {"commands": command_line()},
         "docs/configuration.md": {
             "service settings": settings_table(Settings),
             "page settings": settings_table(PageSettings),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
+from fastapi_onnx.independence import with_compared_items
 from fastapi_onnx.network import Network, signature_of
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from serving.backends.base import BackendInfo
@@ -29,6 +30,10 @@ class OnnxBackend:
     def signatures(self, model: Model) -> tuple[Signature, ...]:
         """Returns how a graph is called with its own tensors. Raises ConfigurationError."""
         return (signature_of(model),)
+
+    def compare_items(self, model: Model, signatures: Sequence[Signature]) -> tuple[Signature, ...]:
+        """See `GraphReader`; raises ConfigurationError."""
+        return tuple(with_compared_items(model, signature) for signature in signatures)
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""
@@ -83,4 +88,5 @@ def load_on_gpu(model: Model, settings: Settings) -> tuple["Network | CudaNetwor
     except ConfigurationError:
         raise
     except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
-        raise ConfigurationError(f"{path} cannot be loaded on the GPU: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} cannot be loaded on the GPU: {reason}") from error

@@ -108,10 +108,16 @@ class Network:
         )
 
     def infer(self, signature: Signature, inputs: Sequence[Array], shrink: bool = False) -> list[Array]:
-        """Computes a batch, see `Backend.infer`; an output without a batch axis gets one, of size 1."""
+        """Computes a batch, see `Backend.infer`.
+
+        An output without a batch axis gets one, of size 1; an input of a graph without one is computed
+        without it.
+        """
         if self._empty:
             return [self._image_logits(inputs[0], shrink)]
         names = [spec.name for spec in signature.outputs]
+        if not signature.is_batched:
+            inputs = [array.reshape(array.shape[1:]) for array in inputs]
         feed = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
         outputs = self._session.run(names, feed, shrink)
         return [
@@ -161,13 +167,18 @@ def signature_of(model: Model, scratch: Path | None = None) -> Signature:
     if not kind_of(model.description.task).plain_graph:
         pixels = TensorSpec("pixels", "uint8", (*model.description.pipeline.output_size, 3))
         return Signature("image", (pixels,), (), normalises=True)
-    only_int8 = model.has(INT8) and not model.has(FP32)
-    path = model.file(INT8 if only_int8 else FP32)
 
     def read() -> Any:
-        return SIGNATURE.dump_python(graph_signature(path, model.description.limits), mode="json")
+        signature = graph_signature(graph_path(model), model.description.limits)
+        return SIGNATURE.dump_python(signature, mode="json")
 
     return SIGNATURE.validate_python(shared_choice(scratch, "signature", read))
+
+
+def graph_path(model: Model) -> Path:
+    """Returns the file that says how the model's graph is called. Raises ConfigurationError."""
+    only_int8 = model.has(INT8) and not model.has(FP32)
+    return model.file(INT8 if only_int8 else FP32)
 
 
 def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: Path | None) -> Choice:
@@ -208,7 +219,7 @@ def cpu_candidates(model: Model, settings: Settings, objection: str) -> list[Can
     candidates = [
         Candidate(ONNX_RUNTIME, "fp32"),
         int8_candidate(model, INT8, settings, ONNX_RUNTIME),
-        int8_candidate(model, INT8, settings, OPENVINO, objection),
+        int8_candidate(model, INT8, settings, OPENVINO, objection, only_static=True),
         Candidate(OPENVINO, "bf16", with_bf16, lower),
         Candidate(OPENVINO, "fp32", objection, precision_check.EXACT),
     ]
@@ -264,7 +275,8 @@ def open_session(
     except ConfigurationError:
         raise
     except Exception as error:  # onnx and the runtimes raise types of their own, one per cause
-        raise ConfigurationError(f"{path} cannot be loaded: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} cannot be loaded: {reason}") from error
 
 
 def check_precision(model: Model, settings: Settings) -> None:

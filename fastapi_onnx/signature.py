@@ -1,7 +1,8 @@
 """Signature of a graph that is asked in tensors, read from its file without the weights.
 
-The first axis of every input is the batch. Every other axis that has a name, or nothing, in place of a
-size varies from item to item. Called by `backend.py`.
+The first axis of every input is the batch, unless they differ or an output does not share it: then the
+graph computes one item at a time, of its full shapes. Every other axis that has a name, or nothing, in
+place of a size varies from item to item. Called by `backend.py`.
 """
 
 import itertools
@@ -24,19 +25,24 @@ TYPES = {
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 MOST_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 DEFAULT_LIMIT = 512
+LARGEST_BATCH = 128  # items; no engine fills larger batches
 BATCH = "batch"
 """Name of the batch axis where the graph has none."""
+
+NO_AXIS = "no axis"
+"""Stands for the first axis of a scalar."""
 
 Axis = int | str
 
 
-def graph_signature(path: Path, limits: Mapping[str, int]) -> Signature:
+def graph_signature(path: Path, limits: Mapping[str, int], objection: str = "") -> Signature:
     """Returns how the graph in a file is called; `limits` are those of model.json.
 
-    Raises ConfigurationError, in one sentence, for a graph that cannot be served.
+    `objection` is a reason, from outside the file, why the first axis is not a batch dimension. Raises
+    ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:
-        return TensorGraph(onnx.load(path, load_external_data=False), limits).signature()
+        return TensorGraph(onnx.load(path, load_external_data=False), limits, objection).signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own
@@ -47,25 +53,47 @@ def graph_signature(path: Path, limits: Mapping[str, int]) -> Signature:
 class TensorGraph:
     """Inputs and outputs of a graph."""
 
-    def __init__(self, model: onnx.ModelProto, limits: Mapping[str, int]) -> None:
+    def __init__(self, model: onnx.ModelProto, limits: Mapping[str, int], objection: str = "") -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
         self._limits = limits
         inputs = model_inputs(model.graph)
-        self._batch = name_axes(inputs)
-        self._inputs = tuple(
-            TensorSpec(value.name, dtype(value), tuple(axes(value)[1:])) for value in inputs
-        )
-        self._input_axes = axes_of(self._inputs)
-        self._alone = False
-        """Whether only batches of one can be computed."""
-
+        batch, differing = find_batch(inputs, limits)
         forget_weights(model.graph)
         stated = [axes(value) for value in model.graph.output]
         for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
             if dimension.dim_value <= 0:
                 dimension.Clear()  # else the name stands against what is inferred, mostly an input's
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
-        self._outputs = tuple(map(self._output, inferred, stated))
+        self._objection = objection or differing
+        self._read(inputs, inferred, stated, None if self._objection else batch)
+        if self._indivisible and isinstance(batch, int) and not self._objection:
+            self._objection = (
+                f"the first axis is fixed at {batch}, but the output {self._indivisible} cannot be "
+                "divided into items"
+            )
+            self._read(inputs, inferred, stated, None)
+
+    def _read(
+        self,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        stated: Sequence[list[Axis]],
+        batch: Axis | None,
+    ) -> None:
+        """Reads inputs and outputs with this batch axis, or with none."""
+        self._batch = batch
+        self._alone = batch is None
+        """Whether only batches of one can be computed."""
+
+        self._indivisible = ""
+        """Name of an output that a fixed batch does not divide into items; empty if there is none."""
+
+        first = 0 if batch is None else 1
+        self._inputs = tuple(
+            TensorSpec(value.name, dtype(value), tuple(axes(value)[first:])) for value in inputs
+        )
+        self._input_axes = axes_of(self._inputs)
+        self._outputs = tuple(map(self._output, outputs, stated))
 
     def signature(self) -> Signature:
         """Returns the graph's signature. Raises ConfigurationError."""
@@ -74,18 +102,15 @@ class TensorGraph:
             raise ConfigurationError(
                 f"limits in model.json name {sorted(unknown)}; the axes that vary are {list(varying)}"
             )
-        batch_size = 0 if isinstance(self._batch, str) else self._batch
-        if self._alone and batch_size > 1:
-            raise ConfigurationError(
-                f"the graph's batch size is fixed at {batch_size}, but an output cannot be divided into "
-                "items; export it with an open batch size, or with 1"
-            )
+        batch_size = self._batch if isinstance(self._batch, int) else 0
         return Signature(
             "tensor",
             self._inputs,
             self._outputs,
             limits={axis: self._limits.get(axis, DEFAULT_LIMIT) for axis in varying},
             batch_size=1 if self._alone else batch_size,
+            is_batched=self._batch is not None,
+            batch_note=self._objection,
             failure_is_client_error=True,
         )
 
@@ -98,7 +123,7 @@ class TensorGraph:
         name, kind, note = value.name, dtype(value), ""
         shape = self._named(value, stated)
         has_batch = shape[:1] == [self._batch]
-        if not has_batch and shape and isinstance(shape[0], str):
+        if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
             has_batch = shape[0] not in {*self._input_axes, *self._limits}
             note = (
                 f"its axis {shape[0]} is taken for the batch; if it is not, model.json needs its limit"
@@ -113,6 +138,8 @@ class TensorGraph:
                 )
         if by_data or not has_batch:
             self._alone = True
+            if not has_batch or self._batch != 1:
+                self._indivisible = self._indivisible or name
         size = tuple(1 if axis in by_data and axis == self._batch else axis for axis in rest)
         return TensorSpec(name, kind, size, note=note if has_batch else "")
 
@@ -139,35 +166,55 @@ def forget_weights(graph: onnx.GraphProto) -> None:
                 tensor.ClearField(name)
 
 
-def name_axes(inputs: list[onnx.ValueInfoProto]) -> Axis:
-    """Names the inputs' axes that have neither a size nor a name; returns the batch axis.
+def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int]) -> tuple[Axis, str]:
+    """Names the inputs' axes that have neither a size nor a name.
 
-    Raises ConfigurationError where there is none.
+    Returns the batch axis, and why the graph has none; empty if it has. Raises ConfigurationError for
+    inputs that cannot be served.
     """
     if not inputs:
         raise ConfigurationError("the graph has no input")
     firsts: dict[Axis, str] = {}
     for value in inputs:
         dtype(value)
-        if not axes(value):
-            raise ConfigurationError(f"the input {value.name} has no first axis, which is the batch")
-        firsts.setdefault(axes(value)[0], value.name)
+        if not value.type.tensor_type.HasField("shape"):
+            raise ConfigurationError(
+                f"the number of axes of the input {value.name} is not known; export the graph with it"
+            )
+        firsts.setdefault((axes(value) or [NO_AXIS])[0], value.name)
     firsts.pop("", None)
-    if len(firsts) > 1:
-        differ = " and ".join(f"{axis} in {name}" for axis, name in firsts.items())
-        raise ConfigurationError(
-            f"the inputs' first axis must be the batch, one name or size for all; it is {differ}"
-        )
     batch = next(iter(firsts), BATCH)
+    objection = batch_objection(inputs, batch, firsts, limits)
     for value in inputs:
         for place, dimension in enumerate(dimensions(value)):
-            if place == 0 and isinstance(batch, int):
+            if place == 0 and isinstance(batch, int) and not objection:
                 dimension.dim_value = batch
             elif not axes(value)[place]:
-                dimension.dim_param = f"{value.name}_axis_{place}" if place else str(batch)
-        if isinstance(batch, str) and batch in axes(value)[1:]:
-            raise ConfigurationError(f"the batch axis, {batch}, is also another axis of {value.name}")
-    return batch
+                is_batch = place == 0 and not objection
+                dimension.dim_param = str(batch) if is_batch else f"{value.name}_axis_{place}"
+    return batch, objection
+
+
+def batch_objection(
+    inputs: Sequence[onnx.ValueInfoProto],
+    batch: Axis,
+    firsts: Mapping[Axis, str],
+    limits: Mapping[str, int],
+) -> str:
+    """Returns why the inputs' first axis, `batch`, is not a batch; empty if it may be one.
+
+    `firsts` has an input for each different first axis.
+    """
+    if len(firsts) > 1 or batch == NO_AXIS:
+        found = " and ".join(f"{axis} in {name}" for axis, name in firsts.items())
+        return f"the inputs do not share their first axis: {found}"
+    if isinstance(batch, int) and batch > LARGEST_BATCH:
+        return f"the first axis is fixed at {batch}, more than the {LARGEST_BATCH} items of a batch"
+    if batch in limits:
+        return f"model.json has a limit for the first axis, {batch}"
+    if isinstance(batch, str) and (both := [value for value in inputs if batch in axes(value)[1:]]):
+        return f"the first axis, {batch}, is also another axis of {both[0].name}"
+    return ""
 
 
 def dimensions(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:

@@ -194,8 +194,8 @@ def library() -> Any:
         import transformers
     except ImportError as error:
         raise ConfigurationError(
-            "an export from Hugging Face needs the extra pt-transformers with this backend: "
-            "pip install '.[pt-transformers]'"
+            "an export from Hugging Face needs the extra transformers with this backend: "
+            "pip install 'servery[transformers]'"
         ) from error
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

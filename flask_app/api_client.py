@@ -110,12 +110,16 @@ class ApiClient:
         client_left: Callable[[], bool] = lambda: False,
         traceparent: str | None = None,
         top_k: int = TOP_K,
+        model: str | None = None,
     ) -> Answer:
         """Asks for the best classes of an image file. Raises ApiError.
 
         `client_left` tells whether the browser has disconnected, which ends the request to the API.
+        `model` is the name of one of several models.
         """
         options: PredictOptions = {"top_k": top_k, "base64": self._native}
+        if model:
+            options["model"] = model
         if request_id:
             options["request_id"] = request_id
         if traceparent:
@@ -153,11 +157,7 @@ class ApiClient:
 
     def tensors(self, name: str) -> Mapping[str, Any]:  # Any: JSON
         """Returns a model's inputs and outputs, as the Open Inference Protocol says. Raises ApiError."""
-        deadline = time.monotonic() + STATUS_TIMEOUT_S
-        work = self._exchange.ask(calls.get(f"/v2/models/{name}"), read_json, deadline=deadline)
-        with translated():
-            body = self._thread.submit(work).result()[0].body
-        return body if isinstance(body, dict) else {}
+        return self._get(f"/v2/models/{name}")
 
     def _explain_refusal(self, error: ApiAnswerError) -> ApiError:
         """Tells what Triton's 400 or 404 means: a bad image, or a model that is not loaded."""
@@ -166,10 +166,19 @@ class ApiClient:
             return ApiAnswerError(503, {"code": "unavailable", "detail": reason}, error.headers)
         return error.with_code("invalid_image")
 
-    def model(self) -> Mapping[str, Any]:  # Any: JSON
-        """Returns the answer of `GET /model`. Raises ApiError."""
+    def model(self, name: str | None = None) -> Mapping[str, Any]:  # Any: JSON
+        """Returns the answer of `GET /model`, or of `GET /model/NAME`. Raises ApiError."""
+        if name:
+            return self._get(calls.of_model("/model", name))
         with translated():
             return self._client.model(timeout_s=STATUS_TIMEOUT_S).body
+
+    def _get(self, path: str) -> Mapping[str, Any]:  # Any: JSON
+        deadline = time.monotonic() + STATUS_TIMEOUT_S
+        work = self._exchange.ask(calls.get(path), read_json, deadline=deadline)
+        with translated():
+            body = self._thread.submit(work).result()[0].body
+        return body if isinstance(body, dict) else {}
 
     def not_ready(self) -> str | None:
         """Returns None when the API is ready, else its reason. Raises ApiError."""

@@ -9,16 +9,16 @@ from functools import partial
 from typing import IO
 
 from flask import Flask, Request, Response, g, request
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from flask_app import words
 from flask_app.api_client import ApiClient
-from flask_app.errors import CrossOriginError, PageError, TooLargeError
+from flask_app.errors import ApiUnreachableError, CrossOriginError, PageError, TooLargeError
 from flask_app.feedback import Feedback
 from flask_app.forms import label_of
 from flask_app.service import Service
 from flask_app.settings import Settings
-from flask_app.views import Views, answer_error
+from flask_app.views import ModelName, Views, answer_error
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,11 @@ def create_app(settings: Settings) -> Flask:
     api = app.extensions["api"] = ApiClient(settings)
     feedback = Feedback(settings)
     feedback.prepare()
-    views = Views(settings, api, Service(api), feedback)
+    service = Service(api)
+    views = Views(settings, api, service, feedback)
+    app.url_map.converters["model"] = ModelName
     app.before_request(note_request_id)
+    app.before_request(partial(note_model, service))
     app.before_request(refuse_cross_origin)
     app.after_request(add_headers)
     views.add_to(app)
@@ -102,6 +105,18 @@ def refuse_cross_origin() -> None:
         foreign = origin is not None and origin.partition("://")[2] != request.host
     if foreign:
         raise CrossOriginError
+
+
+def note_model(service: Service) -> None:
+    """Keeps the name of the model that the address names; it is empty for the default model.
+
+    Raises NotFound where there is no such model, ApiUnreachableError where nothing is known of any.
+    """
+    g.model = ""
+    name = (request.view_args or {}).get("model") or request.args.get("model", "")
+    if name and name not in service.states():
+        raise NotFound if service.model() else ApiUnreachableError
+    g.model = name
 
 
 def add_headers(response: Response) -> Response:

@@ -11,7 +11,13 @@ from flask import Response, g, jsonify, render_template, request
 from flask_app import words
 from flask_app.answers import Outcome, outcome_of
 from flask_app.api_client import ApiClient
-from flask_app.errors import ApiUnreachableError, FormError, PageError, TooManyTextsError
+from flask_app.errors import (
+    ApiAnswerError,
+    ApiUnreachableError,
+    FormError,
+    PageError,
+    TooManyTextsError,
+)
 from flask_app.service import ModelInfo, Service
 from flask_app.settings import Settings
 
@@ -76,10 +82,10 @@ class Asking:
     def outcome(self, model: ModelInfo, content: Any) -> Outcome:  # Any: JSON
         """Asks the API. Raises ApiError."""
         path = {
-            "text": f"/predict?top_k={max(1, min(CLASSES, len(model.labels)))}",
-            "question": f"/predict?top_k={SPANS}",
+            "text": f"{model.predict_path}?top_k={max(1, min(CLASSES, len(model.labels)))}",
+            "question": f"{model.predict_path}?top_k={SPANS}",
             "tensors": f"/v2/models/{model.name}/infer",
-        }.get(model.view, "/predict")
+        }.get(model.view, model.predict_path)
         client_left = request.environ.get("waitress.client_disconnected", lambda: False)
         body = json.dumps(content).encode()
         answer = self._api.ask(path, body, g.request_id, client_left, g.traceparent)
@@ -104,9 +110,11 @@ class Asking:
             return self.outcome(model, model.example)
 
     def _model(self) -> ModelInfo:
-        model = self._service.model()
+        model = self._service.model(g.model)
         if model is None:
             raise ApiUnreachableError
+        if model.view == "waiting":
+            raise ApiAnswerError(503, {"code": "unavailable", "detail": model.description}, {})
         return model
 
     @staticmethod

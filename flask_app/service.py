@@ -1,4 +1,4 @@
-"""Keeps what the page knows about the API: whether it is ready, and which model it serves."""
+"""Keeps what the page knows about the API: whether it is ready, and which models it serves."""
 
 import hashlib
 import json
@@ -23,10 +23,25 @@ IMAGES = ("", "image-classification")  # an API without tasks classifies images
 
 
 @dataclass(frozen=True)
+class ModelState:
+    """One of the models that the service lists."""
+
+    name: str
+    title: str
+    state: Literal["ready", "loading", "unavailable"]
+    reason: str
+    """Why it is not ready."""
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """Served model, as far as the page shows it."""
 
     name: str = ""
+    is_one_of_several: bool = False
+    is_described: bool = True
+    """Whether the service has described it, which it does once the model is loaded."""
+
     version: str = ""
     heading: str = ""
     description: str = ""
@@ -55,8 +70,15 @@ class ModelInfo:
         return f"{self.name} {self.version}".strip()
 
     @property
+    def predict_path(self) -> str:
+        """Where the API takes its requests."""
+        return f"/predict/{self.name}" if self.is_one_of_several else "/predict"
+
+    @property
     def view(self) -> words.View:
         """What the page looks like for this model."""
+        if not self.is_described:
+            return "waiting"
         fields = self.form.by_name
         if self.task in IMAGES:
             return "photos"
@@ -88,69 +110,99 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Status:
-    """State of the API, the reason when it is not ready, and the model if known."""
+    """State of a model, the reason when it is not ready, and the model if known."""
 
-    state: Literal["ready", "loading", "down"]
+    state: Literal["ready", "loading", "unavailable", "down"]
     reason: str | None
     model: ModelInfo | None
 
 
 class Service:
-    """Asks the API about itself and remembers the model for KEEP_S seconds."""
+    """Asks the API about itself and remembers each model for KEEP_S seconds.
+
+    Models are known by name; the empty name is the default model's.
+    """
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
         self._lock = threading.Lock()
-        self._model: ModelInfo | None = None
-        self._asked: float | None = None
+        self._models: dict[str, ModelInfo] = {}
+        self._states: dict[str, ModelState] = {}
+        self._asked: dict[str, float] = {}
         self._asking = threading.Lock()
-        self._status: Status | None = None
+        self._statuses: dict[str, Status] = {}
 
-    def model(self) -> ModelInfo | None:
-        """Returns the served model, or the last known one while the API does not answer."""
+    def states(self) -> Mapping[str, ModelState]:
+        """Returns the models that the service lists, the default first; none if it lists none."""
+        self.model()
+        return self._states
+
+    def model(self, name: str = "") -> ModelInfo | None:
+        """Returns a served model, or the last known one while the API does not answer."""
+        name = self._key(name)
         with self._lock:
             now = time.monotonic()
-            if self._asked is not None and now - self._asked < KEEP_S:
-                return self._model
-            self._asked = now
-        try:
-            model = self._learn()
-        except ApiError:
-            return self._model
-        self._model = model
-        return model
+            if name in self._asked and now - self._asked[name] < KEEP_S:
+                return self._known(name)
+            self._asked[name] = now
+        with suppress(ApiError):
+            self._models[name] = self._learn(name)
+        return self._known(name)
 
-    def _learn(self) -> ModelInfo:
-        model = _model_info(self._api.model())
+    def _key(self, name: str) -> str:
+        return "" if name == next(iter(self._states), "") else name
+
+    def _known(self, name: str) -> ModelInfo | None:
+        """Returns the model as it was last described; a listed one may not have been as yet."""
+        state = self._states.get(name)
+        if name in self._models or state is None:
+            return self._models.get(name)
+        return ModelInfo(
+            name,
+            is_one_of_several=True,
+            is_described=False,
+            heading=state.title,
+            description=words.waiting(state.state, state.reason),
+        )
+
+    def _learn(self, name: str) -> ModelInfo:
+        raw = self._api.model(name or None)
+        if not name:
+            self._states = _states(raw.get("models"))
+        model = replace(_model_info(raw), is_one_of_several=len(self._states) > 1)
         if model.view == "tensors":
             with suppress(ApiError, LookupError, TypeError, ValueError):  # the page does without
                 return replace(model, example=_tensors_example(self._api.tensors(model.name)))
         return model
 
-    def status(self) -> Status:
+    def status(self, name: str = "") -> Status:
         """Returns the current status; the last one while another thread is asking.
 
         So an API that hangs blocks one thread only.
         """
-        if not self._asking.acquire(blocking=self._status is None):
-            assert self._status is not None  # noqa: S101 it stays, once it is known
-            return self._status
+        name = self._key(name)
+        if not self._asking.acquire(blocking=name not in self._statuses):
+            return self._statuses[name]
         try:
-            self._status = self._ask()
-            return self._status
+            self._statuses[name] = self._ask(name)
+            return self._statuses[name]
         finally:
             self._asking.release()
 
-    def _ask(self) -> Status:
+    def _ask(self, name: str) -> Status:
         try:
             reason = self._api.not_ready()
         except ApiError as error:
-            return Status("down", error.detail, self._model)
-        if reason is not None:
-            return Status("loading", reason, self._model)
-        if self._model is None:
-            self._asked = None  # it was asked for while the API was still starting
-        return Status("ready", None, self.model())
+            return Status("down", error.detail, self._known(name))
+        if len(self._states) > 1 or (reason is None and "" not in self._models):
+            self._asked.pop("", None)  # states change, and the API may have been starting
+        states = self.states()
+        state = states.get(name or next(iter(states), ""))
+        if state is None or len(states) == 1:
+            return Status("ready" if reason is None else "loading", reason, self.model())
+        if state.state == "ready" and name not in self._models:
+            self._asked.pop(name, None)  # it has just come into service
+        return Status(state.state, state.reason or None, self.model(name))
 
 
 def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
@@ -185,6 +237,17 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
         example=raw.get("example"),
         limits=_numbers(raw.get("limits")),
     )
+
+
+def _states(raw: object) -> dict[str, ModelState]:
+    """Returns the models that are listed as they are documented."""
+    states = {}
+    for row in raw if isinstance(raw, list) else ():
+        name, state = (row.get("name"), row.get("state")) if isinstance(row, dict) else (None, None)
+        if isinstance(name, str) and state in ("ready", "loading", "unavailable"):
+            title, reason = str(row.get("title") or ""), str(row.get("reason") or "")
+            states[name] = ModelState(name, title, state, reason)
+    return states
 
 
 def _numbers(raw: object) -> dict[str, int]:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flask import Flask, Response, g, jsonify, make_response, render_template, request
+from flask import Flask, Response, g, jsonify, make_response, render_template, request, url_for
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter
 
 from flask_app import words
 from flask_app.api_client import TOP_K, Answer, ApiClient
@@ -34,7 +35,14 @@ from flask_app.uploads import one_upload, uploads
 
 MAX_PHOTOS = 24
 JSON_PATHS = ("/classify", "/ask", "/status", "/healthz")
+OWN_PATHS = (*JSON_PATHS, "/test", "/feedback")
 SPARE_THREADS = 2  # never wait for the API or decode, so that the page itself always answers
+
+
+class ModelName(BaseConverter):
+    """Name of a model as a path of the page, where the page has no such path itself."""
+
+    regex = rf"(?!(?:{'|'.join(path[1:] for path in OWN_PATHS)})$)[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,8 @@ class Views:
         """Registers the routes."""
         app.add_url_rule("/", view_func=self.index)
         app.add_url_rule("/", view_func=self.post, methods=["POST"])
+        app.add_url_rule("/<model:model>", "tab", self.index)
+        app.add_url_rule("/<model:model>", "post_tab", self.post, methods=["POST"])
         app.add_url_rule("/classify", view_func=self.classify, methods=["POST"])
         app.add_url_rule("/ask", view_func=self._asking.ask, methods=["POST"])
         app.add_url_rule("/test", view_func=self.test)
@@ -80,11 +90,11 @@ class Views:
         app.add_url_rule("/feedback", view_func=self.save_feedback, methods=["POST"])
         app.add_url_rule("/feedback/undo", view_func=self.undo_feedback, methods=["POST"])
 
-    def index(self) -> str:
+    def index(self, model: str = "") -> str:  # noqa: ARG002 it is in `g`
         """Returns the page without any answer."""
         return self.page([])
 
-    def post(self) -> Response:
+    def post(self, model: str = "") -> Response:  # noqa: ARG002
         """Answers a plain form with a full page."""
         if self._view() != "photos":
             return make_response(self.page(self._asking.post(self.words_of)))
@@ -132,7 +142,8 @@ class Views:
 
     def status(self) -> Response:
         """Returns the status that the page's script polls, as JSON."""
-        status = self.service.status()
+        status = self.service.status(g.model)
+        states = self.service.states()
         model = status.model and {
             "title": status.model.title,
             "labels": status.model.labels,
@@ -147,7 +158,11 @@ class Views:
             "heading": status.model.said.heading,
             "lead": status.model.said.lead,
         }
-        return jsonify({"state": status.state, "reason": status.reason, "model": model})
+        models = [
+            {"name": name, "state": each.state} for name, each in states.items() if len(states) > 1
+        ]
+        body = {"state": status.state, "reason": status.reason, "model": model, "models": models}
+        return jsonify(body)
 
     def healthz(self) -> Response:
         """Returns 200 while the page itself works; only reports the API's state."""
@@ -159,7 +174,7 @@ class Views:
         corrected = request.form.get("corrected", "")
         if not right and not corrected:
             raise BadFeedbackError("which food is it?")
-        model = self.service.model()
+        model = self.service.model(g.model)
         photo = request.files.get("photo")
         self.feedback.save(
             request.form.get("token", ""),
@@ -178,14 +193,19 @@ class Views:
     def page(self, cards: Sequence[Card | Asked], problem: words.ErrorWords | None = None) -> str:
         """Renders the whole page; what was typed stays in it."""
         settings = self.settings
-        model = self.service.model()
+        model = self.service.model(g.model) or ModelInfo()
+        states = self.service.states() if model.is_one_of_several else {}
+        named = {"model": model.name} if model.is_one_of_several else {}
         return render_template(
             "page.html",
             cards=cards,
             problem=problem,
             model=model,
-            said=(model or ModelInfo()).said,
-            view=(model or ModelInfo()).view,
+            named=named,
+            address=_address(model.name) if named else url_for("index"),
+            tabs=[(state, _address(name)) for name, state in states.items()],
+            said=model.said,
+            view=model.view,
             typed=_typed(),
             samples=SAMPLES,
             texts=TEXTS,
@@ -213,7 +233,7 @@ class Views:
         return self._view() != "photos"
 
     def _view(self) -> words.View:
-        return (self.service.model() or ModelInfo()).view
+        return (self.service.model(g.get("model", "")) or ModelInfo()).view
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
@@ -232,12 +252,13 @@ class Views:
             raise TooLargeError
         content = self._decoder.for_the_api(photo.content)
         client_left = request.environ.get("waitress.client_disconnected", lambda: False)
-        model = self.service.model()
-        most = len(model.labels) if model and model.labels else TOP_K
-        answer = self.api.predict(content, g.request_id, client_left, g.traceparent, min(TOP_K, most))
-        verdict = words.verdict(answer.top, model.thresholds if model else words.Thresholds())
-        title = model.title if model else ""
-        return Outcome(answer, verdict, self.feedback.sign(photo.content, *answer.top[0], title))
+        model = self.service.model(g.model) or ModelInfo()
+        top_k = min(TOP_K, len(model.labels) or TOP_K)
+        name = model.name if model.is_one_of_several else None
+        answer = self.api.predict(content, g.request_id, client_left, g.traceparent, top_k, name)
+        verdict = words.verdict(answer.top, model.thresholds)
+        token = self.feedback.sign(photo.content, *answer.top[0], model.title)
+        return Outcome(answer, verdict, token)
 
     def _try(self, photo: Photo) -> tuple[Outcome | None, PageError | None]:
         """Returns the outcome or the error, so that one photo's error stays on its card."""
@@ -258,7 +279,7 @@ def answer_error(views: Views, error: PageError) -> Response:
     if _wants_json():
         body: dict[str, Any] = error.body()  # Any: JSON
         response = jsonify({"request_id": g.get("request_id"), **body, "page": asdict(said)})
-    elif request.path == "/" and (
+    elif request.endpoint in ("post", "post_tab") and (
         isinstance(error, UploadError) or (views.shows_a_form and type(error) is not PageError)
     ):
         response = make_response(views.page([], said))
@@ -267,6 +288,12 @@ def answer_error(views: Views, error: PageError) -> Response:
     response.status_code = error.status
     response.headers.update(error.headers)
     return response
+
+
+def _address(name: str) -> str:
+    """Returns the address of a model's tab: `/NAME`, or `/?model=NAME` where the page has that path."""
+    endpoint = "index" if f"/{name}" in OWN_PATHS else "tab"
+    return url_for(endpoint, model=name)
 
 
 def _typed() -> Mapping[str, str] | None:

@@ -1,13 +1,14 @@
 """Words for visitors: an answer as a sentence, an error as what happened and what to do.
 
-What a page says depends on its view: `photos`, `text`, `question`, `form` or `tensors`.
+What a page says depends on its view: `photos`, `text`, `question`, `form` or `tensors`; `waiting` for a
+model that has never been in service.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-View = Literal["photos", "text", "question", "form", "tensors"]
+View = Literal["photos", "text", "question", "form", "tensors", "waiting"]
 
 DEFAULT_PROBABILITY = 0.5
 DEFAULT_MARGIN = 0.15
@@ -109,6 +110,13 @@ VIEWS: dict[View, ViewWords] = {
         "The request stays here",
         "A request goes " + REST.format("model"),
     ),
+    "waiting": ViewWords(
+        "{name}",
+        "",
+        "This tab opens by itself",
+        "",
+        "",
+    ),
 }
 UNSURE_PHOTO = "The scores are low or close together. It may be something else, or nothing it knows."
 UNSURE_TEXT = "The scores are low or close together. It may be none of these."
@@ -198,6 +206,13 @@ def error(code: str, status: int, view: View = "photos", detail: str = "") -> Er
         general = SERVER_ERROR if status >= 500 else REQUEST_CLIENT_ERROR
         entry = REQUEST_ERRORS.get(code) or ERRORS.get(code, general)
     return ErrorWords(entry[0], entry[1] or sentence(detail))
+
+
+def waiting(state: str, reason: str) -> str:
+    """Returns what a page says of a model that has never been in service."""
+    if state == "unavailable":
+        return f"This model is not available. The service says: {reason}"
+    return "This model is still warming up. This tab opens by itself as soon as the model is ready."
 
 
 def sentence(detail: str) -> str:

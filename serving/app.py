@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
 from serving import __version__
-from serving.engine.provider import EngineProvider, LocalEngine
+from serving.engine.provider import EngineProvider, LocalEngines
 from serving.http.middleware import (
     AccessLogMiddleware,
     ErrorMiddleware,
@@ -25,10 +25,10 @@ from serving.http.middleware import (
 from serving.inference.service import InferenceService
 from serving.logging import configure_logging
 from serving.metrics import Metrics
-from serving.model import Model
+from serving.model import Model, configured_models
 from serving.protocols import admin, native, tfserving, torchserve
-from serving.protocols.catalog import ModelCatalog
-from serving.protocols.documentation import describe_model
+from serving.protocols.catalog import CatalogEntry, ModelCatalog
+from serving.protocols.documentation import describe_models
 from serving.protocols.pipeline import Pipeline
 from serving.protocols.tcp import TcpServer
 from serving.protocols.v2 import http as v2
@@ -49,18 +49,23 @@ CORS_REQUEST_HEADERS = [
 CORS_RESPONSE_HEADERS = ["X-Request-ID", "Server-Timing", "X-Input-Truncated", "Retry-After"]
 
 
-def create_app(settings: Settings, backend: str, provider: EngineProvider | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    backend: str,
+    models: Mapping[str, Model] | None = None,
+    provider: EngineProvider | None = None,
+) -> FastAPI:
     """Returns the ASGI application; `app.state.service` is its inference service.
 
-    `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. Without
-    `provider`, the application starts its own engine. Raises ConfigurationError when the model cannot
-    be described.
+    `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. `models` are
+    those that the settings name, if they have been read. Without `provider`, the application starts its
+    own engines. Raises ConfigurationError when a model cannot be described.
     """
     configure_logging(settings)
-    provider = provider or LocalEngine(settings, planner(backend, settings))
+    models = models or configured_models(settings)  # a mistake there ends the start now
+    provider = provider or LocalEngines(settings, planner(backend, settings), models)
     metrics = Metrics(provider.shares_ports)
-    Model.read_checked(settings.model_dir, settings.model_sha256)  # a mistake there ends the start now
-    service = InferenceService(settings, metrics, provider)
+    service = InferenceService(settings, metrics, provider, models)
     pipeline, catalog = Pipeline(service), ModelCatalog(service)
     tcp = TcpServer(pipeline)
     tracer = make_tracer(settings)
@@ -82,7 +87,7 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
         telemetry={"tracing": False, "metrics": False, "logs": False},  # asked at every request
     )
     app.state.service = service
-    app.openapi = partial(document, app, service, catalog)  # type: ignore[method-assign]
+    app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
     errors: dict[str, ErrorShape] = {}
     for router in routers(pipeline, catalog, errors):
         app.router.routes.extend(router.routes)  # `include_router` adds a layer to every request: 20 us
@@ -93,12 +98,16 @@ def create_app(settings: Settings, backend: str, provider: EngineProvider | None
     return app
 
 
-def document(app: FastAPI, service: InferenceService, catalog: ModelCatalog) -> dict[str, Any]:
-    """Returns the OpenAPI document, with what the model in service takes and answers."""
+def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:
+    """Returns the OpenAPI document, with what the models in service take and answer."""
     with warnings.catch_warnings():  # of operations with one name: they get names of their own
         warnings.simplefilter("ignore", UserWarning)
         schema = copy.deepcopy(FastAPI.openapi(app))
-    describe_model(schema, service.active.task, catalog.entries)
+    entries: dict[str, list[CatalogEntry]] = {}
+    for entry in catalog.entries.values():
+        entries.setdefault(entry.model.description.name, []).append(entry)
+    if entries:  # else all have been unloaded
+        describe_models(schema, [*entries.values()])
     return schema
 
 

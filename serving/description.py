@@ -114,7 +114,7 @@ class Thresholds(BaseModel):
 class Int8Verdict(BaseModel):
     """Whether an int8 file agrees with fp32, as far as the service asks.
 
-    `training.export` writes more (`training.int8_verdict.Verdict`), which is kept.
+    `servery export` writes more (`training.int8_verdict.Verdict`), which is kept.
     """
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
@@ -128,13 +128,20 @@ class Int8Verdict(BaseModel):
     sample_difference: float
     """`precision_check.mean_difference` from fp32 on the sample images; the check at load repeats it."""
 
+    method: str = ""
+    """How the file was made; empty for a file that was made elsewhere."""
+
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Of a model."""
+
 
 class ModelDescription(BaseModel):
     """Content of `model.json`."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=NAME)]
     version: Annotated[str, Field(pattern="^[1-9][0-9]*$")]
     """Subfolder that holds the weights."""
 
@@ -171,6 +178,14 @@ class ModelDescription(BaseModel):
 
     body_size: Side | None = None
     """Side in pixels to which the network reduces its input; None: no reduction."""
+
+    instances: PositiveInt | Literal["auto"] | None = None
+    """For this and the next three, see the settings of these names: this model's own, which beat
+    SERVING_INSTANCES and the like, and are beaten by SERVING_INSTANCES__NAME."""
+
+    max_batch_size: PositiveInt | Literal["auto"] | None = None
+    max_queue_delay_us: NonNegativeInt | None = None
+    precision: Literal["auto", "fp32", "fp16", "bf16", "int8"] | None = None
 
     files: dict[str, Sha256] = {}
     """SHA-256 of each file, by its path in the folder; graphs of `tensor` and of tasks about texts may

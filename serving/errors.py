@@ -123,7 +123,7 @@ class SlowBodyError(RequestError):
 
 
 class PayloadTooLargeError(RequestError):
-    """Body has more bytes than the limit."""
+    """Body, or the answer to a large request, has more bytes than the limit."""
 
     status = 413
     code = "payload_too_large"

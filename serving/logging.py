@@ -66,9 +66,13 @@ def logger() -> structlog.typing.FilteringBoundLogger:
     return log
 
 
-def configure_logging(settings: Settings) -> None:
-    """Sets the format and level of this process's logs; the composition root calls it once."""
+def configure_logging(settings: Settings, **fields: str) -> None:
+    """Sets the format and level of this process's logs; the composition root calls it once.
+
+    `fields` are added to every line.
+    """
     processors: list[structlog.typing.Processor] = [
+        *([lambda _logger, _method, event: {**fields, **event}] if fields else []),
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

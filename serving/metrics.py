@@ -6,7 +6,8 @@ in every frontend, from the shared memory at each scrape.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter as Counting
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -22,6 +23,7 @@ from serving.system import cpus
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
+MODEL = ("model",)  # label of what is counted for each model
 PROC = Path("/proc")
 WEB = b"serving.cluster.frontend"
 
@@ -36,11 +38,13 @@ class Metrics:
         self._engine = EngineCollector(shared)
         self.registry.register(self._engine)
 
-        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        def counter(name: str, text: str, labels: Sequence[str] = MODEL) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
 
-        def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=self.registry)
+        def histogram(
+            name: str, text: str, buckets: Sequence[float] = SECONDS, labels: Sequence[str] = MODEL
+        ) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
         self.requests = counter(
             "serving_requests",
@@ -50,6 +54,7 @@ class Metrics:
         self.total = histogram(
             "serving_request_seconds",
             "Time that the server takes from a request's first byte to its answer.",
+            labels=(),
         )
         self.decode = histogram(
             "serving_decode_seconds", "Time that preparing an input takes, such as decoding an image."
@@ -68,20 +73,13 @@ class Metrics:
         )
         self.expired = counter("serving_expired", "Requests that missed their deadline.")
 
-    def follow(self, memory: Memory, frontends: int) -> None:
-        """Reads the engine's figures from this memory from now on; `frontends` use the engine."""
-        self._engine.follow(memory, frontends)
+    def follow(self, model: str, memory: Memory, frontends: int) -> None:
+        """Reads a model's figures from this engine's memory from now on; `frontends` use the engine."""
+        self._engine.follow(model, memory, frontends)
 
-    def observe_item(self, state: State, outcome: ItemResult | None) -> None:
-        """Counts an input that left the engine, and the batch if the input is its leader."""
-        if outcome is None:
-            if state in (State.SKIPPED, State.EXPIRED):
-                self.skipped.inc()
-            return
-        self.queue.observe(outcome.queue_s)
-        if outcome.is_batch_leader:
-            self.infer.observe(outcome.infer_s)
-            self.batch_size.observe(outcome.batch_size)
+    def withdraw(self, model: str, failed: bool) -> None:
+        """Stops reading a model's figures; one that has `failed` is reported without ready workers."""
+        self._engine.withdraw(model, failed)
 
     def text(self) -> bytes:
         """Returns all series of all frontends in Prometheus' text format."""
@@ -93,61 +91,97 @@ class Metrics:
         return generate_latest(registry)
 
 
+class ModelMetrics:
+    """The series of one model that a web process counts itself."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.decode = metrics.decode.labels(model)
+        self.skipped = metrics.skipped.labels(model)
+        self.cancelled = metrics.cancelled.labels(model)
+        self.expired = metrics.expired.labels(model)
+        self._queue = metrics.queue.labels(model)
+        self._infer = metrics.infer.labels(model)
+        self._batch_size = metrics.batch_size.labels(model)
+
+    def observe_item(self, state: State, outcome: ItemResult | None) -> None:
+        """Counts an input that left the engine, and the batch if the input is its leader."""
+        if outcome is None:
+            if state in (State.SKIPPED, State.EXPIRED):
+                self.skipped.inc()
+            return
+        self._queue.observe(outcome.queue_s)
+        if outcome.is_batch_leader:
+            self._infer.observe(outcome.infer_s)
+            self._batch_size.observe(outcome.batch_size)
+
+
 class EngineCollector(Collector):
-    """Collector of the engine's figures, which every frontend reads from the shared memory."""
+    """Collector of the engines' figures, which every frontend reads from the shared memory."""
 
     def __init__(self, shared: bool) -> None:
         self._shared = shared
-        self._memory: Memory | None = None
-        self._frontends = self._restarts_before = self._out_of_memory_before = 0
+        self._memories: dict[str, Memory] = {}
+        self._failed: set[str] = set()
+        self._frontends = 0
+        self._restarts_before: Counting[str] = Counting()
+        self._out_of_memory_before: Counting[str] = Counting()
 
-    def follow(self, memory: Memory, frontends: int) -> None:
-        """Reads this memory from now on; counters go on from the engine before."""
-        if self._memory:
-            self._restarts_before += self._memory.restarts[0]
-            self._out_of_memory_before += sum(self._memory.out_of_memory)
-        self._memory, self._frontends = memory, frontends
+    def follow(self, model: str, memory: Memory, frontends: int) -> None:
+        """Reads this memory from now on; counters go on from the model's engine before."""
+        self.withdraw(model, failed=False)
+        self._memories[model], self._frontends = memory, frontends
+
+    def withdraw(self, model: str, failed: bool) -> None:
+        """Stops reading the model's memory, but for what has been counted."""
+        if before := self._memories.pop(model, None):
+            self._restarts_before[model] += before.restarts[0]
+            self._out_of_memory_before[model] += sum(before.out_of_memory)
+        (self._failed.add if failed else self._failed.discard)(model)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the engine's metrics; the registry calls it at each scrape."""
-        if self._memory is None:
+        """Yields the engines' metrics; the registry calls it at each scrape."""
+        if not self._memories and not self._failed:
             return
-        memory = self._memory
-        free = memory.free_slots
-        depth = memory.state.tolist().count(State.QUEUED)
-        restarts = self._restarts_before + memory.restarts[0]
-        full = self._out_of_memory_before + sum(memory.out_of_memory)
-        cpu_s = web_cpu_seconds(self._shared)
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        yield gauge("serving_queue_depth", "Inputs that wait for a worker.", depth)
-        yield gauge("serving_free_slots", "Inputs that the server can still accept.", free)
-        yield gauge(
-            "serving_ready_workers", "Workers that can compute batches now.", memory.ready_workers[0]
+        depth = gauge("serving_queue_depth", "Inputs that wait for a worker.", labels=MODEL)
+        free = gauge("serving_free_slots", "Inputs that the server can still accept.", labels=MODEL)
+        ready = gauge("serving_ready_workers", "Workers that can compute batches now.", labels=MODEL)
+        restarts = counter(
+            "serving_worker_restarts", "Workers that died and that the server replaced.", labels=MODEL
         )
-        yield counter(
-            "serving_worker_restarts", "Workers that died and that the server replaced.", restarts
-        )
-        yield gauge(
-            "serving_batch_cap", "Largest batch that every worker accepts now.", memory.smallest_cap
-        )
-        yield counter(
+        cap = gauge("serving_batch_cap", "Largest batch that every worker accepts now.", labels=MODEL)
+        full = counter(
             "serving_out_of_memory",
             "Batches that did not fit into a device's memory; each one halved a worker's batch cap.",
-            full,
+            labels=MODEL,
         )
+        for model, memory in self._memories.items():
+            for family, value in (
+                (depth, memory.state.tolist().count(State.QUEUED)),
+                (free, memory.free_slots),
+                (ready, memory.ready_workers[0]),
+                (restarts, self._restarts_before[model] + memory.restarts[0]),
+                (cap, memory.smallest_cap),
+                (full, self._out_of_memory_before[model] + sum(memory.out_of_memory)),
+            ):
+                family.add_metric([model], value)
+        for model in self._failed:
+            ready.add_metric([model], 0)
+        yield from (depth, free, ready, restarts, cap, full)
         yield gauge(
             "serving_web_processes",
             "Web processes: they speak HTTP and prepare inputs.",
             self._frontends,
         )
+        cpu_s = web_cpu_seconds(self._shared)
         yield counter("serving_web_cpu_seconds", "CPU time that the web processes have used.", cpu_s)
         yield gauge("serving_cores", "CPU cores that this service can use.", cpus.usable())
-        yield from gpu_metrics(memory)
+        yield from gpu_metrics(self._memories.values())
 
 
-def gpu_metrics(memory: Memory) -> Iterator[Metric]:
-    """Yields the GPUs' metrics; none on a CPU."""
-    seen = gpu_monitor.figures(memory)
+def gpu_metrics(memories: Iterable[Memory]) -> Iterator[Metric]:
+    """Yields the metrics of the GPUs that any engine uses; none on a CPU."""
+    seen = {one.index: one for memory in memories for one in gpu_monitor.figures(memory)}
     if not seen:
         return
     busy = GaugeMetricFamily(
@@ -157,7 +191,7 @@ def gpu_metrics(memory: Memory) -> Iterator[Metric]:
         "serving_gpu_memory_used_bytes", "GPU memory in use, by all programs together.", labels=["gpu"]
     )
     total = GaugeMetricFamily("serving_gpu_memory_bytes", "GPU memory in total.", labels=["gpu"])
-    for one in seen:
+    for one in seen.values():
         label = [str(one.index)]
         busy.add_metric(label, one.busy_percent / 100)
         used.add_metric(label, one.memory_used_bytes)

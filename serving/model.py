@@ -13,15 +13,18 @@ Called at start by the service, the supervisor and the workers.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
 from serving import huggingface
-from serving.description import GRAPH, INT8_KINDS, Int8Verdict, Kind, ModelDescription
+from serving.description import GRAPH, INT8_KINDS, NAME, Int8Verdict, Kind, ModelDescription
 from serving.errors import ConfigurationError, in_words
+from serving.settings import OF_A_MODEL, Settings
 from serving.task_kinds import TENSOR, kind_of
 
 MOST_NAMES = 5  # in a message
@@ -37,11 +40,19 @@ class Model:
         self.path = path or folder
 
     @classmethod
-    def read(cls, folder: Path, version: str | None = None) -> "Model":
+    def read(cls, folder: Path, version: str | None = None, name: str = "") -> "Model":
         """Reads the description of a version, by default of the one in `model.json`.
 
-        `folder` may also be an .onnx file. Raises ConfigurationError.
+        `folder` may also be an .onnx file; `name` takes the place of the model's own. Raises
+        ConfigurationError.
         """
+        model = cls._read(folder, version)
+        if name:
+            model.description = model.description.model_copy(update={"name": name})
+        return model
+
+    @classmethod
+    def _read(cls, folder: Path, version: str | None) -> "Model":
         if folder.suffix == ".onnx" and folder.is_file():
             name = folder.resolve().parent.name if folder.name == GRAPH else folder.stem
             return cls(folder.parent, graph_description(folder, name, "1"), folder)
@@ -67,19 +78,16 @@ class Model:
         """Class names in the order of the outputs."""
         return self.description.labels
 
-    @classmethod
-    def read_checked(cls, folder: Path, sha256: str | None) -> "Model":
-        """Reads the version that `model.json` names; `sha256` is that file's digest where it is known.
+    @property
+    def names(self) -> dict[str, Literal["request", "tensor"]]:
+        """Names by which clients may ask for the model, its own first, and the form of each."""
+        own: Literal["request", "tensor"] = "tensor" if self.description.task == TENSOR else "request"
+        return {self.description.name: own} | self.description.aliases
 
-        Raises ConfigurationError, also for another file.
-        """
-        model = cls.read(folder)
-        path = folder / "model.json"
-        if sha256 and not path.exists():
-            raise ConfigurationError(f"{path} is missing, whose SHA-256 is to be {sha256}")
-        if sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-            raise ConfigurationError(f"{path} is not the file whose SHA-256 is {sha256}")
-        return model
+    def settings(self, common: Settings) -> Settings:
+        """Returns the common settings, with this model's own in place. Raises ConfigurationError."""
+        own = self.description.model_dump(include=set(OF_A_MODEL))
+        return common.of_model(self.description.name, own)
 
     def has(self, kind: Kind) -> bool:
         """Returns whether the folder has this file, in model.json or not."""
@@ -115,7 +123,7 @@ class Model:
         if expected is None:
             raise ConfigurationError(
                 f"the model {self.description.name} has no {relative} for this backend: "
-                f"no model.json in {self.folder} names one (training.export writes both)"
+                f"no model.json in {self.folder} names one (servery export writes both)"
             )
         return self.checked(relative)
 
@@ -201,3 +209,44 @@ def listed(names: Sequence[str]) -> str:
     """Returns the first names, and how many there are if these are not all."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
+
+
+def configured_models(settings: Settings) -> dict[str, Model]:
+    """Reads the models to serve, by name, the default first.
+
+    Raises ConfigurationError for a mistake in a folder, for another model.json than `model_sha256`, for
+    wrong settings, and for names that two models have.
+    """
+    models: dict[str, Model] = {}
+    owners: dict[str, str] = {}
+    for place in settings.models or [str(settings.model_dir)]:
+        name, equals, folder = place.partition("=") if settings.models else ("", "", place)
+        if equals and not re.fullmatch(NAME, name):
+            raise ConfigurationError(f"SERVING_MODELS: {name!r} cannot be a model's name")
+        model = Model.read(Path(folder if equals else place), name=name if equals else "")
+        check_digest(model, settings.model_sha256)
+        model.settings(settings)
+        for alias in model.names:
+            if alias in owners:
+                both = f"{owners[alias]} and {place}"
+                raise ConfigurationError(f"two models are named {alias}: {both}; write NAME=FOLDER")
+            owners[alias] = place
+        models[model.description.name] = model
+    return models
+
+
+def stored_models(settings: Settings) -> dict[str, Path]:
+    """Returns the folders that lie in the store, by name: models that may be loaded later."""
+    if settings.model_store is None:
+        return {}
+    places = sorted(settings.model_store.iterdir())
+    return {place.name: place for place in places if re.fullmatch(NAME, place.name) and place.is_dir()}
+
+
+def check_digest(model: Model, sha256: str | None) -> None:
+    """Raises ConfigurationError for another model.json than the one whose digest is known."""
+    path = model.folder / "model.json"
+    if sha256 and not path.exists():
+        raise ConfigurationError(f"{path} is missing, whose SHA-256 is to be {sha256}")
+    if sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        raise ConfigurationError(f"{path} is not the file whose SHA-256 is {sha256}")

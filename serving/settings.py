@@ -3,9 +3,13 @@
 Composition roots make them and pass them on; a worker makes its own from the same environment.
 """
 
+import os
+import re
+from collections.abc import Container, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     DirectoryPath,
@@ -27,13 +31,19 @@ from pydantic_settings import (
 
 from serving.errors import ConfigurationError, in_words
 
-ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food11")
+"""The shipped model: in the package where that is installed, beside it in a checkout."""
+
 Protocol = Literal["v2", "tfserving", "torchserve"]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 AtMost1024 = Annotated[int, Field(ge=1, le=1024)]
 AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
+OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision")
+"""Settings that a model may have of its own."""
 
 
 class Settings(BaseSettings):
@@ -43,8 +53,16 @@ class Settings(BaseSettings):
         env_prefix="SERVING_", use_attribute_docstrings=True, protected_namespaces=()
     )
 
-    model_dir: Path = ROOT / "models" / "food11"
+    model_dir: Path = FOOD11
     """Folder with `model.json` and the weights, or an .onnx file."""
+
+    models: Annotated[list[str], NoDecode] = []
+    """Folders of several models to serve, separated by commas, each with a name of its own in front if
+    that of the model will not do: `models/food11,sentiment=path/to/export`. The first is the default.
+    Empty: `model_dir` alone."""
+
+    model_store: DirectoryPath | None = None
+    """Folder of model folders that may be loaded while the service runs, each by its folder's name."""
 
     model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the folder's `model.json`, which names those of all weights: the service starts with no
@@ -141,6 +159,13 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20 * 1024 * 1024
     """Largest body that is accepted, in bytes."""
 
+    max_request_items: AtMostAMillion = 4096
+    """Most inputs of one request, in every protocol; those beyond a quarter of `queue_size` wait in the
+    web process for their turn."""
+
+    max_answer_bytes: PositiveInt = 256 * 1024 * 1024
+    """Largest answer to such a request: bytes of the network's outputs, before they become JSON."""
+
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
     """Most bytes of all request bodies at a time; more is answered 503 `overloaded`."""
 
@@ -185,13 +210,35 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, **values: str | int) -> "Settings":
-        """Reads the environment, which `values` override. Raises ConfigurationError with the names."""
+        """Reads the environment, which `values` of the command line override.
+
+        Raises ConfigurationError with the names of flags and variables.
+        """
         try:
             return cls(**values)  # type: ignore[arg-type]  # checked there
         except ValidationError as error:
-            raise ConfigurationError(in_words(error, lambda name: f"SERVING_{name.upper()}")) from error
+            raise ConfigurationError(in_words(error, partial(flag_or_variable, values))) from error
         except (SettingsError, OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"SERVING_SECRETS_DIR cannot be read: {error}") from error
+
+    def of_model(self, name: str, described: Mapping[str, Any]) -> "Settings":
+        """Returns the settings of a model: SERVING_SETTING__NAME, else `described`, else these.
+
+        NAME is in capital letters, with `_` for what is no letter or digit. `described` is from its
+        model.json. Raises ConfigurationError.
+        """
+        settings = self.model_copy()
+        for field in OF_A_MODEL:
+            variable = variable_of_model(field, name)
+            place, value = f"{field} in model.json", described.get(field)
+            if variable in os.environ:
+                place, value = variable, os.environ[variable]
+            try:
+                if value is not None:
+                    self.__pydantic_validator__.validate_assignment(settings, field, value)
+            except ValidationError as error:
+                raise ConfigurationError(in_words(error).replace(field, place, 1)) from error
+        return settings
 
     @classmethod
     def settings_customise_sources(
@@ -208,7 +255,9 @@ class Settings(BaseSettings):
             return init_settings, env_settings
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=folder)
 
-    @field_validator("cors_origins", "devices", "protocols", "preferred_batch_sizes", mode="before")
+    @field_validator(
+        "cors_origins", "devices", "models", "protocols", "preferred_batch_sizes", mode="before"
+    )
     @classmethod
     def split_list(cls, value: object) -> object:
         """Splits text at its commas: `a, b` has two values."""
@@ -221,7 +270,7 @@ class Settings(BaseSettings):
     def check_extra(cls, value: str | None) -> str | None:
         """Checks that the packages are there: FastAPI itself brings OpenTelemetry's API only."""
         if value and not (find_spec("opentelemetry") and find_spec("opentelemetry.exporter")):
-            raise ValueError("traces need the extra otel: pip install '.[otel]'")
+            raise ValueError("traces need the extra otel: pip install 'servery[otel]'")
         return value
 
     @field_validator("api_key", "admin_key")
@@ -232,3 +281,18 @@ class Settings(BaseSettings):
         if text != text.strip() or not text.isprintable():
             raise ValueError("a key has no space at its ends and no control characters")
         return value
+
+
+def flag_or_variable(flags: Container[str], name: str) -> str:
+    """Returns how a user has set a field: as one of the `flags`, or as an environment variable."""
+    return flag(name) if name in flags else f"SERVING_{name.upper()}"
+
+
+def flag(name: str) -> str:
+    """Returns a field's option on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_of_model(field: str, name: str) -> str:
+    """Returns the environment variable that sets a field for the model of that name."""
+    return f"SERVING_{field.upper()}__{re.sub(r'[^A-Z0-9]', '_', name.upper())}"

@@ -15,6 +15,7 @@ Array = NDArray[Any]
 Item = Sequence[Array]
 """One input of a request: an array per input tensor, in the signature's order, without a batch axis."""
 
+NOT_COMPARED = "whether its items depend on each other is not known"
 EXAMPLE_LENGTHS = (16, 64, 256)
 """Sizes of varying axes with which networks are tried and measured at load, within their limits."""
 
@@ -67,6 +68,13 @@ class Signature:
 
     batch_size: int = 0
     """The only batch size that the network computes; smaller batches are filled up. 0: any size."""
+
+    is_batched: bool = True
+    """Whether the network's tensors begin with the batch axis; else its shapes are those of the one item
+    that it computes at a time. The engine's arrays always begin with it."""
+
+    batch_note: str = ""
+    """Why there is no batch dimension, or why items were not compared; empty if neither applies."""
 
     normalises: bool = False
     """Whether the input is an image, uint8 [height, width, 3], that the backend normalises first."""

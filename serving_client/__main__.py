@@ -1,36 +1,42 @@
 """Command line: asks a running service about photos, texts or a paragraph, and prints its answers.
 
-`python -m serving_client photo.jpg ...`, `--text "..."`, or `--question "..." --context-file FILE`; with
-`--url tcp://HOST:PORT` over the service's TCP port.
+`servery ask photo.jpg ...`, or `python -m serving_client`; `--text "..."`, `--question "..."
+--context-file FILE`, or `--json '{...}'` for the request of any model; with `--url tcp://HOST:PORT` over
+the service's TCP port.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
+from serving_client.calls import RequestOptions
 from serving_client.client import Client
 from serving_client.errors import ServingClientError
 from serving_client.options import DEFAULT_URL
-from serving_client.results import Prediction, QuestionAnswer
+from serving_client.results import Prediction, QuestionAnswer, Result
 from serving_client.tcp import TcpClient
 
-Asked = tuple[str, Prediction | QuestionAnswer | ServingClientError | None]
+Asked = tuple[str, Result | ServingClientError | None]
 Photos = Annotated[list[str] | None, typer.Argument(help="Paths of pictures.", metavar="PHOTO...")]
 Texts = Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")]
 Questions = Annotated[list[str] | None, typer.Option(help="About the context; may be repeated.")]
 ContextFile = Annotated[
     typer.FileText | None, typer.Option(help="Text in UTF-8 that has the answers; - is stdin.")
 ]
+Fields = Annotated[
+    list[str] | None, typer.Option("--json", help="Fields of a request, as JSON; may be repeated.")
+]
 Url = Annotated[
     str, typer.Option(help="Base URL of the service, or tcp://HOST:PORT.", envvar="SERVING_URL")
 ]
 Key = Annotated[str | None, typer.Option(help="The service's API key.", envvar="SERVING_API_KEY")]
+Model = Annotated[str | None, typer.Option(help="Name of the model to ask, unless the default one.")]
 TopK = Annotated[int, typer.Option(min=1, help="How many classes or answers to print for each.")]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds for each, all tries together.")]
 Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Photos under way at the same time.")]
@@ -41,34 +47,46 @@ def main(
     text: Texts = None,
     question: Questions = None,
     context_file: ContextFile = None,
+    fields: Fields = None,
     url: Url = DEFAULT_URL,
     api_key: Key = None,
+    model: Model = None,
     top_k: TopK = 1,
     timeout_s: Timeout = 30.0,
     concurrency: Concurrency = 4,
 ) -> None:
     """Asks a running service. Ends with 1 when something was not answered."""
-    if sum(map(bool, (photos, text, question))) != 1 or bool(question) != bool(context_file):
-        raise typer.BadParameter("give PHOTO..., or --text, or --question with --context-file")
+    if sum(map(bool, (photos, text, question, fields))) != 1 or bool(question) != bool(context_file):
+        raise typer.BadParameter(
+            "give PHOTO..., or --text, or --question with --context-file, or --json"
+        )
     try:
+        requests = {text: parsed(text) for text in fields or ()}
         context = context_file.read() if context_file else ""
         if url.startswith("tcp://"):
-            asked_for = bodies(photos or [], text or [], question or [], context)
-            raise typer.Exit(int(over_tcp(url, api_key, top_k, timeout_s, asked_for)))
+            asked_for = [
+                *bodies(photos or [], text or [], question or [], context),
+                *((text, text.encode) for text in requests),
+            ]
+            raise typer.Exit(int(over_tcp(url, api_key, model, top_k, timeout_s, asked_for)))
         client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     failed = False
+    options: RequestOptions = {"top_k": top_k} if model is None else {"top_k": top_k, "model": model}
     with client:
         if photos:
-            items = client.predict_many(photos, concurrency=concurrency, top_k=top_k)
+            items = client.predict_many(photos, concurrency=concurrency, **options)
             results: Iterator[Asked] = (
                 (str(item.photo), item.prediction or item.error) for item in items
             )
         elif text:
-            results = each_of(text, partial(client.classify_text, top_k=top_k))
+            results = each_of(text, partial(client.classify_text, **options))
+        elif requests:
+            del options["top_k"]  # of classes and answers
+            results = each_of(requests, lambda text: client.call(requests[text], **options))
         else:
-            results = each_of(question or [], partial(client.answer, context=context, top_k=top_k))
+            results = each_of(question or [], partial(client.answer, context=context, **options))
         for asked in results:
             is_error = isinstance(asked[1], ServingClientError)
             failed |= is_error
@@ -76,7 +94,15 @@ def main(
     raise typer.Exit(int(failed))
 
 
-def each_of(texts: list[str], ask: Callable[[str], Prediction | QuestionAnswer]) -> Iterator[Asked]:
+def parsed(text: str) -> dict[str, Any]:
+    """Returns the fields of a request. Raises ValueError for what is not a JSON object."""
+    fields = json.loads(text)
+    if not isinstance(fields, dict):
+        raise ValueError(f"--json needs an object, not {text}")
+    return fields
+
+
+def each_of(texts: Iterable[str], ask: Callable[[str], Result]) -> Iterator[Asked]:
     """Asks one after the other; yields the error of what was not answered."""
     for text in texts:
         try:
@@ -104,9 +130,10 @@ def as_json(**fields: str) -> bytes:
 def over_tcp(
     url: str,
     key: str | None,
+    model: str | None,
     top_k: int,
     timeout_s: float,
-    asked: Iterator[tuple[str, Callable[[], bytes]]],
+    asked: Iterable[tuple[str, Callable[[], bytes]]],
 ) -> bool:
     """Asks one after the other on one connection, and prints the answers; returns whether one failed.
 
@@ -119,7 +146,7 @@ def over_tcp(
     try:
         with TcpClient(parts.hostname, parts.port, key, timeout_s) as client:
             for name, body in asked:
-                words, is_answer = tcp_line(client, body, top_k)
+                words, is_answer = tcp_line(client, body, model, top_k)
                 typer.echo(f"{name}: {words}", err=not is_answer)
                 failed |= not is_answer
     except OSError as error:
@@ -128,14 +155,16 @@ def over_tcp(
     return failed
 
 
-def tcp_line(client: TcpClient, body: Callable[[], bytes], top_k: int) -> tuple[str, bool]:
+def tcp_line(
+    client: TcpClient, body: Callable[[], bytes], model: str | None, top_k: int
+) -> tuple[str, bool]:
     """Returns the line for a request, and whether it was answered. Raises OSError of the connection."""
     try:
         content = body()
     except OSError as error:
         return str(error.strerror), False
     started = time.perf_counter()
-    answer = client.predict(content, top_k=top_k)
+    answer = client.predict(content, model=model, top_k=top_k)
     ms = (time.perf_counter() - started) * 1000
     if answer.status != 200:
         return f"{answer.content.get('detail')} ({answer.status})", False
@@ -149,16 +178,21 @@ def tcp_line(client: TcpClient, body: Callable[[], bytes], top_k: int) -> tuple[
     return f"{', '.join(scores) or json.dumps(other, ensure_ascii=False)} ({ms:.1f} ms)", True
 
 
-def line(asked: str, result: Prediction | QuestionAnswer | ServingClientError | None) -> str:
+def line(asked: str, result: Result | ServingClientError | None) -> str:
     """Formats one result: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
     if isinstance(result, Prediction):
         scores = [f"{score.label} {100 * score.probability:.1f} %" for score in result.top]
     elif isinstance(result, QuestionAnswer):
         scores = [f"{span.answer or 'no answer'} {100 * span.score:.1f} %" for span in result.top]
+    elif isinstance(result, Result):
+        scores = [json.dumps(result.body, ensure_ascii=False)]
     else:
         return f"{asked}: {result}"
     return f"{asked}: {', '.join(scores)} ({result.latency_s * 1000:.1f} ms)"
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command()(main)
+
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -94,6 +94,14 @@ class AsyncClient(Options):
         call = self._native(fields, options)
         return await self._ask(call, answers.question_answer, options, time.monotonic())
 
+    async def call(self, fields: Mapping[str, object], **options: Unpack[RequestOptions]) -> Result:
+        """Calls a model of any task with the fields of its request, as JSON; the answer is `body`.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        call = self._native(fields, options)
+        return await self._ask(call, answers.result, options, time.monotonic())
+
     def _native(self, fields: Mapping[str, object], options: RequestOptions) -> Call:
         """Builds a request of fields. Raises ValueError with another protocol."""
         if self.protocol != "native":
@@ -149,10 +157,13 @@ class AsyncClient(Options):
             for task in window:
                 task.cancel()
 
-    async def model(self, *, timeout_s: float | None = None) -> Model:
-        """Returns the served model. `timeout_s` replaces the client's own. Raises ServingClientError."""
+    async def model(self, name: str | None = None, *, timeout_s: float | None = None) -> Model:
+        """Returns the model of this name, by default the service's default model.
+
+        `timeout_s` replaces the client's own. Raises ServingClientError.
+        """
         model, _ = await self._exchange.ask(
-            calls.get(self._dialect.model_path),
+            calls.get(self._dialect.model_path(name)),
             self._dialect.model,
             deadline=self._deadline(timeout_s),
         )

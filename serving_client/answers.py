@@ -13,7 +13,16 @@ from serving_client.errors import (
     UnreachableError,
     class_for_status,
 )
-from serving_client.results import Model, Prediction, QuestionAnswer, Readiness, Score, Span, Timing
+from serving_client.results import (
+    Model,
+    Prediction,
+    QuestionAnswer,
+    Readiness,
+    Result,
+    Score,
+    Span,
+    Timing,
+)
 
 GATEWAY = (502, 504)  # without the service's JSON, a gateway sent them
 
@@ -78,7 +87,17 @@ def question_answer(answer: Answer, top_k: int | None) -> QuestionAnswer:
     return QuestionAnswer(**vars(best), top=top, **result_fields(answer, body))
 
 
-def result_fields(answer: Answer, body: Mapping[str, Any]) -> dict[str, Any]:
+def result(answer: Answer, _: int | None) -> Result:
+    """Reads the answer of `POST /predict`, whatever the model's task. Raises ServingClientError."""
+    if answer.status != 200:
+        raise error(answer)
+    body = answer.json()
+    if not isinstance(body, dict | list):
+        raise undocumented(answer)
+    return Result(**result_fields(answer, body))
+
+
+def result_fields(answer: Answer, body: Any) -> dict[str, Any]:  # Any: JSON
     """Returns the arguments of every result."""
     return {
         "timing": Timing.parse(answer.headers.get("server-timing", "")),

@@ -5,10 +5,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict
+from urllib.parse import quote
 
 
 class RequestOptions(TypedDict, total=False):
     """Options of one request, whatever it asks."""
+
+    model: str
+    """Name of the model to ask; unset: the service's default model, with Triton `food_classifier`."""
 
     top_k: int
     """Number of classes or answers to rank, from 1 to as many as the model has."""
@@ -61,11 +65,16 @@ def ask(fields: Mapping[str, object], options: RequestOptions) -> Call:
 def post(content_type: str, content: bytes, options: RequestOptions) -> Call:
     """Builds `POST /predict` of a body."""
     top_k = options.get("top_k")
-    path = "/predict" if top_k is None else f"/predict?top_k={top_k}"
+    path = of_model("/predict", options.get("model")) + (f"?top_k={top_k}" if top_k is not None else "")
     headers = {"Content-Type": content_type}
     if "priority" in options:
         headers["X-Priority"] = options["priority"]
     return Call("POST", path, headers, content)
+
+
+def of_model(path: str, model: str | None) -> str:
+    """Returns a path's variant for the model of this name; None: the default model's, as it is."""
+    return path if model is None else f"{path}/{quote(model, safe='')}"
 
 
 def get(path: str) -> Call:

@@ -4,7 +4,7 @@ So the logic exists once, deadlines are exact, and another thread can cancel any
 """
 
 import weakref
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import fields
 from types import TracebackType
@@ -15,7 +15,15 @@ from serving_client.calls import PredictOptions, RequestOptions
 from serving_client.loop import LoopThread
 from serving_client.options import Options
 from serving_client.photos import Photo
-from serving_client.results import BatchItem, Model, Prediction, QuestionAnswer, Readiness, Sample
+from serving_client.results import (
+    BatchItem,
+    Model,
+    Prediction,
+    QuestionAnswer,
+    Readiness,
+    Result,
+    Sample,
+)
 
 T = TypeVar("T")
 
@@ -83,6 +91,13 @@ class Client(Options):
         work = self._client.answer(question, context, allow_no_answer=allow_no_answer, **options)
         return self._wait(work)
 
+    def call(self, fields: Mapping[str, object], **options: Unpack[RequestOptions]) -> Result:
+        """Calls a model of any task with the fields of its request, as JSON; the answer is `body`.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        return self._wait(self._client.call(fields, **options))
+
     def submit(self, photo: Photo, **options: Unpack[PredictOptions]) -> Future[Prediction]:
         """Starts `predict` and returns its future at once.
 
@@ -120,9 +135,12 @@ class Client(Options):
             for future in window:
                 future.cancel()
 
-    def model(self, *, timeout_s: float | None = None) -> Model:
-        """Returns the served model. `timeout_s` replaces the client's own. Raises ServingClientError."""
-        return self._wait(self._client.model(timeout_s=timeout_s))
+    def model(self, name: str | None = None, *, timeout_s: float | None = None) -> Model:
+        """Returns the model of this name, by default the service's default model.
+
+        `timeout_s` replaces the client's own. Raises ServingClientError.
+        """
+        return self._wait(self._client.model(name, timeout_s=timeout_s))
 
     def ready(self, *, timeout_s: float | None = None) -> Readiness:
         """Returns whether photos can be classified now, and the reason if not; never retries.

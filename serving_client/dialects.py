@@ -22,7 +22,9 @@ class Dialect:
     prediction: Callable[[Answer, int | None], Prediction]
     """Reads an answer; takes the `top_k` that was requested."""
 
-    model_path: str
+    model_path: Callable[[str | None], str]
+    """Returns the path that describes the model of this name; None: the default model."""
+
     model: Callable[[Answer], Model]
     ready_path: str
     readiness: Callable[[Answer], Readiness]
@@ -32,7 +34,7 @@ DIALECTS: dict[Protocol, Dialect] = {
     "native": Dialect(
         predict=lambda photo, _, options: calls.predict(photo, options),
         prediction=answers.prediction,
-        model_path="/model",
+        model_path=lambda name: calls.of_model("/model", name),
         model=answers.model,
         ready_path="/health/ready",
         readiness=answers.readiness,
@@ -40,7 +42,7 @@ DIALECTS: dict[Protocol, Dialect] = {
     "triton": Dialect(
         predict=triton.predict,
         prediction=triton.prediction,
-        model_path=triton.CONFIG,
+        model_path=triton.config_path,
         model=triton.model,
         ready_path=triton.READY,
         readiness=triton.readiness,

@@ -56,7 +56,7 @@ class Result:
     tries: int = 1
     """Number of times the request was sent."""
 
-    body: Mapping[str, Any] = field(default_factory=dict, repr=False)  # Any: JSON
+    body: Any = field(default_factory=dict, repr=False)
     """JSON of the answer; with any protocol in the shape of the native one."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -72,12 +72,16 @@ class TcpClient:
         self,
         body: bytes,
         *,
+        model: str | None = None,
         top_k: int | None = None,
         timeout_ms: int | None = None,
         bulk: bool = False,
     ) -> int:
-        """Sends a request, whose body is one of `/predict`; returns its id. Raises OSError."""
-        options = {"top_k": top_k, "timeout_ms": timeout_ms, "key": self._key}
+        """Sends a request, whose body is one of `/predict`; returns its id. Raises OSError.
+
+        `model` is the name of the model to ask, by default the service's default model.
+        """
+        options = {"model": model, "top_k": top_k, "timeout_ms": timeout_ms, "key": self._key}
         options["priority"] = "bulk" if bulk else None
         self._last_id = self._last_id % MAX_ID + 1
         known = {name: value for name, value in options.items() if value is not None}
@@ -99,9 +103,9 @@ class TcpClient:
             raise ConnectionError(NOT_THE_SERVICE)
         return TcpAnswer(number, status, content)
 
-    def predict(self, body: bytes, *, top_k: int | None = None) -> TcpAnswer:
+    def predict(self, body: bytes, *, model: str | None = None, top_k: int | None = None) -> TcpAnswer:
         """Sends a request and returns its answer; no other request may be unanswered. Raises OSError."""
-        self.send(body, top_k=top_k)
+        self.send(body, model=model, top_k=top_k)
         return self.receive()
 
     def _exactly(self, size: int) -> bytes:

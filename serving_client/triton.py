@@ -1,8 +1,9 @@
 """Open Inference Protocol v2: builds its requests, reads its answers. Does no I/O.
 
-Knows one model, `food_classifier`, as Triton serves it from the output of `python -m triton_repository`
-and as the service itself serves it: BYTES `INPUT_IMAGE` in; BYTES `FOOD_LABEL` and FP32 `PROBABILITY`
-out, the `top_k` best of each. A server that ignores the parameter `top_k` answers the best one.
+Knows `food_classifier`, as Triton serves it from the output of `python -m triton_repository` and as the
+service itself serves it, and models of other names with the same tensors: BYTES `INPUT_IMAGE` in; BYTES
+`FOOD_LABEL` and FP32 `PROBABILITY` out, the `top_k` best of each. A server that ignores the parameter
+`top_k` answers the best one.
 """
 
 import base64
@@ -10,14 +11,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from serving_client import answers
+from serving_client import answers, calls
 from serving_client.answers import Answer
 from serving_client.calls import Call, PredictOptions
 from serving_client.errors import ServingClientError
 from serving_client.results import Model, Prediction, Readiness
 
-MODEL = "/v2/models/food_classifier"
-CONFIG, READY, INFER = f"{MODEL}/config", f"{MODEL}/ready", f"{MODEL}/infer"
+MODEL = "food_classifier"
+READY = f"/v2/models/{MODEL}/ready"
 JSON_LENGTH = "Inference-Header-Content-Length"
 DESCRIPTION = "model.json"
 LABEL, PROBABILITY = "FOOD_LABEL", "PROBABILITY"
@@ -45,16 +46,22 @@ def predict(photo: bytes, timeout_s: float, options: PredictOptions) -> Call:
         "outputs": [{"name": LABEL}, {"name": PROBABILITY}],
         "parameters": parameters,
     }
+    path = calls.of_model("/v2/models", options.get("model", MODEL)) + "/infer"
     headers: dict[str, str] = {"X-Priority": options["priority"]} if "priority" in options else {}
     if options.get("base64"):
         tensor["data"] = [base64.b64encode(photo).decode("ascii")]
         headers["Content-Type"] = "application/json"
-        return Call("POST", INFER, headers, json.dumps(content).encode())
+        return Call("POST", path, headers, json.dumps(content).encode())
     element = len(photo).to_bytes(4, "little") + photo
     tensor["parameters"] = {"binary_data_size": len(element)}
     head = json.dumps(content).encode()
     headers |= {"Content-Type": "application/octet-stream", JSON_LENGTH: str(len(head))}
-    return Call("POST", INFER, headers, head + element)
+    return Call("POST", path, headers, head + element)
+
+
+def config_path(model: str | None) -> str:
+    """Returns the path of a model's configuration."""
+    return calls.of_model("/v2/models", model or MODEL) + "/config"
 
 
 def prediction(answer: Answer, top_k: int | None) -> Prediction:

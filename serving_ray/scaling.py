@@ -4,8 +4,10 @@ A replica reports both (`Load`), and Serve's controller decides (`follow_load`).
 """
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
+from serving.inference.served_model import ServedModel
 from serving.inference.service import InferenceService
 
 BUSY_SHARE = 0.7
@@ -15,33 +17,59 @@ QUEUE_S = 0.1
 """Mean wait of a request for a worker, in seconds, from which there are too few replicas."""
 
 
+@dataclass
+class Figures:
+    """What the engine of one model has done since its start, or in a time."""
+
+    infer_ns: int = 0
+    queue_ns: int = 0
+    requests: int = 0
+
+    @classmethod
+    def of(cls, model: ServedModel) -> "Figures":
+        """Adds up a model's statistics."""
+        totals = [model.statistics(index) for index in range(len(model.signatures))]
+        return cls(
+            sum(batch.infer_ns for _, by_size in totals for batch in by_size.values()),
+            sum(total.queue_ns for total, _ in totals),
+            sum(total.successes for total, _ in totals),
+        )
+
+    def __sub__(self, before: "Figures") -> "Figures":
+        """Returns the difference, at least 0: another version's engine starts at 0."""
+        return Figures(
+            max(0, self.infer_ns - before.infer_ns),
+            max(0, self.queue_ns - before.queue_ns),
+            max(0, self.requests - before.requests),
+        )
+
+
 class Load:
     """Load of one replica between two calls of `since_last_time`."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._before = (time.monotonic(), 0, 0, 0)
+        self._time = time.monotonic()
+        self._before: dict[str, Figures] = {}
 
     def since_last_time(self) -> dict[str, float]:
-        """Returns `busy`, the workers' busy share, and `queue_s`, a request's mean wait in seconds.
+        """Returns `busy` and `queue_s` for the models in service.
 
-        Both are 0 while nothing is computed. Raises UnavailableError before the model is loaded.
+        `busy` is the busy share of the workers of the busiest model, `queue_s` a request's mean wait in
+        seconds, whatever its model. Both are 0 while nothing is computed.
         """
-        model = self._service.active
-        totals = [model.statistics(index) for index in range(len(model.signatures))]
-        now = (
-            time.monotonic(),
-            sum(batch.infer_ns for _, by_size in totals for batch in by_size.values()),
-            sum(total.queue_ns for total, _ in totals),
-            sum(total.successes for total, _ in totals),
-        )
-        seconds, infer_ns, queue_ns, requests = (a - b for a, b in zip(now, self._before, strict=True))
-        self._before = now
-        workers = max(1, model.ready_workers)
-        return {
-            "busy": max(0.0, infer_ns / 1e9 / workers / max(seconds, 1e-9)),
-            "queue_s": max(0.0, queue_ns / 1e9 / max(requests, 1)),
-        }
+        models = self._service.models
+        now, figures = time.monotonic(), {name: Figures.of(model) for name, model in models.items()}
+        seconds = max(now - self._time, 1e-9)
+        done = {name: total - self._before.get(name, Figures()) for name, total in figures.items()}
+        self._time, self._before = now, figures
+        shares = [
+            done[name].infer_ns / 1e9 / max(1, model.ready_workers) / seconds
+            for name, model in models.items()
+        ]
+        requests = sum(figure.requests for figure in done.values())
+        queue_ns = sum(figure.queue_ns for figure in done.values())
+        return {"busy": max(shares, default=0.0), "queue_s": queue_ns / 1e9 / max(requests, 1)}
 
 
 def follow_load(context: Any) -> tuple[float, dict[str, Any]]:

@@ -15,7 +15,7 @@ import psutil
 import requests
 
 from benchmarks.running import free_port as free_port  # the tests find it here
-from serving import launch
+from servery import processes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 110) -> None:
     """Polls `url` until it answers 200; fails early if the process has ended."""
     end = time.monotonic() + seconds
-    while not launch.answers(url):
+    while not processes.answers(url):
         if process.poll() is not None:
             raise RuntimeError(f"exit code {process.returncode} before {url} answered")
         if time.monotonic() > end:
@@ -40,15 +40,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def metric(url: str, name: str) -> float:
-    """Returns the current value of a series without labels."""
+    """Returns the current value of a series without labels, or of all models together."""
     return value(requests.get(f"{url}/metrics", timeout=10).text, name)
 
 
 def value(text: str, name: str) -> float:
-    """Returns the value of a series without labels in the text of `/metrics`."""
-    match = re.search(rf"^{name} ([\d.e+]+)$", text, re.MULTILINE)
-    assert match, name
-    return float(match[1])
+    """Returns the same of the text of `/metrics`."""
+    values = re.findall(rf'^{name}(?:{{model="[^"]*"}})? ([\d.e+]+)$', text, re.MULTILINE)
+    assert values, name
+    return sum(map(float, values))
 
 
 @contextmanager

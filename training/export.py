@@ -1,50 +1,41 @@
 """Export: turns weights into a model folder that the service can load.
 
-`python -m training.export torchvision --weights FILE ...` takes a state dict (safetensors, or a
-`.pt` file that holds only tensors), `python -m training.export onnx --file FILE ...` an ONNX file.
-Both write `OUT/model.json` and `OUT/VERSION/...`; `training.evaluate` adds the accuracy. With
-`--int8 --calibrate PHOTOS` they add files in int8; `python -m training.export int8 FOLDER` does that for
-a folder that exists.
+`servery export torchvision --weights FILE ...` takes a state dict (safetensors, or a `.pt` file that
+holds only tensors), `servery export onnx --file FILE ...` an ONNX file. Both write `OUT/model.json` and
+`OUT/VERSION/...`. With `--int8 --calibrate PHOTOS` they add files in int8; `servery quantise FOLDER`
+does that for a folder that exists.
 """
 
 import json
-import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import onnx
-import torch
 import typer
 from pydantic import ValidationError
-from safetensors.torch import save_file
-from torch import Tensor, nn
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from fastapi_pt.network import build, fill
 from serving.description import INT8_KINDS, ImagePipeline, ModelDescription
 from serving.errors import ConfigurationError, in_words
 from serving.model import Model
 from serving.task_kinds import TEXT_CLASSIFICATION
 from training import given_graph, int8_text
-from training.float16_weights import store_weights_as_float16
 from training.folder import described, read_labels, write_description
 from training.int8 import Options as Int8Options
 from training.int8 import add
-from training.state_dict import read_weights
 
 
 class NoInt8Error(ConfigurationError):
     """No int8 file could be made; the fp32 model is as it was."""
 
 
-class OneSentence(TyperGroup):
-    """Command group that reports errors that a user can mend in one sentence, with exit code 1."""
+class OneSentence:
+    """Reports errors that a user can mend in one sentence, with exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
         try:
-            return super().invoke(ctx)
+            return super().invoke(ctx)  # type: ignore[misc]  # of the class beside this one
         except (ConfigurationError, OSError) as error:
             outcome = (
                 "no int8 file was made" if isinstance(error, NoInt8Error) else "nothing was exported"
@@ -54,7 +45,21 @@ class OneSentence(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, cls=OneSentence)
+class Export(OneSentence, TyperGroup):
+    """`servery export`."""
+
+
+class Quantise(OneSentence, TyperCommand):
+    """`servery quantise`."""
+
+
+PLAIN: dict[str, Any] = {  # no frames, no colours, no tracebacks with values in them
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+app = typer.Typer(help=__doc__, no_args_is_help=True, cls=Export, **PLAIN)
+quantise_app = typer.Typer(**PLAIN)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -100,54 +105,6 @@ def pipeline(
         raise ConfigurationError(in_words(error)) from error
 
 
-def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
-    """Writes an ONNX file, float `input` [N, 3, H, W], `output` [N, classes], weights in float16.
-
-    N is dynamic. Raises ConfigurationError if the network does not take images of that size.
-    """
-    example = torch.zeros(2, 3, *image.output_size)
-    try:
-        with torch.inference_mode():
-            network(example)
-    except (AssertionError, RuntimeError) as error:
-        size = "x".join(map(str, image.output_size))
-        raise ConfigurationError(f"the network takes no pictures of {size} pixels: {error}") from error
-    write_graph(network, {"input": example}, ["N"], "output", path)
-
-
-def write_graph(
-    network: nn.Module, examples: dict[str, Tensor], axes: Sequence[str], output: str, path: Path
-) -> None:
-    """Writes an ONNX file with weights in float16; `axes` are the names of the first, dynamic axes."""
-    dynamic = {number: torch.export.Dim(name) for number, name in enumerate(axes)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*axis name")  # that two inputs share an axis
-        program = torch.onnx.export(
-            network,
-            tuple(examples.values()),
-            dynamo=True,
-            input_names=list(examples),
-            output_names=[output],
-            dynamic_shapes=(dynamic,) * len(examples),
-            opset_version=18,
-            verbose=False,
-        )
-    assert program is not None  # noqa: S101 dynamo=True returns one
-    graph = store_weights_as_float16(program.model_proto)
-    for node in graph.graph.node:
-        del node.metadata_props[:]  # the exporter's stack traces, with this machine's paths
-    onnx.checker.check_model(graph, full_check=True)
-    path.write_bytes(graph.SerializeToString())
-
-
-def save_weights(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Writes weights, the matrices in float16, for the PyTorch backend; returns what was written."""
-    half = {k: v.half() if v.is_floating_point() and v.ndim > 1 else v for k, v in weights.items()}
-    save_file(half, path)
-    path.chmod(0o644)  # safetensors makes it readable for its owner only
-    return half
-
-
 @app.command("torchvision")
 def from_torchvision(
     weights: Annotated[Path, typer.Option(help="State dict: .safetensors or .pt.")],
@@ -183,21 +140,10 @@ def from_torchvision(
     description = described(
         image, name=name, version=version, labels=names, architecture=architecture, body_size=body_size
     )
-    network = build(architecture, len(names), body_size)
-    state = read_weights(weights, i_trust_this_pickle)
-    try:
-        fill(network.body, state)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{weights} does not fit {architecture} with the {len(names)} labels of {labels}: {error}"
-        ) from error
-    scale_logits(network.body, 1 / temperature)
-    network.eval()
-    folder = out / version
-    folder.mkdir(parents=True, exist_ok=True)
-    # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
-    fill(network.body, save_weights(network.body.state_dict(), folder / "model.safetensors"))
-    write_onnx(network, image, folder / "model.onnx")
+    from training import torch_export  # PyTorch, which the other command does without
+
+    network = torch_export.network(description, weights, i_trust_this_pickle, temperature)
+    torch_export.write(network, image, out / version)
     finish(out, description, options)
 
 
@@ -234,8 +180,8 @@ def from_onnx(
     finish(out, description, options)
 
 
-@app.command("int8")
-def add_int8(
+@quantise_app.command(cls=Quantise)
+def quantise(
     model_dir: Annotated[Path, typer.Argument(help="The model's folder.")],
     calibrate: Annotated[
         Path,
@@ -295,21 +241,6 @@ def write_int8(model: Model, options: Int8Options) -> None:
     for kind, verdict in verdicts.items():
         typer.echo(f"{kind}: {'fit' if verdict.fit else 'NOT FIT'}; {verdict.reason}")
         typer.echo(json.dumps(verdict.model_dump(exclude={"fit", "reason"})))
-
-
-def scale_logits(body: nn.Module, factor: float) -> None:
-    """Multiplies the last linear layer: softmax of the result is the calibrated probability.
-
-    Temperature scaling (Guo et al., 2017) without another node in the graph.
-    """
-    if factor == 1:
-        return
-    layers = [module for module in body.modules() if isinstance(module, nn.Linear)]
-    if not layers:
-        raise typer.BadParameter("a temperature needs a network that ends in a linear layer")
-    with torch.no_grad():
-        for parameter in layers[-1].parameters():
-            parameter.mul_(factor)
 
 
 if __name__ == "__main__":

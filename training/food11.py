@@ -214,7 +214,7 @@ def main(
         temperature=temperature,
     )
     evaluate.main(data_dir, [out], write=True)
-    export.add_int8(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
+    export.quantise(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
     figures = {"body_size": BODY_SIZE, "resize": IMAGE.resize, "temperature": f"{temperature:.2f}"}
     card.write(out, CARD, run, figures)
 

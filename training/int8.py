@@ -16,11 +16,10 @@ import onnx
 import typer
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_pt.backend import TorchBackend
 from serving.description import Kind
 from serving.errors import ConfigurationError
 from serving.model import Model
-from training import given_graph, int8_onnx, int8_pt, photos
+from training import given_graph, int8_onnx, photos
 from training.int8_verdict import Judge, Verdict
 from training.photos import Photos
 
@@ -60,6 +59,9 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
         if model.has("model.onnx"):
             verdicts[ONNX[1]] = onnx_verdict(trial, calibration, compared, options)
         if model.has("model.safetensors") and options.file is None:
+            from fastapi_pt.backend import TorchBackend  # PyTorch, which the others do without
+            from training import int8_pt
+
             try:
                 method = int8_pt.write(trial, calibration.pixels, path_in(trial, PT[1]))
                 verdicts[PT[1]] = Judge(trial, TorchBackend, compared).verdict(PT, method, [])

@@ -51,9 +51,6 @@ class Verdict(Int8Verdict):
     batch_ms: dict[str, dict[int, float]]
     """Milliseconds of a batch on one thread, by precision and batch size."""
 
-    method: str
-    """How the file was made; empty for a file that was made elsewhere."""
-
     fp32_nodes: list[str]
     """Nodes that were left in fp32 because they cost too much accuracy in int8."""
 

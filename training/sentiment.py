@@ -26,7 +26,7 @@ from fastapi_pt.text_cnn import ARCHITECTURE, INPUTS, LOGITS, TextCnn
 from serving.description import ModelDescription, TextPipeline
 from serving.huggingface import TOKENIZER
 from serving.task_kinds import TEXT_CLASSIFICATION
-from training import card, evaluate, export, loop
+from training import card, evaluate, export, loop, torch_export
 from training.calibration import fit_temperature
 
 CARD = Path(__file__).with_name("sentiment.card.md")
@@ -236,10 +236,10 @@ def export_to(out: Path, tokenizer: Tokenizer, weights: Path, temperature: float
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / TOKENIZER))
     network = TextCnn.of(load_file(weights))
-    export.scale_logits(network, 1 / temperature)
-    network = TextCnn.of(export.save_weights(network.state_dict(), folder / "model.safetensors"))
+    torch_export.scale_logits(network, 1 / temperature)
+    network = TextCnn.of(torch_export.save_weights(network.state_dict(), folder / "model.safetensors"))
     examples = {name: torch.ones(2, 8, dtype=torch.int64) for name in INPUTS}
-    export.write_graph(network, examples, ("N", "tokens"), LOGITS, folder / "model.onnx")
+    torch_export.write_graph(network, examples, ("N", "tokens"), LOGITS, folder / "model.onnx")
     export.finish(out, description, None)
 
 
@@ -261,7 +261,7 @@ def main(
     with gzip.open(sst2 / "dev.tsv.gz") as file, NamedTemporaryFile(suffix=".tsv") as sentences:
         sentences.write(file.read())
         sentences.flush()
-        export.add_int8(out, Path(sentences.name))
+        export.quantise(out, Path(sentences.name))
     figures = {"temperature": f"{temperature:.2f}", "dimensions": STUDENT_DIMENSIONS}
     card.write(out, CARD, run, {**figures, "teachers": len(SEEDS)})
 

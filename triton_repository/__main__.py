@@ -1,7 +1,8 @@
-"""`python -m triton_repository`: writes a Triton model repository from a model folder.
+"""`python -m triton_repository`: writes a Triton model repository from folders of image classifiers.
 
-Both models serve the same network: `food_classifier` takes photos, `food_classifier_onnx` normalised
-tensors. Instances, batches, queue, deadline and limits come from the service's own settings.
+Each folder becomes two models of the same network, such as `food_classifier`, which takes photos, and
+`food_classifier_onnx`, which takes normalised tensors. Instances, batches, queue, deadline and limits
+come from the service's own settings.
 """
 
 import argparse
@@ -18,10 +19,17 @@ OUT = ROOT / "runs" / "triton-repository"
 def main() -> int:
     """Writes the repository; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m triton_repository", description=__doc__)
-    parser.add_argument("--model", type=Path, help="overrides SERVING_MODEL_DIR")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FOLDER",
+        help="folder, or NAME=FOLDER; overrides SERVING_MODELS and SERVING_MODEL_DIR",
+    )
     parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT.relative_to(ROOT)}")
     arguments = parser.parse_args()
-    settings = Settings(**({"model_dir": arguments.model} if arguments.model else {}))
+    settings = Settings(**({"models": arguments.model} if arguments.model else {}))
     try:
         build(arguments.out, settings)
     except (ConfigurationError, OSError) as error:

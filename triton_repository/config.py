@@ -10,7 +10,6 @@ from serving.description import ModelDescription
 from serving.settings import Settings
 from serving.system import cpus
 
-IMAGE_MODEL, TENSOR_MODEL = "food_classifier", "food_classifier_onnx"
 MAX_BATCH_SIZE = 16  # for `auto`, which the service would measure
 LABELS_FILE = "labels.txt"
 KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}
@@ -19,10 +18,10 @@ PHOTO_CONFIG = """\
 name: "{name}"
 backend: "python"
 max_batch_size: {max_batch_size}
-input [ {{ name: "INPUT_IMAGE" data_type: TYPE_STRING dims: [ 1 ] }} ]
+input [ {{ name: {image} data_type: TYPE_STRING dims: [ 1 ] }} ]
 output [
-  {{ name: "FOOD_LABEL" data_type: TYPE_STRING dims: [ 1 ] }},
-  {{ name: "PROBABILITY" data_type: TYPE_FP32 dims: [ 1 ] }}
+  {{ name: {label} data_type: TYPE_STRING dims: [ 1 ] }},
+  {{ name: {probability} data_type: TYPE_FP32 dims: [ 1 ] }}
 ]
 instance_group [ {{ count: {instances} kind: KIND_CPU }} ]
 {batching}parameters {{ key: "model.json" value {{ string_value: {description} }} }}
@@ -60,17 +59,38 @@ class Configs:
     description: ModelDescription
     settings: Settings
 
+    @property
+    def photo_name(self) -> str:
+        """Name of the model for photos: the first alias for requests, else the model's own name."""
+        return self._alias("request") or self.description.name
+
+    @property
+    def tensor_name(self) -> str:
+        """Name of the model for tensors: the first alias for them, else NAME_tensor."""
+        return self._alias("tensor") or f"{self.description.name}_tensor"
+
+    def _alias(self, form: str) -> str | None:
+        return next((name for name, known in self.description.aliases.items() if known == form), None)
+
     def photo(self) -> str:
-        """Returns `food_classifier`'s: BYTES [N, 1] to labels and probabilities [N, 1], on CPUs."""
+        """Returns the one for photos: BYTES [N, 1] to labels and probabilities [N, 1], on CPUs."""
+        names = self.description.names
+        columns = {
+            field: json.dumps(names.get(field, field.upper()), ensure_ascii=False)
+            for field in ("image", "label", "probability")
+        }
         return PHOTO_CONFIG.format(
-            name=IMAGE_MODEL, max_image_pixels=self.settings.max_image_pixels, **self._common()
+            name=self.photo_name,
+            max_image_pixels=self.settings.max_image_pixels,
+            **columns,
+            **self._common(),
         )
 
     def tensor(self) -> str:
-        """Returns `food_classifier_onnx`'s: FP32 [N, 3, height, width] to logits [N, classes]."""
+        """Returns the one for tensors: FP32 [N, 3, height, width] to logits [N, classes]."""
         height, width = self.description.pipeline.output_size
         return TENSOR_CONFIG.format(
-            name=TENSOR_MODEL,
+            name=self.tensor_name,
             height=height,
             width=width,
             classes=len(self.description.labels),

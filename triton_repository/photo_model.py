@@ -1,6 +1,6 @@
 """Model of Triton's Python backend, `model.py`: photos in, labels and probabilities out.
 
-`build.py` copies it into `food_classifier/VERSION/`, beside the modules of `serving` that it imports, so
+`build.py` copies it into `MODEL/VERSION/`, beside the modules of `serving` that it imports, so
 that it decodes and scores as the service does. A request's parameter `top_k` asks for that many classes
 of each photo, best first, instead of one.
 """
@@ -42,7 +42,11 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Opens the network; the model's configuration has all that it needs."""
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        parameters = config["parameters"]
+        self.image, self.label, self.probability = (
+            column["name"] for column in (*config["input"], *config["output"])
+        )
 
         def parameter(name: str) -> str:
             value: str = parameters[name]["string_value"]
@@ -81,7 +85,7 @@ class TritonPythonModel:
             top_k = json.loads(request.parameters() or "{}").get("top_k", 1)
             if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
                 raise InvalidRequestError("top_k must be a whole number from 1")
-            elements = pb_utils.get_input_tensor_by_name(request, "INPUT_IMAGE").as_numpy().ravel()
+            elements = pb_utils.get_input_tensor_by_name(request, self.image).as_numpy().ravel()
             return Photos(np.stack(self.decoded(elements.tolist())), top_k)
         except ServingError as error:
             return failed(error.detail, pb_utils.TritonError.INVALID_ARG)
@@ -114,7 +118,10 @@ class TritonPythonModel:
         tops = [best(self.labels, next(rows), photos.top_k) for _ in photos.pixels]
         labels = np.array([[score.label.encode() for score in top] for top in tops], object)
         probabilities = np.array([[score.probability for score in top] for top in tops], np.float32)
-        tensors = [pb_utils.Tensor("FOOD_LABEL", labels), pb_utils.Tensor("PROBABILITY", probabilities)]
+        tensors = [
+            pb_utils.Tensor(self.label, labels),
+            pb_utils.Tensor(self.probability, probabilities),
+        ]
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
 

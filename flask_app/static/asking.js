@@ -1,18 +1,14 @@
 // What the views that are filled in share: what is typed is kept and counted, and cards ask with it.
 
-import { $, alarm, config, post } from "./common.js";
-import { Card, cards, clearCards, listenToCards, queue, reveal } from "./cards.js";
+import { alarm, post } from "./common.js";
+import { Card, Queue, reveal } from "./cards.js";
 
-const KEPT = `typed ${config.view} ${config.name}`;
-
-export const form = $("ask");
-const fields = [...document.querySelectorAll("#ask [name]")];
 const number = (count) => count.toLocaleString("en");
 
 /** Answer to one filled-in form; `before` is a card whose answer stays until there is a new one. */
 export class AskCard extends Card {
-  constructor(name, content, before) {
-    super(name);
+  constructor(queue, name, content, before) {
+    super(queue, name);
     this.content = content;
     this.html = before?.html;
     if (!this.html) return;
@@ -26,7 +22,7 @@ export class AskCard extends Card {
     else super.begin();
   }
 
-  send(signal) { return post("ask", this.content, {}, signal); }
+  send(signal) { return post(`ask${this.panel.config.query}`, this.content, {}, signal); }
 
   /** Shows the answer; its HTML comes from the server's templates, which escape it. */
   done({ answer, page, times, requestId }) {
@@ -48,62 +44,85 @@ export class AskCard extends Card {
   }
 }
 
-/** Shows a card above the others, and asks. */
-export function ask(card) {
-  cards.unshift(card);
-  $("cards").prepend(card.element);
-  refresh();
-  alarm("");
-  queue.add(card);
-  reveal(card.element);
-}
-
-export function refresh() {
-  $("results").hidden = !cards.length;
-  $("results-title").textContent = cards.length > 1 ? "Answers" : "Answer";
-  document.body.classList.toggle("busy-page", cards.length > 0);
-}
-
-/** Listens to the cards, and to the button that removes them. */
-export function listen(cleared = () => {}) {
-  listenToCards();
-  $("clear-results").addEventListener("click", () => {
-    clearCards();
-    cleared();
-    refresh();
-    fields[0].focus({ preventScroll: true });
-  });
-}
-
-// ---- What is typed is kept -------------------------------------------------------------------
-
-/** Fills the fields with what was typed in this tab; files cannot be kept. */
-export function restore() {
-  let kept = {};
-  try {
-    kept = JSON.parse(sessionStorage.getItem(KEPT)) ?? {};
-  } catch { /* it starts anew */ }
-  for (const field of fields) {
-    const value = kept[field.name];
-    if (value === undefined || field.type === "file") continue;
-    if (field.type === "checkbox") field.checked = value;
-    else field.value = value;
+/** The form of a panel, and the cards of what it asks. */
+export class Asking extends Queue {
+  constructor(panel) {
+    super(panel);
+    const { view, name } = panel.config;
+    this.form = panel.$("ask");
+    this.fields = [...this.form.querySelectorAll("[name]")];
+    this.kept = `typed ${view} ${name}`;
   }
-  fields.forEach(count);
-  form.addEventListener("input", ({ target }) => {
-    count(target);
-    keep();
-  });
-}
 
-/** Keeps what is typed. */
-export function keep() {
-  const values = fields.filter(({ type }) => type !== "file").map((field) =>
-    [field.name, field.type === "checkbox" ? field.checked : field.value]);
-  try {
-    sessionStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(values)));
-  } catch {
-    sessionStorage.removeItem(KEPT); // full
+  /** Shows a card above the others, and asks. */
+  ask(card) {
+    this.cards.unshift(card);
+    this.panel.$("cards").prepend(card.element);
+    this.refresh();
+    alarm("");
+    this.add(card);
+    reveal(card.element);
+  }
+
+  /** Listens to the cards, and to the button that removes them. */
+  listen(cleared = () => {}) {
+    super.listen();
+    this.panel.$("clear-results").addEventListener("click", () => {
+      this.clear();
+      cleared();
+      this.refresh();
+      this.fields[0].focus({ preventScroll: true });
+    });
+  }
+
+  /** Fills the fields with what was typed in this tab of the browser; files cannot be kept. */
+  restore() {
+    let kept = {};
+    try {
+      kept = JSON.parse(sessionStorage.getItem(this.kept)) ?? {};
+    } catch { /* it starts anew */ }
+    for (const field of this.fields) {
+      const value = kept[field.name];
+      if (value === undefined || field.type === "file") continue;
+      if (field.type === "checkbox") field.checked = value;
+      else field.value = value;
+    }
+    this.fields.forEach((field) => this.count(field));
+    this.form.addEventListener("input", ({ target }) => {
+      this.count(target);
+      this.keep();
+    });
+  }
+
+  /** Keeps what is typed. */
+  keep() {
+    const values = this.fields.filter(({ type }) => type !== "file").map((field) =>
+      [field.name, field.type === "checkbox" ? field.checked : field.value]);
+    try {
+      sessionStorage.setItem(this.kept, JSON.stringify(Object.fromEntries(values)));
+    } catch {
+      sessionStorage.removeItem(this.kept); // full
+    }
+  }
+
+  /** Shows how much of its limit a field has, and what is wrong with it. */
+  count(field) {
+    const shown = this.panel.$(field.id.replace("field-", "count-"));
+    if (!shown?.classList.contains("count")) return;
+    shown.dataset.empty ??= shown.textContent;
+    const { most, unit = "characters", lines } = field.dataset;
+    const texts = lines === undefined ? [field.value] : linesOf(field.value);
+    const longest = texts.reduce((a, b) => (b.length > a.length ? b : a), "");
+    const wrong = texts.map((text) => wrongWith(field, text)).find(Boolean) ?? "";
+    const each = texts.length > 1 ? `${number(texts.length)} texts, the longest: ` : "";
+    const size = sizes[unit](longest);
+    const calm = !most || (field.rows === 1 && 2 * size < most); // far from the limit of a short field
+    const text = `${each}${number(size)} of ${number(Number(most))} ${unit}`;
+    shown.textContent = wrong || (size && !calm ? text : shown.dataset.empty);
+    shown.classList.toggle("bad", Boolean(wrong));
+    if (wrong && !field.validationMessage) alarm(wrong);
+    field.ariaInvalid = wrong ? "true" : null;
+    if (lines === undefined) field.setCustomValidity(wrong);
   }
 }
 
@@ -131,24 +150,3 @@ export function wrongWith(field, text) {
 }
 
 export const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
-
-/** Shows how much of its limit a field has, and what is wrong with it. */
-function count(field) {
-  const shown = $(field.id.replace("field-", "count-"));
-  if (!shown?.classList.contains("count")) return;
-  shown.dataset.empty ??= shown.textContent;
-  const { most, unit = "characters", lines } = field.dataset;
-  const texts = lines === undefined ? [field.value] : linesOf(field.value);
-  const longest = texts.reduce((a, b) => (b.length > a.length ? b : a), "");
-  const wrong = texts.map((text) => wrongWith(field, text)).find(Boolean) ?? "";
-  const each = texts.length > 1 ? `${number(texts.length)} texts, the longest: ` : "";
-  const size = sizes[unit](longest);
-  const calm = !most || (field.rows === 1 && 2 * size < most); // far from the limit of a short field
-  const text = `${each}${number(size)} of ${number(Number(most))} ${unit}`;
-  shown.textContent = wrong || (size && !calm ? text : shown.dataset.empty);
-  shown.classList.toggle("bad", Boolean(wrong));
-  if (wrong && !field.validationMessage) alarm(wrong);
-  field.ariaInvalid = wrong ? "true" : null;
-  if (lines === undefined) field.setCustomValidity(wrong);
-}
-

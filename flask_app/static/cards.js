@@ -1,24 +1,23 @@
 // Cards: each sends one request through a queue, three at a time, and shows its own answer or error.
 
-import {
-  $, alarm, config, copy, fillTimes, pause, Problem, say, service, unbroken,
-} from "./common.js";
+import { alarm, copy, fillTimes, pause, Problem, say, unbroken } from "./common.js";
 
 const PARALLEL = 3;
 const SPINNER_MS = 300;
 const SLOW_MS = 3000;
 const BUSY_TRIES = 20;
 
-export const cards = []; // newest group first, as on the page
 export const cardOf = new WeakMap();
 
 /** One request. Subclasses have `send(signal)`, which returns an answer, and `done(answer)`. */
 export class Card {
   verb = "Working";
 
-  constructor(name) {
+  constructor(queue, name) {
+    this.queue = queue;
+    this.panel = queue.panel;
     this.name = name;
-    this.element = $("card-template").content.firstElementChild.cloneNode(true);
+    this.element = this.panel.$("card-template").content.firstElementChild.cloneNode(true);
     this.element.tabIndex = -1;
     cardOf.set(this.element, this);
     this.find(".card-name").textContent = name;
@@ -105,9 +104,9 @@ export class Card {
       this.show("cancelled", "Cancelled", "", ["retry"]);
       this.say("cancelled");
     } else if (problem.waits) {
-      const note = `${config.stays} and goes in by itself when that is over.`;
+      const note = `${this.panel.config.stays} and goes in by itself when that is over.`;
       this.show("waiting", problem.title, note, ["retry", "cancel"]);
-      service.lost(problem.waits);
+      this.panel.lost(problem.waits);
     } else {
       if (!(problem instanceof Problem)) console.error(problem);
       const { title = "Something went wrong in the page.", advice = "Try again." } = problem;
@@ -121,22 +120,22 @@ export class Card {
   fillTimes(times) { fillTimes(this.find(".times"), this.find(".times-legend"), times); }
 
   cancel() {
-    queue.drop(this);
-    if (queue.working.has(this)) this.abort.abort();
+    this.queue.drop(this);
+    if (this.queue.working.has(this)) this.abort.abort();
     else this.failed(new DOMException("", "AbortError"));
   }
 
   again() {
-    if (service.state !== "ready") service.watch();
+    if (this.panel.state !== "ready") this.panel.look();
     this.show("queued", "Waiting for its turn", "", ["cancel"]);
-    queue.drop(this);
-    if (!queue.working.has(this)) queue.start(this);
+    this.queue.drop(this);
+    if (!this.queue.working.has(this)) this.queue.start(this);
   }
 
   /** Ends the request without a word. */
   remove() {
     this.removed = true;
-    queue.drop(this);
+    this.queue.drop(this);
     this.abort?.abort();
     this.element.remove();
   }
@@ -144,27 +143,34 @@ export class Card {
 
 // ---- The queue -------------------------------------------------------------------------------
 
-export const queue = {
-  waiting: [],
-  working: new Set(),
+/** The cards of a panel, and those among them that wait for their turn. */
+export class Queue {
+  cards = []; // newest group first, as on the page
+  waiting = [];
+  working = new Set();
+
+  constructor(panel) {
+    this.panel = panel;
+    panel.queue = this;
+  }
 
   add(card) {
     if (!this.waiting.includes(card)) this.waiting.push(card);
     this.pump();
-    if (service.closed()) {
-      const title = $("service-text").textContent;
-      card.show("waiting", title, `${config.stays}.`, ["retry", "cancel"]);
+    if (this.panel.closed()) {
+      const title = this.panel.$("service-text").textContent;
+      card.show("waiting", title, `${this.panel.config.stays}.`, ["retry", "cancel"]);
     }
-  },
+  }
 
-  drop(card) { this.waiting = this.waiting.filter((other) => other !== card); },
+  drop(card) { this.waiting = this.waiting.filter((other) => other !== card); }
 
   pump() {
-    const closed = service.closed();
+    const closed = this.panel.closed();
     while (!closed && this.waiting.length && this.working.size < PARALLEL) {
       this.start(this.waiting.shift());
     }
-  },
+  }
 
   start(card) {
     this.working.add(card);
@@ -172,41 +178,47 @@ export const queue = {
       this.working.delete(card);
       this.pump();
     });
-  },
+  }
 
   /** Adds the cards that waited for the service to the queue; called when it is ready. */
   resume() {
-    for (const card of cards) {
+    for (const card of this.cards) {
       if (card.state === "waiting" && !this.working.has(card)) this.add(card);
     }
     this.pump();
-  },
-};
+  }
 
-service.onReady = () => queue.resume();
+  /** Shows the cards' part of the panel as long as there are any. */
+  refresh() {
+    const { length } = this.cards;
+    this.panel.$("results").hidden = !length;
+    this.panel.$("results-title").textContent = length > 1 ? "Answers" : "Answer";
+    this.panel.element.classList.toggle("busy-page", length > 0);
+  }
+
+  /** Removes all cards. */
+  clear() {
+    this.cards.splice(0).forEach((card) => card.remove());
+    this.panel.$("cards").replaceChildren();
+  }
+
+  /** Listens to the buttons of all cards; `more` are actions beside those that every card has. */
+  listen(more = {}) {
+    const actions = {
+      cancel: (card) => card.cancel(),
+      retry: (card) => card.again(),
+      copy: (_, button) => copy(button),
+      ...more,
+    };
+    this.panel.$("cards").addEventListener("click", (event) => {
+      const button = event.target.closest("[data-do]");
+      const card = button && cardOf.get(button.closest(".card"));
+      if (card) actions[button.dataset.do](card, button);
+    });
+  }
+}
 
 export const isOpen = (card) => !["done", "failed", "cancelled"].includes(card.state);
-
-/** Listens to the buttons of all cards; `more` are actions beside those that every card has. */
-export function listenToCards(more = {}) {
-  const actions = {
-    cancel: (card) => card.cancel(),
-    retry: (card) => card.again(),
-    copy: (_, button) => copy(button),
-    ...more,
-  };
-  $("cards").addEventListener("click", (event) => {
-    const button = event.target.closest("[data-do]");
-    const card = button && cardOf.get(button.closest(".card"));
-    if (card) actions[button.dataset.do](card, button);
-  });
-}
-
-/** Removes all cards. */
-export function clearCards() {
-  cards.splice(0).forEach((card) => card.remove());
-  $("cards").replaceChildren();
-}
 
 /** Scrolls to a part of the page where it is not in view. */
 export function reveal(part) {

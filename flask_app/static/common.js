@@ -1,11 +1,8 @@
-// What every view of the page shares: asking the server, the service's state, words and small parts.
+// What every view of the page shares: asking the server, words and small parts.
 
-const WATCH_MS = 2000; // while the service is not ready
-const CALM_MS = 30000; // while it is
-const RELOAD_MS = 10000; // at least, between two reloads for another model
+const KEEP_FILE_MS = 30000;
 
 export const $ = (id) => document.getElementById(id);
-export const config = $("page").dataset;
 export const say = (text) => { $("say").textContent = text; };
 export const alarm = (text) => { $("alarm").textContent = text; };
 
@@ -18,7 +15,7 @@ export class Problem extends Error {
 }
 
 export const tooLarge = () => new Problem(
-  "This is too large.", `The limit is ${config.maxMb} MB. Send something smaller.`,
+  "This is too large.", `The limit is ${$("page").dataset.maxMb} MB. Send something smaller.`,
 );
 
 // ---- Asking the server -----------------------------------------------------------------------
@@ -46,7 +43,7 @@ export async function request(url, options) {
   }
 }
 
-async function body(response) {
+export async function body(response) {
   try {
     return await response.json();
   } catch (error) {
@@ -75,76 +72,7 @@ function timesOf(header, elapsed) {
   return [...parts, ["network", Math.max(0, elapsed - inside)]];
 }
 
-// ---- The service: ready, loading, down; watched until it is back -----------------------------
-
-export const service = {
-  state: "unknown",
-  model: null,
-  timer: 0,
-  onModel() {}, // what else a view does with a model,
-  onReady() {}, // and as soon as the service is ready
-
-  /** Asks the server, shows what it says, and asks again later. */
-  async watch() {
-    clearTimeout(this.timer);
-    try {
-      const response = await request("status", {});
-      const { state, model } = await body(response);
-      if (model) this.learn(model);
-      this.show(state);
-    } catch {
-      this.show("offline");
-    }
-    this.timer = setTimeout(() => this.watch(), this.state === "ready" ? CALM_MS : WATCH_MS);
-  },
-
-  closed() { return ["loading", "down", "offline"].includes(this.state); },
-
-  /** Shows the state that a card found, and asks again soon. */
-  lost(state) {
-    this.show(state);
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.watch(), WATCH_MS / 2);
-  },
-
-  /** Keeps the model; a page that is made for another one is loaded anew: what was typed is kept. */
-  learn(model) {
-    this.model = model;
-    const fits = config.view === "photos" ? model.view === "photos" : model.shape === config.shape;
-    const last = Number(sessionStorage.getItem("reloaded") ?? 0);
-    if (model.view && !fits && Date.now() - last > RELOAD_MS) {
-      sessionStorage.setItem("reloaded", Date.now());
-      location.reload();
-      return;
-    }
-    this.onModel(model);
-  },
-
-  show(state) {
-    const before = this.state;
-    const wasClosed = this.closed();
-    const text = {
-      ready: `Ready${this.model ? `: ${modelText(this.model)}` : ""}`,
-      loading: `The model is loading. ${config.goes} as soon as it is ready.`,
-      down: "The model cannot be reached. This page keeps looking.",
-      offline: navigator.onLine
-        ? "This page's server does not answer. This page keeps looking."
-        : `You are offline. ${config.goes} when you are back.`,
-    }[state];
-    this.state = $("service").dataset.state = state;
-    $("service").hidden = false;
-    $("service-text").textContent = text;
-    if (state === "ready") {
-      if (wasClosed) {
-        say("The model is ready.");
-        alarm("");
-      }
-      this.onReady();
-    } else if (before !== state) {
-      alarm(text);
-    }
-  },
-};
+// ---- Words and small parts --------------------------------------------------------------------
 
 export const modelText = ({ title, backend, device }) =>
   [title, [backend, device].filter(Boolean).join(" on ")].filter(Boolean).join(", ");
@@ -193,12 +121,12 @@ export const pause = (ms, signal) => new Promise((done, fail) => {
 
 // ---- Problems and code -----------------------------------------------------------------------
 
-/** Shows a problem that belongs to no card. */
-export function complain(problem) {
-  document.querySelector(".problem")?.remove();
+/** Shows a problem that belongs to no card, in a panel or in the one that is shown. */
+export function complain(problem, panel = document) {
+  panel.querySelector(".problem")?.remove();
   const box = element("div", "", "problem");
   box.append(element("strong", problem.title ?? "That did not work."), ` ${problem.advice ?? ""}`);
-  document.querySelector("main").prepend(box);
+  panel.querySelector("header").after(box);
   alarm(box.textContent);
 }
 
@@ -239,13 +167,5 @@ export function saveCsv(head, rows, name) {
   link.href = URL.createObjectURL(file);
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), CALM_MS);
-}
-
-/** Watches the service from now on; called when the view is ready. */
-export function begin() {
-  document.documentElement.classList.add("scripted");
-  addEventListener("online", () => service.watch());
-  addEventListener("offline", () => service.show("offline"));
-  service.watch();
+  setTimeout(() => URL.revokeObjectURL(link.href), KEEP_FILE_MS);
 }

@@ -1,34 +1,37 @@
 // The view for photos. They come in (choose, drop, paste, sample) and become cards, see cards.js. The
 // words of answers and errors come from the server; only what it cannot know is worded here.
 
-import { begin, $, alarm, complain, config, element, modelText, post, Problem, request, saveCsv, say,
-  service, tryTo, unbroken } from "./common.js";
-import { Card, cardOf, cards, clearCards, isOpen, listenToCards, queue, RANKED, ranked, reveal } from "./cards.js";
+import {
+  $, alarm, element, modelText, post, Problem, request, saveCsv, say, tryTo, unbroken,
+} from "./common.js";
+import { Card, cardOf, isOpen, Queue, RANKED, ranked, reveal } from "./cards.js";
 
 const API_TYPES = new Set(["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp"]);
 const METADATA = /Exif\0\0|eXIf|EXIF|ns\.adobe\.com\/xap/; // may hold the place
 const METADATA_BYTES = 2 ** 21;
-const HISTORY_KEY = "history";
 const HISTORY_LENGTH = 24;
 const THUMB_SIDE = 112;
 const PREVIEW_SIDE = 720; // a larger photo is shown from a copy of this short side
 const MANY_LABELS = 60; // from then on the list scrolls
 
 const tooLarge = () => new Problem(
-  "This photo is too large.", `The limit is ${config.maxMb} MB. Choose a smaller photo.`,
+  "This photo is too large.", `The limit is ${$("page").dataset.maxMb} MB. Choose a smaller photo.`,
 );
 
 // ---- Photos: made smaller in the browser, upright, without the place -------------------------
 
-/** Prepares a file to send and show: {blob, note, reduced, thumb, preview}. Throws Problem. */
-async function prepare(file, original) {
+/**
+ * Prepares a file to send and show: {blob, note, reduced, thumb, preview}. Throws Problem.
+ * `side` is the short side in pixels to which the model resizes a photo.
+ */
+async function prepare(file, original, side) {
   if (!file.size) throw new Problem("This file is empty.", "Choose another one.");
   const head = await readable(file);
   const bitmap = await createImageBitmap(file).catch(() => null);
   const made = { blob: file, note: `The file as it is: ${sizeOf(bitmap, file)}.`, thumb: "" };
   if (bitmap) {
     const short = Math.min(bitmap.width, bitmap.height);
-    const scale = (2 * (service.model?.side ?? 224)) / short;
+    const scale = (2 * side) / short;
     const shown = short > PREVIEW_SIDE ? draw(bitmap, PREVIEW_SIDE / short) : bitmap;
     if (shown !== bitmap) made.preview = await jpeg(shown, 0.85);
     made.thumb = draw(shown, THUMB_SIDE / Math.min(shown.width, shown.height))
@@ -42,7 +45,7 @@ async function prepare(file, original) {
     }
     bitmap.close();
   }
-  if (made.blob.size > Number(config.maxBytes)) throw tooLarge();
+  if (made.blob.size > Number($("page").dataset.maxBytes)) throw tooLarge();
   return made;
 }
 
@@ -79,35 +82,13 @@ function draw(bitmap, scale) {
   return canvas;
 }
 
-// ---- The model -------------------------------------------------------------------------------
-
-service.onModel = ({ heading, lead, labels }) => {
-  if (heading && heading !== $("heading").textContent) {
-    $("heading").textContent = document.title = heading;
-    $("lead").textContent = lead;
-  }
-  if (!labels.length) return;
-  $("labels").replaceChildren(...labels.map((label) => element("li", label)));
-  if (labels.length > MANY_LABELS) $("labels").tabIndex = 0;
-  $("label-count").textContent = labels.length;
-  document.querySelector(".knows").hidden = false;
-  offerLabels($("card-template").content, labels);
-};
-
-/** Adds the labels to a feedback form that the server rendered before it knew them. */
-function offerLabels(within, labels) {
-  const select = within.querySelector("select");
-  if (select?.length !== 2) return; // "choose ..." and "none of these"
-  select.options[0].after(...labels.map((label) => element("option", label)));
-}
-
 // ---- Cards -----------------------------------------------------------------------------------
 
 class PhotoCard extends Card {
   verb = "Classifying";
 
-  constructor(file) {
-    super(file.name || "pasted photo");
+  constructor(queue, file) {
+    super(queue, file.name || "pasted photo");
     this.file = file;
     this.original = false;
     this.preview(file);
@@ -123,25 +104,33 @@ class PhotoCard extends Card {
   }
 
   async prepare() {
-    this.sent = await prepare(this.file, this.original);
+    this.sent = await prepare(this.file, this.original, this.panel.model?.side ?? 224);
     if (this.sent.preview) this.preview(this.sent.preview);
   }
 
   send(signal) {
     const { blob } = this.sent;
     const type = blob.type.startsWith("image/") ? blob.type : "application/octet-stream";
-    return post("classify", blob, { "Content-Type": type }, signal);
+    return post(`classify${this.panel.config.query}`, blob, { "Content-Type": type }, signal);
   }
 
   done({ answer, page, times, requestId }) {
     this.result = { ...page, answer };
     this.show("done", page.sentence, page.note, []);
     this.element.toggleAttribute("data-unsure", !page.sure);
-    this.find(".bars").replaceChildren(...page.bars.map(barOf));
+    this.find(".bars").replaceChildren(...page.bars.map((bar) => this.bar(bar)));
     this.fillDetails(answer, times, requestId);
     resetFeedback(this.find(".feedback"), page.feedback_token);
-    this.say(`${page.sentence}${progress()}`);
-    remember(this);
+    this.say(`${page.sentence}${this.queue.progress()}`);
+    this.queue.remember(this);
+  }
+
+  bar({ label, percent, width }) {
+    const bar = this.panel.$("bar-template").content.firstElementChild.cloneNode(true);
+    bar.querySelector(".bar-label").textContent = label;
+    bar.querySelector(".bar-percent").textContent = percent;
+    bar.querySelector("rect").setAttribute("width", `${width}%`);
+    return bar;
   }
 
   remove() {
@@ -158,8 +147,9 @@ class PhotoCard extends Card {
     this.fillTimes(times);
     this.find(".sent").textContent = this.sent.note;
     this.button("original").hidden = !this.sent.reduced;
-    const known = service.model ? modelText(service.model) : "Unknown";
-    const { provider, precision, precision_reason: reason } = service.model ?? {};
+    const { model } = this.panel;
+    const known = model ? modelText(model) : "Unknown";
+    const { provider, precision, precision_reason: reason } = model ?? {};
     const computed = precision ? `, in ${precision}${reason ? `: ${reason}` : ""}` : "";
     this.find(".model").textContent =
       `${known}${provider ? ` (${provider})` : ""}${computed}. Request ${requestId}.`;
@@ -171,39 +161,7 @@ class PhotoCard extends Card {
   }
 }
 
-const progress = () => {
-  const open = cards.filter(isOpen).length;
-  return cards.length > 1 ? ` (${cards.length - open} of ${cards.length})` : "";
-};
-
-function barOf({ label, percent, width }) {
-  const bar = $("bar-template").content.firstElementChild.cloneNode(true);
-  bar.querySelector(".bar-label").textContent = label;
-  bar.querySelector(".bar-percent").textContent = percent;
-  bar.querySelector("rect").setAttribute("width", `${width}%`);
-  return bar;
-}
-
 // ---- Photos come in --------------------------------------------------------------------------
-
-function take(files) {
-  if (!files.length) return;
-  const fresh = [...files].map((file) => new PhotoCard(file));
-  cards.unshift(...fresh);
-  $("cards").prepend(...fresh.map((card) => card.element));
-  refresh();
-  say(fresh.length > 1 ? `Classifying ${fresh.length} photos` : `Classifying ${fresh[0].name}`);
-  alarm("");
-  fresh.forEach((card) => queue.add(card));
-  reveal(fresh[0].element);
-}
-
-function refresh() {
-  $("results").hidden = !cards.length;
-  $("csv").hidden = cards.length < 2;
-  $("results-title").textContent = cards.length > 1 ? "Answers" : "Answer";
-  document.body.classList.toggle("busy-page", cards.length > 0);
-}
 
 /** Returns the images of a drop: files, or a data: URL in another page's text. Throws Problem. */
 async function dropped(transfer) {
@@ -232,40 +190,17 @@ async function fetched(address) {
   return new File([blob], new URL(address, location.href).pathname.split("/").pop(), blob);
 }
 
-function listenForPhotos() {
-  for (const input of [$("photos"), $("camera")]) {
-    input.addEventListener("change", () => {
-      take([...input.files]);
-      input.value = "";
-    });
-  }
-  document.querySelector(".samples").addEventListener("click", (event) => {
-    if (event.detail > 1) event.preventDefault(); // a double click is meant once
-  });
-  document.querySelector(".samples").addEventListener("submit", tryTo(async (event) => {
-    event.preventDefault();
-    take([await fetched(event.submitter.querySelector("img").src)]);
-  }));
-  document.addEventListener("paste", (event) => take(event.clipboardData?.files ?? []));
-  const kinds = ["Files", "text/uri-list", "text/html"];
-  const brings = (event) => kinds.some((kind) => event.dataTransfer?.types.includes(kind));
-  addEventListener("dragover", (event) => {
-    if (!brings(event)) return;
-    event.preventDefault();
-    event.dataTransfer.dropEffect = "copy";
-    $("veil").hidden = false;
-  });
-  addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("veil").hidden = true; });
-  addEventListener("dragend", () => { $("veil").hidden = true; });
-  addEventListener("drop", tryTo(async (event) => {
-    $("veil").hidden = true;
-    if (!brings(event)) return;
-    event.preventDefault();
-    take(await dropped(event.dataTransfer));
-  }));
-}
+const KINDS = ["Files", "text/uri-list", "text/html"];
+const brings = (event) => KINDS.some((kind) => event.dataTransfer?.types.includes(kind));
 
 // ---- Feedback --------------------------------------------------------------------------------
+
+/** Adds the labels to a feedback form that the server rendered before it knew them. */
+function offerLabels(within, labels) {
+  const select = within.querySelector("select");
+  if (select?.length !== 2) return; // "choose ..." and "none of these"
+  select.options[0].after(...labels.map((label) => element("option", label)));
+}
 
 function resetFeedback(form, token) {
   if (!form) return;
@@ -309,7 +244,7 @@ async function undo(card) {
   const form = card.find(".feedback");
   const data = new FormData();
   data.set("token", form.elements.token.value);
-  await postFeedback(form, `${form.action}/undo`, data, "thanks", "ask");
+  await postFeedback(form, "feedback/undo", data, "thanks", "ask");
   form.querySelector("button").focus();
 }
 
@@ -325,79 +260,164 @@ async function postFeedback(form, url, data, before, after) {
   }
 }
 
-function listen() {
-  listenToCards({
-    original: (card) => { card.original = true; card.again(); },
-    wrong: (card, button) => openChoice(card, button),
-    undo: (card) => undo(card),
-  });
-  $("cards").addEventListener("submit", (event) => {
-    const card = cardOf.get(event.target.closest(".card"));
-    if (!card) return;
-    event.preventDefault();
-    sendFeedback(card, event.target, event.submitter);
-  });
-  $("csv").addEventListener("click", downloadCsv);
-  $("clear-results").addEventListener("click", () => {
-    clearCards();
-    refresh();
-    showHistory();
-    $("photos").focus({ preventScroll: true });
-  });
-  $("clear-history").addEventListener("click", () => {
-    sessionStorage.removeItem(HISTORY_KEY);
-    showHistory();
-    $("photos").focus({ preventScroll: true });
-  });
-}
+// ---- The view --------------------------------------------------------------------------------
 
-// ---- CSV and history -------------------------------------------------------------------------
+/** The photos of a panel. */
+class Photos extends Queue {
+  constructor(panel) {
+    super(panel);
+    this.kept = `history ${panel.config.name}`;
+  }
 
-function downloadCsv() {
-  const head = ["photo", ...RANKED];
-  saveCsv(head, cards.map((card) => [card.name, ...ranked(card)]), `${config.name || "photos"}.csv`);
-}
+  progress() {
+    const open = this.cards.filter(isOpen).length;
+    return this.cards.length > 1 ? ` (${this.cards.length - open} of ${this.cards.length})` : "";
+  }
 
-function readHistory() {
-  try {
-    return JSON.parse(sessionStorage.getItem(HISTORY_KEY)) ?? [];
-  } catch {
-    return [];
+  take(files) {
+    if (!files.length) return;
+    const fresh = [...files].map((file) => new PhotoCard(this, file));
+    this.cards.unshift(...fresh);
+    this.panel.$("cards").prepend(...fresh.map((card) => card.element));
+    this.refresh();
+    say(fresh.length > 1 ? `Classifying ${fresh.length} photos` : `Classifying ${fresh[0].name}`);
+    alarm("");
+    fresh.forEach((card) => this.add(card));
+    reveal(fresh[0].element);
+  }
+
+  refresh() {
+    super.refresh();
+    this.panel.$("csv").hidden = this.cards.length < 2;
+  }
+
+  downloadCsv() {
+    const rows = this.cards.map((card) => [card.name, ...ranked(card)]);
+    saveCsv(["photo", ...RANKED], rows, `${this.panel.config.name || "photos"}.csv`);
+  }
+
+  history() {
+    try {
+      return JSON.parse(sessionStorage.getItem(this.kept)) ?? [];
+    } catch {
+      return [];
+    }
+  }
+
+  remember(card) {
+    card.entry = `${Date.now()} ${Math.random()}`;
+    const { name, result: { sentence }, sent: { thumb } } = card;
+    const entry = { id: card.entry, name, sentence, thumb };
+    try {
+      const entries = [entry, ...this.history()].slice(0, HISTORY_LENGTH);
+      sessionStorage.setItem(this.kept, JSON.stringify(entries));
+    } catch {
+      sessionStorage.removeItem(this.kept); // full: it starts anew
+    }
+    this.showHistory();
+  }
+
+  /** Shows the earlier answers that have no card on the page. */
+  showHistory() {
+    const shown = new Set(this.cards.map((card) => card.entry));
+    const entries = this.history().filter(({ id }) => !shown.has(id));
+    this.panel.$("history").hidden = !entries.length;
+    this.panel.$("history-list").replaceChildren(...entries.map(({ name, sentence, thumb }) => {
+      const item = element("li", "");
+      const image = element("img", "");
+      image.alt = "";
+      if (thumb) image.src = thumb;
+      const text = element("div", "");
+      text.append(element("p", ""), element("p", name, "small"));
+      text.firstChild.append(...unbroken(sentence));
+      item.append(image, text);
+      return item;
+    }));
+  }
+
+  /** Shows what the service says of its model. */
+  describe({ heading, lead, labels }) {
+    const { panel } = this;
+    if (heading && heading !== panel.$("heading").textContent) {
+      panel.$("heading").textContent = heading;
+      panel.$("lead").textContent = lead;
+      if (panel.isShown) document.title = heading;
+    }
+    if (!labels.length) return;
+    panel.$("labels").replaceChildren(...labels.map((label) => element("li", label)));
+    if (labels.length > MANY_LABELS) panel.$("labels").tabIndex = 0;
+    panel.$("label-count").textContent = labels.length;
+    panel.element.querySelector(".knows").hidden = false;
+    offerLabels(panel.$("card-template").content, labels);
+  }
+
+  listen() {
+    const { panel } = this;
+    super.listen({
+      original: (card) => { card.original = true; card.again(); },
+      wrong: (card, button) => openChoice(card, button),
+      undo: (card) => undo(card),
+    });
+    panel.$("cards").addEventListener("submit", (event) => {
+      const card = cardOf.get(event.target.closest(".card"));
+      if (!card) return;
+      event.preventDefault();
+      sendFeedback(card, event.target, event.submitter);
+    });
+    panel.$("csv").addEventListener("click", () => this.downloadCsv());
+    panel.$("clear-results").addEventListener("click", () => {
+      this.clear();
+      this.refresh();
+      this.showHistory();
+      panel.$("photos").focus({ preventScroll: true });
+    });
+    panel.$("clear-history").addEventListener("click", () => {
+      sessionStorage.removeItem(this.kept);
+      this.showHistory();
+      panel.$("photos").focus({ preventScroll: true });
+    });
+  }
+
+  listenForPhotos() {
+    const { panel } = this;
+    for (const input of [panel.$("photos"), panel.$("camera")]) {
+      input.addEventListener("change", () => {
+        this.take([...input.files]);
+        input.value = "";
+      });
+    }
+    const samples = panel.element.querySelector(".samples");
+    samples.addEventListener("click", (event) => {
+      if (event.detail > 1) event.preventDefault(); // a double click is meant once
+    });
+    samples.addEventListener("submit", tryTo(async (event) => {
+      event.preventDefault();
+      this.take([await fetched(event.submitter.querySelector("img").src)]);
+    }));
+    const on = (type, action) => addEventListener(type, (event) => panel.isShown && action(event));
+    const veil = panel.$("veil");
+    on("paste", (event) => this.take(event.clipboardData?.files ?? []));
+    on("dragover", (event) => {
+      if (!brings(event)) return;
+      event.preventDefault();
+      event.dataTransfer.dropEffect = "copy";
+      veil.hidden = false;
+    });
+    on("dragleave", (event) => { if (!event.relatedTarget) veil.hidden = true; });
+    on("dragend", () => { veil.hidden = true; });
+    on("drop", tryTo(async (event) => {
+      veil.hidden = true;
+      if (!brings(event)) return;
+      event.preventDefault();
+      this.take(await dropped(event.dataTransfer));
+    }));
   }
 }
 
-function remember(card) {
-  card.entry = `${Date.now()} ${Math.random()}`;
-  const { name, result: { sentence }, sent: { thumb } } = card;
-  const entry = { id: card.entry, name, sentence, thumb };
-  try {
-    const entries = [entry, ...readHistory()].slice(0, HISTORY_LENGTH);
-    sessionStorage.setItem(HISTORY_KEY, JSON.stringify(entries));
-  } catch {
-    sessionStorage.removeItem(HISTORY_KEY); // full: it starts anew
-  }
-  showHistory();
+export function start(panel) {
+  const photos = new Photos(panel);
+  panel.onModel = (model) => photos.describe(model);
+  photos.listenForPhotos();
+  photos.listen();
+  photos.showHistory();
 }
-
-/** Shows the earlier answers that have no card on the page. */
-function showHistory() {
-  const shown = new Set(cards.map((card) => card.entry));
-  const entries = readHistory().filter(({ id }) => !shown.has(id));
-  $("history").hidden = !entries.length;
-  $("history-list").replaceChildren(...entries.map(({ name, sentence, thumb }) => {
-    const item = element("li", "");
-    const image = element("img", "");
-    image.alt = "";
-    if (thumb) image.src = thumb;
-    const text = element("div", "");
-    text.append(element("p", ""), element("p", name, "small"));
-    text.firstChild.append(...unbroken(sentence));
-    item.append(image, text);
-    return item;
-  }));
-}
-
-listenForPhotos();
-listen();
-showHistory();
-begin();

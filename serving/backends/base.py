@@ -99,6 +99,13 @@ class GraphReader(Protocol):
     def signatures(self, model: Model) -> tuple[Signature, ...]:
         """Reads the file's inputs and outputs. Raises ConfigurationError for what cannot be served."""
 
+    def compare_items(self, model: Model, signatures: Sequence[Signature]) -> tuple[Signature, ...]:
+        """Computes made-up items together and alone: those that depend on each other share no batch.
+
+        Returns the signatures to serve; raises ConfigurationError if such a graph cannot be served. It
+        may end the process, or be ended.
+        """
+
 
 @runtime_checkable
 class SlotReader(Protocol):

@@ -79,12 +79,18 @@ def wanted_device(settings: Settings) -> str:
 
 
 def int8_candidate(
-    model: Model, file: Kind, settings: Settings, runtime: str, refusal: str = ""
+    model: Model,
+    file: Kind,
+    settings: Settings,
+    runtime: str,
+    refusal: str = "",
+    only_static: bool = False,
 ) -> Candidate:
     """Returns the candidate for the model's int8 file, which `auto` tries if model.json says it is fit.
 
     Processors compute int8 differently, so that a file that is fit where it was made may not be fit
     here: its answers may differ from those of fp32 about as much as they did there, and not more.
+    `only_static`: the runtime computes dynamic int8 as slowly as fp32 (OpenVINO, measured).
     """
     most = MAX_INT8_DIFFERENCE
     if not model.has(file):
@@ -95,6 +101,8 @@ def int8_candidate(
             refusal = f"model.json does not say whether {file} is fit"
         elif not verdict.fit:
             refusal = f"{file} is not fit: {verdict.reason}"
+        elif only_static and verdict.method == "dynamic":
+            refusal = refusal or f"{runtime} computes dynamic int8 as slowly as fp32"
         else:
             most = verdict.sample_difference + precision_check.MAX_EXCESS
     return Candidate(runtime, "int8", refusal, most)

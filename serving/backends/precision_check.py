@@ -73,16 +73,27 @@ def samples(model: Model, signature: Signature) -> Samples:
     if "text" in kind.needs:
         inputs = token_inputs(signature, sample_tokens(model)[: signature.batch_size or None])
         return Samples(inputs, kind.compare or "relative", signature.batch_size)
+    inputs = random_inputs(signature, signature.batch_size or SAMPLES, EXAMPLE_LENGTHS[0])
+    return Samples(inputs, "relative", signature.batch_size)
+
+
+def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
+    """Returns made-up items of a graph, along axes of this length: [count, ...] for each input.
+
+    Whole numbers are 0 and 1, which every table has; neighbours differ in their first one.
+    """
     random = np.random.default_rng(0)
-    sizes = signature.sizes_at(EXAMPLE_LENGTHS[0])
+    sizes = signature.sizes_at(length)
 
     def numbers(spec: TensorSpec) -> Array:
-        shape = (signature.batch_size or SAMPLES, *spec.sized(sizes))
+        shape = (count, *spec.sized(sizes))
         if np.dtype(spec.dtype).kind == "f":
             return random.normal(size=shape).astype(spec.dtype)
-        return random.integers(0, 2, shape).astype(spec.dtype)
+        drawn = random.integers(0, 2, shape)
+        drawn.reshape(count, -1)[:, 0] = np.arange(count) % 2
+        return drawn.astype(spec.dtype)
 
-    return Samples(list(map(numbers, signature.inputs)), "relative", signature.batch_size)
+    return list(map(numbers, signature.inputs))
 
 
 def token_inputs(signature: Signature, tokens: Array) -> list[Array]:

@@ -14,8 +14,9 @@ import sys
 from fastapi import FastAPI
 
 from serving.app import create_app
-from serving.cluster.remote_engine import RemoteEngine
+from serving.cluster.remote_engine import RemoteEngines
 from serving.errors import ConfigurationError
+from serving.model import configured_models
 from serving.server import Server
 from serving.settings import Settings
 from serving.system.pdeathsig import die_with_parent
@@ -34,7 +35,7 @@ class InheritedServer(Server):
     accept_at_once = 1  # in a turn of the event loop, so that the others get some, too
 
     def __init__(
-        self, app: FastAPI, settings: Settings, provider: RemoteEngine, listener: socket.socket
+        self, app: FastAPI, settings: Settings, provider: RemoteEngines, listener: socket.socket
     ) -> None:
         super().__init__(app, settings)
         self._provider = provider
@@ -46,15 +47,17 @@ class InheritedServer(Server):
 
     def start_accepting(self) -> None:
         """Tells the parent that this process is ready; `accept` follows when all of them have been."""
-        self._provider.start(self._service.adopt, self.accept, self._open_connections)
+        self._provider.start(self.accept, self._open_connections)
 
     def _on_connections(self) -> None:
         """Accepts a connection, at once or after the others had time to."""
         assert self._listener is not None  # noqa: S101 it is what has become readable
-        model = self._service.active
-        counts = model.client.memory.counts.connections
-        counts[model.handle.fds.frontend] = connections = self._open_connections()
-        if connections <= min(counts[: model.web_processes]) + FEW:
+        connections = fewest = self._open_connections()
+        for model in self._service.models.values():  # each has the counts of the whole service
+            counts = model.client.memory.counts.connections
+            counts[model.handle.fds.frontend] = connections
+            fewest = min(counts[: model.web_processes])
+        if connections <= fewest + FEW:
             super()._on_connections()
             return
         loop = asyncio.get_running_loop()
@@ -80,9 +83,10 @@ def main() -> None:
     package, (parent, control, listener) = sys.argv[1], map(int, sys.argv[2:5])
     die_with_parent(parent)
     settings = Settings()
-    provider = RemoteEngine(socket.socket(fileno=control), settings)
-    app = create_app(settings, importlib.import_module(package).BACKEND, provider)
     try:
+        models = configured_models(settings)
+        provider = RemoteEngines(socket.socket(fileno=control))
+        app = create_app(settings, importlib.import_module(package).BACKEND, models, provider)
         InheritedServer(app, settings, provider, socket.socket(fileno=listener)).run()
     except ConfigurationError as error:
         print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201

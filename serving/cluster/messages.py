@@ -1,8 +1,9 @@
 """Messages between the parent of several web processes and each of them, in JSON.
 
-To a web process: `engine`, an engine's descriptors; `accept`, connections may be accepted from now on;
-`switched`, the answer to its `switch`; `ping`, which its event loop answers with `connections`. From a
-web process: `ready`, `switch`, `released`, and `connections`, how many are open.
+To a web process: `engine`, a model's engine with its descriptors; `out_of_service`, a model that has
+none, and why; `accept`, connections may be accepted from now on; `changed`, the answer to its `load` or
+`unload`; `ping`, which its event loop answers with `connections`. From a web process: `ready`, `load`,
+`unload`, `released`, and `connections`, how many are open.
 """
 
 import json
@@ -14,6 +15,7 @@ from pydantic import TypeAdapter
 
 from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.report import REPORT, WorkerReport
+from serving.model import Model
 
 LAYOUT = TypeAdapter(SlotLayout)
 MAX_MESSAGE = 65536
@@ -30,14 +32,20 @@ def send(sock: socket.socket, kind: str, **fields: Any) -> None:
     sock.send(json.dumps({"type": kind, **fields}).encode())
 
 
+def identity(model: Model) -> dict[str, str]:
+    """Returns what another process needs to read the model."""
+    name, version = model.description.name, model.description.version
+    return {"model": name, "version": version, "path": str(model.path)}
+
+
 def send_engine(
-    sock: socket.socket, key: int, version: str, fds: EngineFds, report: WorkerReport
+    sock: socket.socket, key: int, model: Model, fds: EngineFds, report: WorkerReport
 ) -> None:
     """Sends one web process's view of an engine, descriptors included. Raises OSError."""
     message = {
         "type": "engine",
         "key": key,
-        "version": version,
+        **identity(model),
         "frontend": fds.frontend,
         "layout": asdict(fds.layout),
         "report": REPORT.dump_python(report, mode="json"),

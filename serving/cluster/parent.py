@@ -23,10 +23,11 @@ from serving.cluster import balance, messages
 from serving.cluster.web_process import WebProcess
 from serving.engine import scratch, topology
 from serving.engine.memory import ServiceCounts
+from serving.engine.provider import UNLOADED, EnginePlan, settings_beside_others
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
-from serving.model import Model
+from serving.model import Model, configured_models
 from serving.protocols import tcp
 from serving.server import bind, listen
 from serving.settings import Settings
@@ -39,7 +40,7 @@ METRICS = "serving-metrics-"
 
 
 class SharedEngine:
-    """Engine of one version, and the web processes that use it."""
+    """Engine of one version of a model, and the web processes that use it."""
 
     def __init__(self, key: int, supervisor: Supervisor) -> None:
         self.key = key
@@ -74,9 +75,17 @@ class Cluster:
         self._count_reason: str | None = None
         self._counts = ServiceCounts(self._count)
         self._web_processes: dict[int, WebProcess] = {}
+        self._models = configured_models(settings)
         self._engines: list[SharedEngine] = []
-        """Engines in use; the last one is the version in service."""
+        """Engines in use."""
 
+        self._in_service: dict[str, SharedEngine] = {}
+        """Those of the versions in service, by the model's name, the default model's first."""
+
+        self._reasons: dict[str, str] = {}
+        """Why models have none."""
+
+        self._changing = asyncio.Lock()
         self._loaded = 0
         self._loading: list[Supervisor] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,7 +97,6 @@ class Cluster:
     def run(self) -> int:
         """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
         configure_logging(self._settings)
-        Model.read(self._settings.model_dir)  # a mistake there is reported before anything starts
         asyncio.run(self._serve())
         return 0
 
@@ -106,12 +114,17 @@ class Cluster:
             held.callback(scratch.remove, folder)
             self._metrics_folder = folder
             self._watch()
-            loading = self._spawn(self._load(None))
+            plans = {name: await self._planned(model) for name, model in self._models.items()}
+            default, *others = self._models.values()
+            loading = self._spawn(self._load(default, plans[default.description.name]))
             try:
                 if self._settings.web_processes == "auto":
                     await loading
                 keepers = [self._spawn(self._keep(index)) for index in range(self._count)]
-                await asyncio.gather(loading, *keepers)
+                await loading
+                for model in others:
+                    await self._load_beside(model, plans[model.description.name])
+                await asyncio.gather(*keepers)
             except ConfigurationError:
                 if not self._stopping:  # else the first engine has been given up
                     raise
@@ -166,8 +179,10 @@ class Cluster:
                 await asyncio.sleep(RESTART_S)
                 continue
             self._web_processes[index] = web_process
-            if self._engines:
-                self._engines[-1].send_to(web_process)
+            for engine in self._in_service.values():
+                engine.send_to(web_process)
+            for name, reason in self._reasons.items():
+                web_process.send("out_of_service", model=name, reason=reason)
             with web_process.sock, contextlib.suppress(ConnectionError):
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
@@ -184,8 +199,10 @@ class Cluster:
             case "connections":
                 web_process.connections, web_process.unanswered = message["count"], 0
                 self._watch()
-            case "switch":
-                self._spawn(self._switch(web_process, message["version"]))
+            case "load":
+                self._spawn(self._change(web_process, self._load_requested(message)))
+            case "unload":
+                self._spawn(self._change(web_process, self._unload(message["model"])))
             case "released":
                 for engine in self._engines:
                     if engine.key == message["key"]:
@@ -242,11 +259,15 @@ class Cluster:
 
     # -- engines --
 
-    async def _load(self, version: str | None) -> None:
-        """Puts a version into service; None: that of model.json. Raises ConfigurationError."""
-        model = Model.read(self._settings.model_dir, version)
-        backend, signatures = await asyncio.to_thread(self._plan, model)
-        supervisor = Supervisor(backend, model, signatures, self._settings, self._counts, self._count)
+    async def _planned(self, model: Model) -> EnginePlan:
+        return await asyncio.to_thread(self._plan, model)  # may start a process
+
+    async def _load(self, model: Model, plan: EnginePlan) -> None:
+        """Puts a version of a model into service. Raises ConfigurationError."""
+        name = model.description.name
+        settings = settings_beside_others(model, self._settings, next(iter(self._models)))
+        backend, signatures = plan
+        supervisor = Supervisor(backend, model, signatures, settings, self._counts, self._count)
         self._loading.append(supervisor)
         try:
             if self._stopping:
@@ -254,29 +275,63 @@ class Cluster:
             await asyncio.to_thread(supervisor.start)
         finally:
             self._loading.remove(supervisor)
-        if not self._engines and self._settings.web_processes == "auto":
+        if not self._loaded and self._settings.web_processes == "auto":
             task = task_of(model, self._settings, supervisor.report.schemas, signatures)
             self._count, self._count_reason = balance.web_processes(self._settings, supervisor, task)
         supervisor.report.web_processes = self._count
         supervisor.report.web_processes_reason = self._count_reason
-        self._engines.append(SharedEngine(self._loaded, supervisor))
+        engine = self._in_service[name] = SharedEngine(self._loaded, supervisor)
+        self._engines.append(engine)
         self._loaded += 1
         for web_process in self._web_processes.values():
-            self._engines[-1].send_to(web_process)
+            engine.send_to(web_process)
 
-    async def _switch(self, web_process: WebProcess, version: str) -> None:
-        """Puts another version into service; answers when the previous one has ended."""
+    async def _load_beside(self, model: Model, plan: EnginePlan) -> None:
+        """Puts a model that is not the default one into service, or tells why it cannot be."""
+        try:
+            async with self._changing:
+                await self._load(model, plan)
+        except ConfigurationError as error:
+            if self._stopping:
+                raise
+            self._withdraw(model.description.name, str(error))
+
+    async def _change(self, web_process: WebProcess, work: Coroutine[Any, Any, None]) -> None:
+        """Does what a web process has asked for, after all other changes, and answers it."""
         error = None
         try:
-            await self._load(version)
+            async with self._changing:
+                await work
         except ConfigurationError as reason:
             error = str(reason)
-        else:
-            before = self._engines[-2]
-            await before.unused.wait()
-            self._engines.remove(before)
-            await asyncio.to_thread(before.supervisor.close)
-        web_process.send("switched", error=error)
+        web_process.send("changed", error=error)
+
+    async def _load_requested(self, message: dict[str, Any]) -> None:
+        """Puts a model into service, and ends the engine of the version before."""
+        before = self._in_service.get(message["model"])
+        model = Model.read(Path(message["path"]), message["version"], message["model"])
+        await self._load(model, await self._planned(model))
+        self._reasons.pop(message["model"], None)
+        if before:
+            await self._close(before)
+
+    async def _unload(self, name: str) -> None:
+        engine = self._in_service.pop(name, None)
+        self._withdraw(name, UNLOADED)
+        if engine:
+            await self._close(engine)
+
+    def _withdraw(self, name: str, reason: str) -> None:
+        """Tells all web processes, those of later too, that a model is not in service."""
+        self._reasons[name] = reason
+        for web_process in self._web_processes.values():
+            web_process.send("out_of_service", model=name, reason=reason)
+
+    async def _close(self, engine: SharedEngine) -> None:
+        """Ends an engine when no web process uses it any more."""
+        await engine.unused.wait()
+        self._engines.remove(engine)
+        await asyncio.to_thread(engine.supervisor.close)
 
 
 def metrics_parent() -> Path | None:

@@ -1,58 +1,51 @@
 """The web process's end of the socket to the parent, from which its engines come."""
 
 import asyncio
-import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from serving.cluster import messages
-from serving.engine.provider import Adopt, EngineHandle
+from serving.engine.provider import Adopt, EngineHandle, OutOfService, Withdraw
 from serving.engine.report import REPORT
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.settings import Settings
 
 ENDING = "the service is shutting down"
 
 
-class RemoteEngine:
+class RemoteEngines:
     """`EngineProvider` of a web process whose engines come from the parent."""
 
     shares_ports = True
 
-    def __init__(self, sock: socket.socket, settings: Settings) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._settings = settings
-        self._handles: asyncio.Queue[EngineHandle | None] = asyncio.Queue()
+        self._handles: asyncio.Queue[EngineHandle | OutOfService | None] = asyncio.Queue()
         """Engines to adopt; None marks the end."""
 
-        self._switched: asyncio.Future[str | None] | None = None
-        """Outcome of the requested version: its error, or None."""
+        self._changed: asyncio.Future[str | None] | None = None
+        """Outcome of the requested change: its error, or None."""
 
-        self._adopting: asyncio.Task[None] | None = None
         self._accept: Callable[[], None] = lambda: None
         self._open_connections: Callable[[], int] = lambda: 0
         self._is_watched = False
         """Whether the parent knows of open connections, and so pings this process."""
 
-    async def first(self) -> EngineHandle:
-        """See `EngineProvider`."""
+    async def engines(self) -> AsyncIterator[EngineHandle | OutOfService]:
+        """See `EngineProvider`; engines of other versions follow, for every web process."""
         self._sock.setblocking(False)
         asyncio.get_running_loop().add_reader(self._sock, self._on_message)
-        return await self._next()
+        while engine := await self._handles.get():
+            yield engine
+        raise ConfigurationError(ENDING)
 
-    def start(
-        self, adopt: Adopt, accept: Callable[[], None], open_connections: Callable[[], int]
-    ) -> None:
-        """Tells the parent that this process is ready; `accept` is called when it may take connections.
-
-        From now on other versions are adopted as they come.
-        """
+    def start(self, accept: Callable[[], None], open_connections: Callable[[], int]) -> None:
+        """Tells the parent that this process is ready; calls `accept` when it may take connections."""
         self._accept, self._open_connections = accept, open_connections
-        self._adopting = asyncio.get_running_loop().create_task(self._adopt_all(adopt))
         messages.send(self._sock, "ready")
 
     def on_connection(self) -> None:
@@ -60,28 +53,24 @@ class RemoteEngine:
         if not self._is_watched:
             self._send_connections()
 
-    async def switch(self, version: str, adopt: Adopt) -> None:  # noqa: ARG002 all web processes adopt it
-        """See `EngineProvider`; every web process of the service adopts the new version."""
-        self._switched = asyncio.get_running_loop().create_future()
-        messages.send(self._sock, "switch", version=version)
-        if (error := await self._switched) is not None:
+    async def load(self, model: Model, adopt: Adopt) -> None:  # noqa: ARG002 see `engines`
+        """See `EngineProvider`; every web process of the service adopts the model."""
+        await self._change("load", **messages.identity(model))
+
+    async def unload(self, name: str, withdraw: Withdraw) -> None:  # noqa: ARG002 see `engines`
+        """See `EngineProvider`; every web process of the service withdraws the model."""
+        await self._change("unload", model=name)
+
+    async def _change(self, kind: str, **fields: Any) -> None:
+        self._changed = asyncio.get_running_loop().create_future()
+        messages.send(self._sock, kind, **fields)
+        if (error := await self._changed) is not None:
             raise ConfigurationError(error)
 
     def stop_loading(self) -> None:
         """See `EngineProvider`; the parent gives up itself what it loads."""
         self._handles.put_nowait(None)
-        self._on_switched(ENDING)
-
-    async def _next(self) -> EngineHandle:
-        handle = await self._handles.get()
-        if handle is None:
-            raise ConfigurationError(ENDING)
-        return handle
-
-    async def _adopt_all(self, adopt: Adopt) -> None:
-        with contextlib.suppress(ConfigurationError):
-            while True:
-                await adopt(await self._next())
+        self._on_changed(ENDING)
 
     def _on_message(self) -> None:
         try:
@@ -95,21 +84,23 @@ class RemoteEngine:
         match message["type"]:
             case "engine":
                 self._handles.put_nowait(self._handle(message, fds))
+            case "out_of_service":
+                self._handles.put_nowait(OutOfService(message["model"], message["reason"]))
             case "accept":
                 self._accept()
             case "ping":
                 self._send_connections()
-            case "switched":
-                self._on_switched(message["error"])
+            case "changed":
+                self._on_changed(message["error"])
 
     def _send_connections(self) -> None:
         count = self._open_connections()
         self._is_watched = count > 0
         messages.send(self._sock, "connections", count=count)
 
-    def _on_switched(self, error: str | None) -> None:
-        if self._switched is not None and not self._switched.done():
-            self._switched.set_result(error)
+    def _on_changed(self, error: str | None) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(error)
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> EngineHandle:
         async def release() -> None:
@@ -117,6 +108,6 @@ class RemoteEngine:
                 os.close(fd)
             messages.send(self._sock, "released", key=message["key"])
 
-        model = Model.read(self._settings.model_dir, message["version"])
+        model = Model.read(Path(message["path"]), message["version"], message["model"])
         report = REPORT.validate_python(message["report"])
         return EngineHandle(model, messages.engine_fds(message, fds), report, release)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from serving.cluster import messages
 from serving.engine.supervisor import Supervisor
 from serving.logging import logger
+from serving.system import python
 
 MOST_UNANSWERED = 5  # counted, not timed: after a pause of all processes, one at most is unanswered
 
@@ -40,9 +40,9 @@ class WebProcess:
         with theirs:
             try:
                 popen = subprocess.Popen(  # noqa: S603 our own module
-                    [sys.executable, "-m", "serving.cluster.frontend", package, *map(str, numbers)],
+                    python.command("serving.cluster.frontend", package, *map(str, numbers)),
                     pass_fds=numbers[1:],
-                    env=os.environ
+                    env=python.environment()
                     | {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
                     | {"SERVING_WEB_PROCESSES": str(count)},
                 )
@@ -58,10 +58,10 @@ class WebProcess:
             messages.send(self.sock, kind, **fields)
 
     def send_engine(self, key: int, engine: Supervisor) -> None:
-        """Sends the engine to use from now on."""
+        """Sends the engine of a model to use from now on."""
         fds = engine.engine_fds(self.index)
         try:
-            messages.send_engine(self.sock, key, engine.version, fds, engine.report)
+            messages.send_engine(self.sock, key, engine.model, fds, engine.report)
         except BlockingIOError:  # it has not read its messages for long, and cannot do without this one
             self.kill()
         except OSError:  # it has died; the parent reads that from the socket

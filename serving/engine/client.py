@@ -5,6 +5,7 @@ Called by `inference/`. Everything runs on the event loop.
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from serving.errors import (
     InternalError,
     InvalidTensorError,
     OverloadedError,
+    PayloadTooLargeError,
     UnavailableError,
     WorkerCrashedError,
 )
@@ -75,62 +77,92 @@ OnFinished = Callable[[State, ItemResult | None], None]
 
 
 class Slots:
-    """Slots of one request, from admission to answer; a context manager that frees them."""
+    """Slots of one request, from admission to answer; a context manager that frees them.
+
+    A request of more items than slots puts its next item into a slot that a worker has reported.
+    """
 
     def __init__(self, client: "EngineClient", indices: list[int]) -> None:
         self.client = client
         self.indices = indices
-        self.submitted = False
+        self.futures: list[asyncio.Future[ItemResult]] = []
+        """Results of all items queued so far, in order."""
+
+        self._unused = indices[::-1]
+        self._in_use: dict[int, asyncio.Future[ItemResult]] = {}
+        self._answered_bytes = 0
 
     def __enter__(self) -> "Slots":
         """Returns itself; `EngineClient.acquire` has taken the slots."""
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        """Frees the slots; after `submit` every slot is freed when a worker reports it."""
-        if not self.submitted:
-            self.client.free(self.indices)
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Frees the slots; items that no worker has started are never computed."""
+        self.client.free(self.indices)
+        if failure:
+            for future in self.futures:
+                if future.done() and not future.cancelled():
+                    future.exception()  # retrieved, or asyncio logs that it never was
 
-    def extend(self, count: int, bulk: bool) -> None:
-        """Takes as many more slots, all or none. Raises OverloadedError."""
-        self.indices += self.client.acquire(bulk, count).indices
+    def resize(self, count: int, bulk: bool) -> None:
+        """Takes more slots, as far as there are any, or frees those beyond `count`; none is in use."""
+        more = min(count - len(self.indices), self.client.free_slots(bulk))
+        if more > 0:
+            self.indices += self.client.acquire(bulk, more).indices
+        elif more < 0:
+            self.client.free(self.indices[count:])
+            del self.indices[count:]
+        self._unused = self.indices[::-1]
 
-    async def submit(
-        self, signature: int, items: Sequence[Item], deadline: float, bulk: bool
-    ) -> list[ItemResult]:
-        """Computes one item per slot; returns their outcomes in order.
+    async def submit(self, signature: int, items: Sequence[Item], deadline: float, bulk: bool) -> None:
+        """Queues items, no more at a time than `EngineClient.most_queued` and one a slot.
 
         `signature` is an index into the layout's signatures; every item is as that signature says.
-        `deadline` is a `time.monotonic()` time. If one item fails or the call is cancelled, items that
-        no worker has started are never computed. Raises DeadlineExceededError, InvalidTensorError,
-        InternalError, WorkerCrashedError or UnavailableError.
+        `deadline` is a `time.monotonic()` time. Returns when the last item is queued. Raises what
+        `results` raises, and PayloadTooLargeError for too large an answer.
         """
-        client = self.client
-        futures = [
-            client.enqueue(index, signature, item, deadline, bulk)
-            for index, item in zip(self.indices, items, strict=True)
-        ]
-        self.submitted = True
-        try:
-            return [await future for future in futures]
-        except BaseException:
-            for index, future in zip(self.indices, futures, strict=True):
-                client.cancel(index, future)
-            raise
+        most = self.client.most_queued(signature, items) if len(items) > 1 else 1
+        for item in items:
+            while not self._unused or len(self._in_use) >= most:
+                await self._one_reported()
+            slot = self._unused.pop()
+            future = self.client.enqueue(slot, signature, item, deadline, bulk)
+            self._in_use[slot] = future
+            self.futures.append(future)
+
+    async def _one_reported(self) -> None:
+        await asyncio.wait(self._in_use.values(), return_when=asyncio.FIRST_COMPLETED)
+        for slot, future in list(self._in_use.items()):
+            if future.done():
+                self._answered_bytes += sum(array.nbytes for array in future.result().outputs)
+                del self._in_use[slot]
+                self._unused.append(slot)
+        self.client.check_answer(self._answered_bytes)
+
+    async def results(self) -> list[ItemResult]:
+        """Waits for the results of all items, and returns them in order.
+
+        Raises DeadlineExceededError, InvalidTensorError, InternalError, WorkerCrashedError or
+        UnavailableError.
+        """
+        return [await future for future in self.futures]
 
 
 class EngineClient:
     """Owner of one web process's slots, from `open` to `close`."""
 
-    def __init__(self, fds: EngineFds, on_finished: OnFinished) -> None:
+    def __init__(
+        self, fds: EngineFds, on_finished: OnFinished, max_answer_bytes: float = math.inf
+    ) -> None:
         self._fds = fds
         self._on_finished = on_finished
+        self._max_answer_bytes = max_answer_bytes
         self._web_process = fds.frontend
         self._futures: dict[int, asyncio.Future[ItemResult] | None] = {}
         """Future of each submitted slot; None if the request was cancelled."""
 
         self._free: list[int] = []
-        self._watching = False
+        self._watching = self._closed = False
         self._idle = asyncio.Event()
 
     def open(self) -> None:
@@ -167,15 +199,45 @@ class EngineClient:
 
         Bulk leaves half of them free. This web process's own suffice: it has as many as all may hold.
         """
-        least = self.memory.layout.slots_per_frontend // 2 if bulk else 0
-        if self.memory.free_slots - count < least:
+        if self.free_slots(bulk) < count:
             raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
 
+    def free_slots(self, bulk: bool) -> int:
+        """Returns how many slots `acquire` would give."""
+        kept = self.memory.layout.slots_per_frontend // 2 if bulk else 0
+        return max(0, self.memory.free_slots - kept)
+
+    def most_queued(self, signature: int, items: Sequence[Item] = ()) -> int:
+        """Returns how many items of one request, such as these, wait or are computed at a time.
+
+        These are two batches for each worker: they keep it busy, and others wait no longer for them.
+        """
+        memory = self.memory
+        declared = memory.layout.signatures[signature]
+        batch = declared.batch_size or memory.batch_cap[0]
+        if items and declared.input_axes:
+            largest = max(declared.elements(declared.sizes(item)) for item in items)
+            batch = min(batch, memory.max_batch_elements[signature] // largest)
+        return 2 * max(1, batch) * max(1, memory.ready_workers[0])
+
+    def check_answer(self, size: int) -> None:
+        """Raises PayloadTooLargeError for an answer of too many bytes."""
+        if size > self._max_answer_bytes:
+            raise PayloadTooLargeError(
+                f"the answer has more than {self._max_answer_bytes} bytes "
+                "(SERVING_MAX_ANSWER_BYTES): ask with fewer inputs"
+            )
+
     def free(self, slots: list[int]) -> None:
-        """Frees slots that no worker uses or will use."""
+        """Frees slots; those that a worker may use are cancelled, and freed when it reports them."""
         for slot in reversed(slots):
-            self._release(slot)
-        self._publish()
+            if slot in self._futures:
+                self.memory.cancelled[slot] = 1
+                self._futures[slot] = None
+            else:
+                self._release(slot)
+        if not self._closed:
+            self._publish()
 
     def _release(self, slot: int) -> None:
         self.memory.state[slot] = State.FREE
@@ -215,14 +277,6 @@ class EngineClient:
             self._watching = True
             self._loop.call_later(WATCH_S, self._watch)
         return future
-
-    def cancel(self, slot: int, future: asyncio.Future[ItemResult]) -> None:
-        """Cancels a submitted slot; it is freed when a worker reports it."""
-        if self._futures.get(slot) is future:
-            self.memory.cancelled[slot] = 1
-            self._futures[slot] = None
-        elif not future.cancelled():
-            future.exception()  # retrieved, or asyncio logs that it never was
 
     def _watch(self) -> None:
         """Wakes the supervisor up now and then to check its workers, while requests are in flight."""
@@ -281,7 +335,8 @@ class EngineClient:
                 signature = memory.layout.signatures[memory.signature[slot]]
                 future.set_exception(error_for(state, signature.failure_is_client_error))
         memory.discard(slot)
-        self._release(slot)
+        if future is None:
+            self._release(slot)
 
     def _outcome(self, slot: int) -> ItemResult:
         memory = self.memory
@@ -317,4 +372,5 @@ class EngineClient:
             if future is not None and not future.done():
                 future.set_exception(UnavailableError("the service has shut down"))
         self._futures.clear()  # there is nothing to watch
+        self._closed = True
         self._count(0)

@@ -3,30 +3,40 @@
 A process of its own imports the backend and reads the file: the web processes and the supervisor import
 no inference library, and a file that ends the process does not end the service. Called before an engine
 is made.
+
+The process writes the signatures that the file declares, then computes made-up items and writes those to
+serve. If it crashes over that, or takes too long, the graph is served as declared.
 """
 
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from serving.backends.base import GraphReader
 from serving.engine.worker_process import describe_exit
 from serving.errors import ConfigurationError
+from serving.logging import logger
 from serving.model import Model
+from serving.system import python
 from serving.system.pdeathsig import die_with_parent
-from serving.tensors import Signature
+from serving.tensors import NOT_COMPARED, Signature
 
 SIGNATURES = TypeAdapter(tuple[Signature, ...])
 TIMEOUT_S = 120
+COMPARE_S = 1.0
+"""Time for computing made-up items, from the start of opening the graph."""
 
 
 def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
-    """Returns the signatures that a backend, `module:class`, finds in a model's file; takes a second.
+    """Returns the signatures that a backend, `module:class`, finds in a model's file; takes two seconds.
 
     Raises ConfigurationError, with the backend's reason, or if the file ends or stops the process.
     """
@@ -34,37 +44,57 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
     name = model.description.name
     try:
         done = subprocess.run(  # noqa: S603 our own module
-            [sys.executable, "-m", "serving.engine.describe", *arguments],
+            python.command("serving.engine.describe", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            env=python.environment(),
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"{name} was not read within {TIMEOUT_S} seconds") from error
     except OSError as error:
         raise ConfigurationError(f"no process can be started to read {name}: {error}") from error
-    if done.returncode:
+    answers = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
+    if not answers:
         raise ConfigurationError(f"the process that reads {name} {describe_exit(done.returncode)}")
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = json.loads(answers[-1])
     if "error" in answer:
         raise ConfigurationError(answer["error"])
-    return SIGNATURES.validate_python(answer["signatures"])
+    found = SIGNATURES.validate_python(answer["signatures"])
+    if len(answers) == 1 and done.returncode:
+        timed_out = done.returncode == -signal.SIGALRM
+        reason = "it takes too long" if timed_out else f"the process {describe_exit(done.returncode)}"
+        found = tuple(replace(each, batch_note=f"{NOT_COMPARED}: {reason}") for each in found)
+    for each in found:
+        if each.batch_note:
+            logger().info("batching", model=name, batched=each.is_batched, reason=each.batch_note)
+    return found
 
 
 def main(backend: str, folder: str, version: str, parent: str) -> None:
-    """Writes the signatures, or why there are none, as a line of JSON."""
+    """Writes the signatures, those declared and those to serve, or an error: a line of JSON each."""
     die_with_parent(int(parent))
     module, _, name = backend.partition(":")
     reader = getattr(importlib.import_module(module), name)()
     try:
         if not isinstance(reader, GraphReader):
             raise ConfigurationError(f"{name} serves no graph in tensor form; fastapi_onnx does")
-        signatures = reader.signatures(Model.read(Path(folder), version))
-        answer = {"signatures": SIGNATURES.dump_python(signatures, mode="json")}
+        model = Model.read(Path(folder), version)
+        declared = reader.signatures(model)
+        write(signatures=SIGNATURES.dump_python(declared, mode="json"))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever a library does
+        signal.setitimer(signal.ITIMER_REAL, COMPARE_S)
+        compared = reader.compare_items(model, declared)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        write(signatures=SIGNATURES.dump_python(compared, mode="json"))
     except ConfigurationError as error:
-        answer = {"error": str(error)}
+        write(error=str(error))
+
+
+def write(**answer: Any) -> None:
+    """Writes a line of JSON at once."""
     sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

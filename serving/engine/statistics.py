@@ -33,7 +33,6 @@ class Timings:
     batch_size: int = 0
     """Inputs in the largest of the batches that had one of the request's."""
 
-    model: str = ""
     version: str = ""
     truncated: bool = False
     """Whether something of the request was left out, such as the end of a long text."""

@@ -8,6 +8,7 @@ status or ends, or until a web process with requests in flight asks it to check 
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 
@@ -17,13 +18,17 @@ from serving.engine.client import NOTICE
 from serving.engine.gpu_monitor import GpuMonitor
 from serving.engine.memory import EngineFds, Health, Memory, ServiceCounts, SlotLayout, send
 from serving.engine.report import REPORT, WorkerReport
+from serving.engine.suspects import Suspects
 from serving.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
-from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe, requeue_inflight
+from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
-from serving.settings import Settings
+from serving.settings import OF_A_MODEL, Settings
 from serving.tensors import Signature
+
+RETRY_MS = 20
+"""Between two looks whether the retry of a suspect has ended."""
 
 
 class Supervisor:
@@ -39,10 +44,10 @@ class Supervisor:
         web_processes: int = 1,
     ) -> None:
         self._backend = backend
-        self._model = model
+        self.model = model
         self._settings = settings
         self._counts = counts
-        self.version = model.description.version
+        self._log = logger().bind(model=model.description.name)
         per_device = topology.workers_per_device(settings)
         gpus = topology.gpus(settings)
         self.layout = SlotLayout(
@@ -91,6 +96,8 @@ class Supervisor:
             admitted = self.layout.slots_per_frontend  # and as many again that dead web processes left
             self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
             self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
+            done_fds = tuple(writer for _, writer in self._done)
+            self._suspects = Suspects(self.memory, (self._work[0][1], self._work[1][1]), done_fds)
             self._wakeup = managed_pipe(stack, 0)
             readers = [reader for reader, _ in self._work]
             for fd in (*self._wakeup, *readers):
@@ -141,9 +148,9 @@ class Supervisor:
                 self._start_due()
                 self._set_health()
                 self._wait()
-                worker_process.kill_hung(self._processes, self.memory, self._hang_limit)
+                worker_process.kill_hung(self._processes, self.memory, self._hang_limit, self._log)
         except Exception:  # after a bug here the service must not look healthy
-            logger().exception("the supervisor failed")
+            self._log.exception("the supervisor failed")
             self._error = "the supervisor failed"
             self._startup_over.set()
             self._publish(Health.DOWN)
@@ -167,11 +174,19 @@ class Supervisor:
         due = [p.start_at for p in self._processes if p.start_at is not None]
         due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
         timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
+        if self._release_suspects():
+            timeout = min(timeout or RETRY_MS, RETRY_MS)
         for fd, _ in poll.poll(timeout):
             if fd == self._wakeup[0]:
                 os.read(fd, 4096)
             else:
                 self._read_status(running[fd])
+
+    def _release_suspects(self) -> bool:
+        """Queues the next suspect if it may be retried; returns whether one is being retried."""
+        ready = sum(process.ready for process in self._processes)
+        wanted = sum(p.popen is not None or p.start_at is not None for p in self._processes)
+        return self._suspects.release(ready, wanted)
 
     def _read_status(self, process: WorkerProcess) -> None:
         """Reads a worker's status pipe, which is closed by its death."""
@@ -199,19 +214,23 @@ class Supervisor:
                     if not self._startup_over.is_set():
                         self._fail_start(f"an inference worker cannot be started: {error}")
                         return
-                    logger().error("an inference worker cannot be started", reason=str(error))
+                    self._log.error("an inference worker cannot be started", reason=str(error))
                     process.start_at = now + process.backoff(now)
 
     def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
         """Returns a worker's arguments; `WorkerProcess.start` adds its own pipes."""
         epoll = self._epolls[process.index]
+        settings = {name: getattr(self._settings, name) for name in OF_A_MODEL}
+        settings["device"] = self._report.device_type if self._report else self._settings.device
+        settings["devices"] = [process.gpu]
         return WorkerArgs(
             index=process.index,
             parent=os.getpid(),
-            device=self._report.device_type if self._report else self._settings.device,
+            settings=settings,
             backend=self._backend,
-            model_dir=str(self._model.path),
-            version=self._model.description.version,
+            model=self.model.description.name,
+            model_dir=str(self.model.path),
+            version=self.model.description.version,
             scratch=str(self._scratch) if self._scratch else None,
             gpu=process.gpu,
             layout=self.layout,
@@ -252,7 +271,7 @@ class Supervisor:
             self._startup_over.set()
 
     def _on_death(self, process: WorkerProcess) -> None:
-        """Requeues the records of a worker that has died, and sets the time of its restart."""
+        """Hands a dead worker's records to `Suspects`, and sets the time of its restart."""
         popen, process.popen = process.popen, None
         assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
@@ -267,14 +286,14 @@ class Supervisor:
             self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
             return
         self.memory.restarts[0] += 1
-        logger().error(
+        self._log.error(
             "an inference worker died",
             worker=process.index,
             exit_code=code,
             restart_in_s=round(process.start_at - now, 1),
         )
-        work = (self._work[0][1], self._work[1][1])
-        requeue_inflight(self.memory, process.index, work, tuple(writer for _, writer in self._done))
+        killed = code == -signal.SIGKILL and not process.is_killed_as_hung
+        self._suspects.empty_inbox(process.index, killed)
         self.memory.busy_since[process.index] = 0
         for other in self._processes:
             if other.ready:  # makes it look for the record that may have woken the dead one alone

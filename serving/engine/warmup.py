@@ -24,7 +24,7 @@ NEARLY_BEST = 0.95  # of the best throughput
 ROUNDS_S = 0.08  # measured per size, if nothing disturbs
 MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
-SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 2  # so many rounds after the first are enough if they take longer
+SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # so many rounds after the first are enough if they take longer
 MOST_OVERHEAD_ELEMENTS = 2**31
 
 GROWING_MS = 10.0

@@ -50,8 +50,7 @@ class Worker:
 
     def __init__(self, args: WorkerArgs, settings: Settings) -> None:
         self._args = args
-        changes = {"devices": [args.gpu], "device": args.device}
-        self._settings = settings.model_copy(update=changes)
+        self._settings = settings = settings.model_copy(update=args.settings)
         self._memory = Memory(args.memory_fd, args.layout, args.counts_fd)
         self._queue = WorkQueue(
             self._memory, args.index, args.work_fds, args.control_fd, settings, args.epoll_fd
@@ -62,6 +61,9 @@ class Worker:
         """Loads the model, warms it up and measures it. Raises ConfigurationError."""
         memory, executor, settings = self._memory, self._executor, self._settings
         model = Model.read(Path(self._args.model_dir), self._args.version)
+        is_measured = self._args.index == 0 and not memory.batch_cap[0]
+        if is_measured:
+            logger().info("loading", folder=self._args.model_dir)
         backend, info = self._load_backend(model, settings)
         executor.backend, executor.length_step = backend, info.length_step
         declared = backend if isinstance(backend, DeclaredBackend) else None
@@ -69,6 +71,8 @@ class Worker:
         if declared and not cap:
             cap = declared.batch_cap
         sizes = batch_sizes.sizes(settings, info.device, cap)
+        if is_measured:
+            logger().info("warming up", folder=self._args.model_dir, batch_sizes=sizes)
         if on_gpu:
             sizes.reverse()  # the largest allocates the memory that the others then share
             executor.device = ThreadPoolExecutor(1, "device")
@@ -183,7 +187,7 @@ class Worker:
             elif memory.deadline[slot] <= now:
                 memory.state[slot] = State.EXPIRED
                 dropped.append(slot)
-            elif memory.attempts[slot]:
+            elif memory.attempts[slot] > 0:
                 requeued.append(slot)
             else:
                 by_signature[memory.signature[slot]].append(slot)
@@ -212,7 +216,7 @@ def main() -> None:
     args = TypeAdapter(WorkerArgs).validate_json(sys.argv[1])
     die_with_parent(args.parent)
     settings = Settings()
-    configure_logging(settings)
+    configure_logging(settings, model=args.model)
     worker = Worker(args, settings)
 
     def send_status(message: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Messages between the supervisor and a worker process: the start arguments and the commands."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from serving.engine.memory import SlotLayout
 
@@ -22,6 +23,9 @@ class WorkerArgs:
     backend: str
     """`module:class` of a `serving.backends.base.Backend`."""
 
+    model: str
+    """Name, for the log."""
+
     model_dir: str
     version: str
     scratch: str | None
@@ -30,8 +34,8 @@ class WorkerArgs:
     gpu: int
     """Index of the CUDA device; unused on a CPU."""
 
-    device: str
-    """`cpu`, `cuda` or `auto`, as in the settings."""
+    settings: dict[str, Any]
+    """Settings of the model and of this worker, by name."""
 
     layout: SlotLayout
     memory_fd: int

@@ -9,17 +9,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
-from serving.engine.memory import RECORD_BYTES, Memory, State, generation_of, record, send, slot_of
+from structlog.typing import FilteringBoundLogger
+
+from serving.engine.memory import RECORD_BYTES, Memory
 from serving.engine.report import WorkerReport
 from serving.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
-from serving.logging import logger
 from serving.settings import Settings
-from serving.system import cpus
+from serving.system import cpus, python
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_CRASH_BACKOFF_S = 0.1, 10.0, 1.0
 HEALTHY_AFTER_S = 10.0
@@ -27,7 +27,6 @@ HEALTHY_AFTER_S = 10.0
 LOAD_TIMEOUT_S = 600
 MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES = 3.0, 20  # of the slowest measured batch
 MIN_GRACE_S, GRACE_BATCHES = 0.5, 2  # between the two checks that must both find a worker hung
-MAX_ATTEMPTS = 2
 
 
 @dataclass
@@ -46,6 +45,9 @@ class WorkerProcess:
     heartbeat_asked_at: float = 0.0
     hung_since: float | None = None
     """Time of the first check that found its heartbeat too old; None while the heartbeat is fresh."""
+
+    is_killed_as_hung: bool = False
+    """Whether `kill_hung` has ended it."""
 
     thread_times: dict[int, cpus.ThreadTimes] = field(default_factory=dict)
     """The times of its threads at `hung_since`."""
@@ -70,15 +72,16 @@ class WorkerProcess:
             workers_ends.callback(os.close, control[0])
             args = replace(args, control_fd=control[0], status_fd=status[1])
             self.popen = subprocess.Popen(  # noqa: S603 our own module
-                [sys.executable, "-m", "serving.engine.worker", json.dumps(asdict(args))],
+                python.command("serving.engine.worker", json.dumps(asdict(args))),
                 pass_fds=args.passed_fds,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+                env=python.environment(),
             )
             own_ends.pop_all()
         os.set_blocking(control[1], False)
         self.status_fd, self.control_fd = status[0], control[1]
         self.status_buffer, self.ready, self.start_at, self.hung_since = b"", False, None, None
+        self.is_killed_as_hung = False
         self.started_at = time.monotonic()
 
     def send_command(self, command: bytes) -> None:
@@ -139,7 +142,12 @@ def hang_limit(settings: Settings, report: WorkerReport | None) -> float:
     return max(MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES * slowest_ms / 1000) + delay
 
 
-def kill_hung(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float) -> None:
+def kill_hung(
+    processes: Iterable[WorkerProcess],
+    memory: Memory,
+    limit_s: float,
+    log: FilteringBoundLogger,
+) -> None:
     """Kills hung workers and workers that load for too long; their exit is seen on the status pipe."""
     now = time.monotonic()
     grace_s = max(MIN_GRACE_S, limit_s * GRACE_BATCHES / HANG_LIMIT_BATCHES)
@@ -151,7 +159,8 @@ def kill_hung(processes: Iterable[WorkerProcess], memory: Memory, limit_s: float
         else:
             hung = now - process.started_at > LOAD_TIMEOUT_S
         if hung:
-            logger().error("an inference worker does not answer", worker=process.index)
+            log.error("an inference worker does not answer", worker=process.index)
+            process.is_killed_as_hung = True
             process.popen.kill()
 
 
@@ -170,29 +179,6 @@ def stop_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
             popen.kill()
             popen.wait()
         os.close(process.status_fd)
-
-
-def requeue_inflight(
-    memory: Memory, index: int, work_fds: tuple[int, int], done_fds: tuple[int, ...]
-) -> None:
-    """Empties a dead worker's inbox: reports finished items and queues the others again.
-
-    `work_fds` and `done_fds` are write ends. Fails a request that has killed two workers.
-    """
-    inbox = memory.inbox[index]
-    for place, value in enumerate(inbox.tolist()):
-        slot = slot_of(value)
-        if not value or memory.generation[slot] != generation_of(value):
-            continue
-        inbox[place] = 0
-        state = memory.state[slot]
-        if state == State.RUNNING and memory.attempts[slot] >= MAX_ATTEMPTS:
-            memory.state[slot] = state = State.CRASHED
-        if state in (State.QUEUED, State.RUNNING):
-            memory.state[slot] = State.QUEUED
-            send(work_fds[memory.bulk[slot]], value)
-        elif state != State.FREE:
-            send(done_fds[memory.owner(slot)], record(slot, memory.generation[slot]))
 
 
 def describe_exit(code: int) -> str:

@@ -42,6 +42,9 @@ class RequestContext:
     code: str = "ok"
     """The error's code, for log and metrics."""
 
+    model: str = ""
+    """Name of the model that was asked, for log and traces; empty: none, or an unknown one."""
+
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds per stage, for Server-Timing and the log."""
 
@@ -156,6 +159,7 @@ def record(
         code=context.code,
         client=client,
         ms=context.milliseconds,
+        **({"model": context.model} if context.model else {}),
         **({"trace_id": context.trace_id} if context.trace_id else {}),
     )
 

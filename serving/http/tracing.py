@@ -107,10 +107,11 @@ class Tracer:
             start_time=ended_at - nanoseconds(now - context.started),
         )
         if span.is_recording():
+            if context.model:
+                span.set_attribute("serving.model.name", context.model)
             if timings := context.inference:
                 span.set_attributes(
                     {
-                        "serving.model.name": timings.model,
                         "serving.model.version": timings.version,
                         "serving.batch_size": timings.batch_size,
                     }

@@ -29,7 +29,7 @@ from serving.errors import (
     UnavailableError,
 )
 from serving.inference.thread_pool import ThreadPool
-from serving.metrics import Metrics
+from serving.metrics import Metrics, ModelMetrics
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.base import Candidate, Fields, Prepared, Task
@@ -37,7 +37,8 @@ from serving.tasks.registry import task_of
 from serving.tensors import Array
 
 SLOW = 750.0  # inputs a second; an event loop decodes more images than that of 400x300 pixels
-Prepare = Callable[[], Awaitable[list[Prepared]]]
+Prepare = Callable[[int, int], Awaitable[list[Prepared]]]
+"""Makes the items of inputs: of so many, from the one of this index on."""
 
 
 class Input(NamedTuple):
@@ -108,16 +109,17 @@ class ServedModel:
         self.report = handle.report
         self.signatures = handle.fds.layout.signatures
         self.workers = handle.fds.layout.workers
+        self.settings = handle.model.settings(settings)
         self.draining = False
         """Whether new requests are refused, because the service ends."""
 
-        self._metrics = metrics
+        self._metrics = ModelMetrics(metrics, self.description.name)
         self._threads = threads
         self._largest_body = settings.max_body_bytes
         self._requests = 0
         self._left: asyncio.Event | None = None
         self.task = task_of(handle.model, settings, self.report.schemas, self.signatures)
-        self.client = EngineClient(handle.fds, metrics.observe_item)
+        self.client = EngineClient(handle.fds, self._metrics.observe_item, settings.max_answer_bytes)
         cores, wanted = cpus.usable(), throughput(handle)
         on_gpu = self.report.on_gpu
         if not on_gpu:  # the web processes and the workers have the same cores
@@ -129,8 +131,8 @@ class ServedModel:
         """Whether the event loop prepares cheap inputs: where one thread a web process keeps all workers
         busy, and beside a GPU where every core has a web process already."""
 
-        self.largest_request = max(1, handle.fds.layout.slots_per_frontend // 2)
-        """Inputs that one request may have: half of a web process's slots."""
+        self.largest_request = settings.max_request_items
+        """Inputs that one request may have."""
 
     # from start to end
 
@@ -190,6 +192,7 @@ class ServedModel:
         if self.description.text:
             fields.add("text")
         report, memory, task = self.report, self.client.memory, self.task
+        first = self.signatures[0]
         return {
             **self.description.model_dump(include=fields),
             "title": self.description.title,
@@ -202,6 +205,8 @@ class ServedModel:
             "web_processes": self.web_processes,
             "web_processes_reason": report.web_processes_reason,
             "max_batch_size": memory.smallest_cap or report.batch_cap,
+            "batched": first.is_batched,
+            "batch_note": first.batch_note or None,
             "batch_ms": {str(size): ms for size, ms in report.batch_ms.items()},
             "idle_threads": report.single_request_threads,
             "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],
@@ -223,15 +228,18 @@ class ServedModel:
         DeadlineExceededError, InternalError or WorkerCrashedError.
         """
 
-        async def preprocess() -> list[Prepared]:
+        async def preprocess(first: int, count: int) -> list[Prepared]:
             if len(inputs) == 1:
                 return [await self._preprocess(inputs[0], options.bulk)]
-            work = (self._preprocess_on_thread(source, options.bulk) for source in inputs)
-            return list(all_or_error(await asyncio.gather(*work, return_exceptions=True)))
+            part = inputs[first : first + count]
+            work = (self._preprocess_on_thread(source, options.bulk) for source in part)
+            results = await asyncio.gather(*work, return_exceptions=True)
+            return list(all_or_error(results, first))
 
-        computed = await self._compute(
-            self.task.request_signature or 0, len(inputs), preprocess, top_k, options
-        )
+        check_count(len(inputs), self.largest_request)
+        items = sum(self.task.likely_items(source.size) for source in inputs)
+        signature = self.task.request_signature or 0
+        computed = await self._compute(signature, len(inputs), items, preprocess, top_k, options)
         return Answer(self.task, computed.candidates, [], self._finish(computed))
 
     async def infer(self, inputs: Sequence[Array], options: RequestOptions) -> Answer:
@@ -246,10 +254,11 @@ class ServedModel:
             raise NotSupportedError(f"{self.description.name} does not take tensors")
         signature = self.signatures[index]
 
-        async def check() -> list[Prepared]:
+        async def check(_first: int, _count: int) -> list[Prepared]:
             return [Prepared(signature.items(inputs))]
 
-        computed = await self._compute(index, len(inputs[0]), check, None, options)
+        check_count(len(inputs[0]), self.largest_request)
+        computed = await self._compute(index, 1, len(inputs[0]), check, None, options)
         columns = list(zip(*(outcome.outputs for outcome in computed.outcomes), strict=True))
         for spec, column in zip(signature.outputs, columns, strict=True):
             if len({array.shape for array in column}) > 1:
@@ -269,28 +278,42 @@ class ServedModel:
                     )
 
     async def _compute(
-        self, signature: int, count: int, prepare: Prepare, top_k: int | None, options: RequestOptions
+        self,
+        signature: int,
+        count: int,
+        likely_items: int,
+        prepare: Prepare,
+        top_k: int | None,
+        options: RequestOptions,
     ) -> Computed:
         """Acquires slots, prepares the items, passes them through the engine, and postprocesses.
 
-        Without `top_k` there is no task to postprocess.
+        `likely_items` is an estimate of how many items the `count` inputs make. Of many inputs, only the
+        ones that the engine takes next are prepared. Without `top_k`, nothing is postprocessed.
         """
         self.check_open()
-        check_count(count, self.largest_request)
         bulk = options.bulk
         admitted_at = time.monotonic()
         deadline = admitted_at + options.timeout_ms / 1000
+        prepared: list[Prepared] = []
         candidates: list[list[Candidate]] = []
         try:
-            with self.client.acquire(bulk, count) as slots:
+            together = self.client.most_queued(signature)
+            most = self._most_slots(together)
+            with self.client.acquire(bulk, min(likely_items, most)) as slots:
                 async with asyncio.timeout(options.timeout_ms / 1000):
-                    prepared = await prepare()
-                    items = [item for request in prepared for item in request.items]
-                    if len(items) > count:
-                        check_count(len(items), self.largest_request)
-                        slots.extend(len(items) - count, bulk)
-                    submitted_at = time.monotonic()
-                    outcomes = await slots.submit(signature, items, deadline, bulk)
+                    while len(prepared) < count:
+                        part = await prepare(len(prepared), together)
+                        items = [item for request in part for item in request.items]
+                        if not prepared:
+                            needed = len(items) + count - len(part)
+                            slots.resize(min(needed, most), bulk)
+                            submitted_at = time.monotonic()
+                        await slots.submit(signature, items, deadline, bulk)
+                        for request in part:
+                            request.items = [()] * len(request.items)  # the slots have them now
+                        prepared += part
+                    outcomes = await slots.results()
                     if top_k is not None:
                         candidates = await self._postprocess(prepared, outcomes, top_k, bulk)
         except BaseException as error:
@@ -305,6 +328,14 @@ class ServedModel:
             raise
         truncated = any(request.truncated for request in prepared)
         return Computed(signature, candidates, outcomes, admitted_at, submitted_at, truncated)
+
+    def _most_slots(self, together: int) -> int:
+        """Returns how many slots one request may hold: a quarter, or what keeps the workers busy.
+
+        That is `together` items; half of the slots at most.
+        """
+        slots = self.client.memory.layout.slots_per_frontend
+        return max(1, min(slots // 2, max(slots // 4, together)))
 
     async def _preprocess(self, source: Input, bulk: bool) -> Prepared:
         """Makes an input's items: on the event loop where that is cheap, else on a thread.
@@ -364,7 +395,6 @@ class ServedModel:
             output_s=time.monotonic() - finished,
             admitted_at=computed.admitted_at,
             batch_size=max(sizes),
-            model=self.description.name,
             version=self.description.version,
             truncated=computed.truncated,
         )
@@ -381,12 +411,17 @@ def throughput(handle: EngineHandle) -> float:
 def check_count(count: int, most: int) -> None:
     """Raises InvalidRequestError for a number of inputs out of range."""
     if not 1 <= count <= most:
-        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not {count}")
+        raise InvalidRequestError(
+            f"one request may have 1 to {most} inputs (SERVING_MAX_REQUEST_ITEMS), not {count}"
+        )
 
 
-def all_or_error(results: Sequence[Prepared | BaseException]) -> Iterator[Prepared]:
-    """Yields what `gather` found. Raises the first error, naming the element that it is about."""
-    for index, result in enumerate(results):
+def all_or_error(results: Sequence[Prepared | BaseException], first: int = 0) -> Iterator[Prepared]:
+    """Yields what `gather` found. Raises the first error, naming the element that it is about.
+
+    `first` is the index of the first element.
+    """
+    for index, result in enumerate(results, first):
         if isinstance(result, BaseException):
             if isinstance(result, ServingError):
                 result.detail = f"element {index}: {result.detail}"

@@ -1,67 +1,130 @@
 """The models in service, for all protocols of a web process: start, versions, readiness, end."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from serving.engine import topology
-from serving.engine.provider import EngineHandle, EngineProvider
+from serving.engine.provider import UNLOADED, EngineHandle, EngineProvider, OutOfService
 from serving.engine.report import REPORT
-from serving.errors import ConfigurationError, DrainingError, InvalidRequestError, UnavailableError
+from serving.errors import (
+    ConfigurationError,
+    DrainingError,
+    InvalidRequestError,
+    NotFoundError,
+    ServingError,
+    UnavailableError,
+)
 from serving.inference.served_model import ServedModel
 from serving.inference.thread_pool import ThreadPool
 from serving.logging import logger
 from serving.metrics import Metrics
-from serving.model import Model
+from serving.model import Model, stored_models
 from serving.settings import Settings
 
 
 class InferenceService:
-    """Holds the model in service, and switches its versions; made by `app.create_app`."""
+    """Holds the models in service; loads, switches and unloads them; made by `app.create_app`."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, provider: EngineProvider) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        provider: EngineProvider,
+        configured: Mapping[str, Model],
+    ) -> None:
+        """`configured`: the models to serve by name, the default first."""
         self.settings = settings
         self.metrics = metrics
         self.provider = provider
-        self._active: ServedModel | None = None
+        self.configured = configured
+        self.models: dict[str, ServedModel] = {}
+        """The models in service by name, the default first; replaced as a whole by every change."""
+
+        self.reasons: dict[str, str] = {}
+        """Why other configured models are not in service, but for those that are being loaded."""
+
         self.threads = ThreadPool(topology.decoding_threads(settings))
         """Threads for blocking work: as many as cores."""
 
         self._not_ready = False
         self._draining = False
-        self._switching = asyncio.Lock()
-        self._switches: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serves from the moment when the workers are ready until the block ends."""
+        """Serves from the moment when the default model is ready until the block ends."""
         self.threads.start()
-        await self.adopt(await self.provider.first())
+        engines = self.provider.engines()
+        first = await anext(engines)
+        if isinstance(first, OutOfService):  # unloaded; this web process takes the place of another
+            await self.withdraw(*first)
+        else:
+            await self.adopt(first)
+        others = asyncio.get_running_loop().create_task(self._follow(engines))
         try:
             yield
         finally:
             self._draining = True
-            active, self._active = self._active, None
-            if active:
-                active.client.close()
-                await active.handle.release()
+            self.provider.stop_loading()
+            await others
+            models, self.models = self.models, {}
+            for model in models.values():
+                model.client.close()
+                await model.handle.release()
             self.threads.close()
+
+    async def _follow(self, engines: AsyncIterator[EngineHandle | OutOfService]) -> None:
+        """Takes the engines that come after the default model's, until the end."""
+        with suppress(ConfigurationError):  # the service ends
+            async for engine in engines:
+                if isinstance(engine, OutOfService):
+                    await self.withdraw(*engine)
+                    continue
+                try:
+                    await self.adopt(engine)
+                except ConfigurationError as error:
+                    await engine.release()
+                    await self.withdraw(engine.model.description.name, str(error))
+
+    async def withdraw(self, name: str, reason: str) -> None:
+        """Takes a model out of service; returns when it has answered all it had taken."""
+        if name in self.configured:
+            self.reasons[name] = reason
+        models = dict(self.models)
+        old = models.pop(name, None)
+        self.models = models
+        if unloaded := reason == UNLOADED:
+            logger().warning("model unloaded", model=name)
+        else:
+            logger().error("a model cannot be served", model=name, reason=reason)
+        self.metrics.withdraw(name, failed=not unloaded)
+        if old:
+            await old.close()
 
     async def adopt(self, handle: EngineHandle) -> None:
         """Puts an engine into service; returns when its predecessor has answered all it had taken."""
         new = ServedModel(handle, self.settings, self.metrics, self.threads)
         new.draining = self._draining
         new.client.open()
-        old, self._active = self._active, new
-        self.metrics.follow(new.client.memory, new.web_processes)
+        name = new.description.name
+        self.reasons.pop(name, None)
+        old, served = self.models.get(name), {**self.models, name: new}
+        self.models = {
+            known: served[known] for known in {**self.configured, **served} if known in served
+        }
+        self.metrics.follow(name, new.client.memory, new.web_processes)
         report = handle.report
         info = report.info
         if info.fallback:
             logger().warning("no CUDA, the CPU is used", reason=info.fallback)
         logger().info(
             "model ready",
-            model=new.description.name,
+            model=name,
             version=new.description.version,
             device=info.device,
             precision=info.precision,
@@ -74,37 +137,73 @@ class InferenceService:
         if old:
             await old.close()
 
-    async def load_version(self, version: str | None) -> str:
-        """Switches to another version, or to the one that model.json names; no request fails.
+    async def load(self, name: str, version: str | None = None) -> str:
+        """Puts a model into service, or another version of it, by default the one of its model.json.
 
-        Returns the version. A cancelled caller does not stop the switch: half of one would leave workers
-        behind. Raises InvalidRequestError for a version that cannot be served, or DrainingError.
+        The model is configured or lies in the store; no request fails. Returns the version. Raises
+        NotFoundError, InvalidRequestError for what cannot be served, DrainingError.
         """
         try:
-            version = version or Model.read(self.settings.model_dir).description.version
-            switch = asyncio.get_running_loop().create_task(self._switch(version))
-            self._switches.add(switch)  # the loop itself keeps weak references only
-            switch.add_done_callback(self._switches.discard)
-            await asyncio.shield(switch)
+            model = Model.read(self._path(name), version, name)
+            version = model.description.version
+            self._check_names(model)
+            await self._change(partial(self._load, model))
         except ConfigurationError as error:
-            raise InvalidRequestError(f"version {version} cannot be served: {error}") from error
-        logger().warning("version switched", version=version)
+            what = f"version {version}" if version else name
+            raise InvalidRequestError(f"{what} cannot be served: {error}") from error
+        logger().warning("version loaded", model=name, version=version)
         return version
 
-    async def _switch(self, version: str) -> None:
-        async with self._switching:
-            self._check_not_draining()
-            if self.active.description.version == version:
-                return
-            try:
-                await self.provider.switch(version, self.adopt)
-            except ConfigurationError:
-                self._check_not_draining()
-                raise
+    async def unload(self, name: str) -> None:
+        """Takes a model out of service, and ends its workers; what it has accepted is answered.
 
-    def versions(self) -> list[str]:
-        """Returns the versions in the model's folder, ascending, served or not."""
-        folders = (folder for folder in self.settings.model_dir.glob("*/") if folder.is_dir())
+        Raises NotFoundError, UnavailableError for a model that is being loaded, DrainingError.
+        """
+        if name not in self.reasons:
+            self.model(name)
+            await self._change(partial(self.provider.unload, name, self.withdraw))
+
+    async def _change(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Awaits a change after all others; a cancelled caller stops none, which would leave workers."""
+
+        async def in_turn() -> None:
+            async with self._changing:
+                self._check_not_draining()
+                try:
+                    await work()
+                except ConfigurationError:
+                    self._check_not_draining()
+                    raise
+
+        change = asyncio.get_running_loop().create_task(in_turn())
+        self._changes.add(change)  # the loop itself keeps weak references only
+        change.add_done_callback(self._changes.discard)
+        await asyncio.shield(change)
+
+    async def _load(self, model: Model) -> None:
+        served = self.models.get(model.description.name)
+        if served is None or served.description.version != model.description.version:
+            await self.provider.load(model, self.adopt)
+
+    def _path(self, name: str) -> Path:
+        """Returns where a model lies. Raises NotFoundError."""
+        if name in self.known:
+            return self.known[name].path
+        stored = stored_models(self.settings)
+        if name not in stored:
+            raise NotFoundError(f"no model is named {name[:80]!r}, neither here nor in the store")
+        return stored[name]
+
+    def _check_names(self, model: Model) -> None:
+        """Raises ConfigurationError where another model has one of its names."""
+        for other, known in self.known.items():
+            both = known.names.keys() & model.names.keys()
+            if other != model.description.name and both:
+                raise ConfigurationError(f"{other} is named {min(both)}, too")
+
+    def versions(self, name: str) -> list[str]:
+        """Returns the versions in a model's folder, ascending, served or not."""
+        folders = (folder for folder in self.known[name].folder.glob("*/") if folder.is_dir())
         return sorted((folder.name for folder in folders if folder.name.isdecimal()), key=int)
 
     def refuse_readiness(self) -> None:
@@ -114,28 +213,68 @@ class InferenceService:
     def start_draining(self) -> None:
         """Refuses new requests, and gives up loading a version; accepted requests go on."""
         self._draining = True
-        if self._active:
-            self._active.draining = True
+        for model in self.models.values():
+            model.draining = True
         self.provider.stop_loading()
 
     async def drained(self) -> None:
         """Returns when every accepted request has been answered."""
-        if self._active:
-            await self._active.client.drained()
+        for model in self.models.values():
+            await model.client.drained()
+
+    @property
+    def known(self) -> dict[str, Model]:
+        """The models that are configured or in service, by name, the default first."""
+        served = {name: model.handle.model for name, model in self.models.items()}
+        return {**self.configured, **served}
+
+    @property
+    def default(self) -> str:
+        """Name of the model that is asked where a request names none."""
+        return next(iter(self.configured))
 
     @property
     def active(self) -> ServedModel:
-        """The model in service. Raises UnavailableError before it is loaded."""
-        if self._active is None:
-            raise UnavailableError("the model is not loaded yet")
-        return self._active
+        """The default model. Raises UnavailableError before it is loaded."""
+        return self.model(self.default)
 
-    def check_ready(self) -> None:
-        """Raises DrainingError or UnavailableError unless a worker could answer now."""
+    def model(self, name: str) -> ServedModel:
+        """Returns a model by its own name.
+
+        Raises NotFoundError for an unknown one, UnavailableError for one that is not in service.
+        """
+        if name in self.models:
+            return self.models[name]
+        if name in self.configured:
+            if reason := self.reasons.get(name):
+                raise UnavailableError(f"{name} is not in service: {reason}")
+            raise UnavailableError(f"{name} is not loaded yet")
+        raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(self.configured)}")
+
+    def check_ready(self, model: ServedModel | None = None) -> None:
+        """Raises DrainingError or UnavailableError unless a worker could answer now.
+
+        `model` is the default one by default.
+        """
         self._check_not_draining()
         if self._not_ready:
             raise DrainingError("the service is shutting down")
-        self.active.check_ready()
+        (model or self.active).check_ready()
+
+    def states(self) -> list[dict[str, str]]:
+        """Returns name, title and state of each model, and the reason of what is not ready."""
+        rows = []
+        for name, model in self.known.items():
+            state, reason = "ready", ""
+            try:
+                self.model(name).check_ready()
+            except ServingError as error:
+                state, reason = "loading", error.detail
+                if name in self.models or name in self.reasons:
+                    state = "unavailable"
+            title = model.description.title
+            rows.append({"name": name, "title": title, "state": state, "reason": reason})
+        return rows
 
     @property
     def is_ready(self) -> bool:

@@ -52,7 +52,8 @@ def create_router(pipeline: Pipeline, key: SecretStr) -> APIRouter:
         check_key.check(request.headers.get("authorization", ""))
         async with pipeline.reader.read(request) as content:
             wanted: VersionRequest = decode_json(REQUEST, content)
-        version = await pipeline.service.load_version(wanted.version)
+        service = pipeline.service
+        version = await service.load(service.default, wanted.version)
         return json_response({"version": version})
 
     return router

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from serving.errors import NotFoundError
 from serving.inference.served_model import ServedModel
 from serving.inference.service import InferenceService
+from serving.model import Model
 from serving.protocols.datatypes import BYTES, NAMES
 from serving.tasks.base import Field
 from serving.tensors import Signature, TensorSpec
@@ -29,7 +30,7 @@ class ColumnSpec:
     """In the Open Inference Protocol's words, such as BYTES or FP32."""
 
     dims: tuple[int, ...]
-    """Shape without the batch dimension; -1: varies."""
+    """Shape without the batch dimension, if there is one; -1: varies."""
 
     limits: tuple[int, ...] = ()
     """Largest shape; empty: `dims`."""
@@ -78,6 +79,9 @@ class CatalogEntry:
     model: ServedModel
     """What answers; a request that has found it is answered by it, whatever replaces it meanwhile."""
 
+    is_batched: bool = True
+    """Whether shapes may begin with the batch dimension; else a request is one item."""
+
     @property
     def takes_text(self) -> bool:
         """Whether any input is text."""
@@ -98,7 +102,7 @@ class CatalogEntry:
 
 
 class ModelCatalog:
-    """Finds models by name and version, for the version that is in service."""
+    """Finds models by name and version, for the versions that are in service."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
@@ -107,26 +111,44 @@ class ModelCatalog:
 
     @property
     def entries(self) -> dict[str, CatalogEntry]:
-        """Entries by name, the model's own first. Raises UnavailableError before it is loaded."""
-        active = self._service.active
-        if self._described is not active:
-            self._entries = {entry.name: entry for entry in entries_of(active)}
-            self._described = active
+        """Entries by name, the default model's first, and each model's own first."""
+        models = self._service.models
+        if self._described is not models:
+            entries = [entry for model in models.values() for entry in entries_of(model)]
+            self._entries = {entry.name: entry for entry in reversed(entries)}
+            self._entries = {entry.name: self._entries[entry.name] for entry in entries}
+            self._described = models
         return self._entries
+
+    @property
+    def names(self) -> dict[str, Model]:
+        """Every name of the models that are configured or in service, and the model of that name."""
+        served = {name: entry.model.handle.model for name, entry in self.entries.items()}
+        known = self._service.known.items()
+        others = [model for own, model in known if own not in self._service.models]
+        return served | {name: model for model in others for name in model.names}
 
     def find(self, name: str, version: str | None = None) -> CatalogEntry:
         """Raises NotFoundError for a name or a version that is not served, UnavailableError."""
         entry = self.entries.get(name)
         if entry is None:
-            names = ", ".join(self.entries)
-            raise NotFoundError(f"no model is named {name[:80]!r}; there are {names}")
+            self._service.model(self.owner(name))  # says why it is not in service
+            raise NotFoundError(f"{name} has no such form")
         if version is not None and version != entry.version:
             raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {entry.version} is")
         return entry
 
+    def owner(self, name: str) -> str:
+        """Returns the own name of the model of this name, in service or not. Raises NotFoundError."""
+        names = self.names
+        if name not in names:
+            raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(names)}")
+        return names[name].description.name
+
     def by_signature(self) -> list[CatalogEntry]:
-        """Returns an entry for requests and one for tensors: the alias, if any, as clients know that."""
-        return list({entry.takes_tensors: entry for entry in self.entries.values()}.values())
+        """Returns each model's entries for requests and for tensors: the alias, as clients know that."""
+        forms = {(entry.model, entry.takes_tensors): entry for entry in self.entries.values()}
+        return list(forms.values())
 
 
 def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
@@ -146,7 +168,8 @@ def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
             signature = model.signatures[task.tensor_signature]
             inputs = tuple(column_of_tensor(spec, signature) for spec in signature.inputs)
             outputs = tuple(column_of_tensor(spec, signature) for spec in signature.outputs)
-            yield CatalogEntry(name, version, True, task.tensor_signature, inputs, outputs, model)
+            index, is_batched = task.tensor_signature, signature.is_batched
+            yield CatalogEntry(name, version, True, index, inputs, outputs, model, is_batched)
 
 
 def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:

@@ -146,6 +146,7 @@ def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]
         needed = ", ".join(name for name in wanted if name not in optional)
         further = f"; {', '.join(optional)} is optional" if optional else ""
         raise InvalidRequestError(f"{entry.name} takes {needed}, each once{further}")
+    most = most if entry.is_batched else 0
     counts = {check_input(wanted[name], datatype, shape, most) for name, datatype, shape in inputs}
     if len(counts) > 1:
         raise InvalidRequestError("the inputs have different numbers of batch elements")
@@ -153,13 +154,18 @@ def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]
 
 
 def check_input(spec: ColumnSpec, datatype: str, shape: list[int], most: int) -> int:
-    """Checks an input, and returns its number of batch elements. Raises InvalidRequestError."""
+    """Checks an input and returns its batch size; `most` is 0 for a model without a batch dimension.
+
+    Raises InvalidRequestError.
+    """
     name, dims = spec.name, list(spec.dims)
     if datatype != spec.datatype:
         raise InvalidRequestError(f"{name} is {spec.datatype}, not {datatype[:20]!r}")
     if fits(spec.dims, shape):
         check_sizes(spec, shape)
         return 1
+    if not most:
+        raise InvalidRequestError(f"{name} has the shape {dims}, not {shape}")
     if fits(spec.dims, shape[1:]) or (dims == [1] and len(shape) == 1):
         check_count(shape[0], most)
         check_sizes(spec, shape[1:])

@@ -1,8 +1,10 @@
 """What OpenAPI says of errors, and of the model in service; FastAPI has made the rest."""
 
+import copy
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,11 @@ from serving.protocols.pipeline import KeyCheck
 from serving.tasks.base import Schema, Task, json_value
 from serving.tensors import EXAMPLE_LENGTHS
 
-COMPONENTS = "#/components/schemas/"
+DEFINITIONS, COMPONENTS = "#/$defs/", "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
+"""Paths that are documented for each model by its name, where there are several."""
+
 MOST_ZEROS = 4096
 """Numbers of an example of tensors; a larger model is documented without one."""
 
@@ -77,11 +82,56 @@ def documented_call(key: KeyCheck, content: Mapping[str, Any], model: type[BaseM
     }
 
 
+def describe_models(schema: dict[str, Any], models: Sequence[Sequence[CatalogEntry]]) -> None:
+    """Adds what each model takes and answers to an OpenAPI document; each has its entries.
+
+    The first model is that of `/predict`. Where there are others, each has a path `/predict/NAME`.
+    """
+    templates = {path: copy.deepcopy(schema["paths"].pop(path)) for path in OF_ANY_MODEL}
+    default, *others = models
+    predict = copy.deepcopy(schema["paths"]["/predict"])
+    describe_model(schema, default[0].model.task, {entry.name: entry for entry in default})
+    for entries in models if others else ():
+        name, task = entries[0].model.description.name, entries[0].model.task
+        if task.request_signature is not None:
+            path = f"/predict/{name}"
+            schema["paths"][path] = copy.deepcopy(predict)
+            describe_predict(schema, path, task)
+        about = {**templates["/model/{model}"]["get"], "operationId": f"get_model_{name}"}
+        schema["paths"][f"/model/{name}"] = {"get": {**about, "parameters": []}}
+    for entries in others:
+        add_examples(schema["paths"], entries)
+
+
+def add_examples(paths: dict[str, Any], entries: Sequence[CatalogEntry]) -> None:
+    """Adds a further model's name to the paths of all models, and its example to their bodies."""
+    entry = example_entry(entries)
+    values = example_values(entry, entry.model.task)
+    for path, operations in paths.items():
+        for operation in operations.values():
+            names = {"model": entry.name, "version": entry.version}
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    parameter["examples"][entry.name] = {"value": names[parameter["name"]]}
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            made: dict[str, Any] = {"application/json": {}}
+            if "{model}" in path and content and values:
+                add_example(path, made, values, entry.model.task.json_example, entry.is_batched)
+            if example := made["application/json"].get("example"):
+                if "example" in content:
+                    content["examples"] = {"this model": {"value": content.pop("example")}}
+                content.setdefault("examples", {})[entry.name] = {"value": example}
+
+
+def example_entry(entries: Sequence[CatalogEntry]) -> CatalogEntry:
+    """Returns the entry by which a model is shown: the last one for requests, if it takes any."""
+    return ([entry for entry in entries if not entry.takes_tensors] or [*entries])[-1]
+
+
 def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, CatalogEntry]) -> None:
     """Adds a task's types and example to an OpenAPI document, and the model's names."""
     paths = schema["paths"]
-    of_requests = [entry for entry in entries.values() if not entry.takes_tensors]
-    entry = (of_requests or [*entries.values()])[-1]
+    entry = example_entry([*entries.values()])
     values = example_values(entry, task)
     for path, operations in paths.items():
         operations.pop("head", None)  # the same as GET
@@ -92,12 +142,18 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
             for body in content.values():
                 body["schema"] = hoisted(schema, body["schema"])
             if content and values:
-                add_example(path, content, values, task.json_example)
+                add_example(path, content, values, task.json_example, entry.is_batched)
     if task.request_signature is None:
         for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
             del paths[path]
         return
-    predict = paths["/predict"]["post"]
+    describe_predict(schema, "/predict", task)
+
+
+def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
+    """Adds what a task takes and answers to a path on which it is asked."""
+    predict = schema["paths"][path]["post"]
+    predict["operationId"] = re.sub(r"\W+", "_", f"post{path}")
     predict["parameters"] = parameters(task.most_candidates)
     predict["requestBody"] = {"required": True, "content": bodies(schema, task)}
     answer = component(schema, task.answer_schema)
@@ -116,16 +172,17 @@ def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
 
 
 def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, list[int], Any]]:
-    """Returns a batch of one for a model: its inputs with their shapes, and their values in JSON.
+    """Returns an item for a model: its inputs with their shapes, and their values in JSON.
 
     Tensors are zeros. Empty if they would be large, or there is none.
     """
     if entry.takes_tensors:
-        shapes = [[1, *example_shape(spec)] for spec in entry.inputs]
+        batch = [1] if entry.is_batched else []
+        shapes = [[*batch, *example_shape(spec)] for spec in entry.inputs]
         if sum(map(math.prod, shapes)) > MOST_ZEROS:
             return []
         return [
-            (spec, shape, np.zeros(shape[1:], bool if spec.datatype == "BOOL" else int).tolist())
+            (spec, shape, np.zeros(shape, bool if spec.datatype == "BOOL" else int).tolist())
             for spec, shape in zip(entry.inputs, shapes, strict=True)
         ]
     example: Any = task.example  # a mapping of fields, or the one field of a Python task
@@ -147,7 +204,11 @@ def example_shape(spec: ColumnSpec) -> Iterator[int]:
 
 
 def add_example(
-    path: str, content: dict[str, Any], values: list[tuple[ColumnSpec, list[int], Any]], body: Any
+    path: str,
+    content: dict[str, Any],
+    values: list[tuple[ColumnSpec, list[int], Any]],
+    body: Any,
+    is_batched: bool,
 ) -> None:
     """Adds a request of these values to the body of a protocol's path; `body` is that of `/predict`."""
     if path.endswith("/infer"):
@@ -156,25 +217,28 @@ def add_example(
                 "name": spec.name,
                 "datatype": spec.datatype,
                 "shape": shape,
-                "data": tensor_data(spec, value),
+                "data": tensor_data(spec, value if shape else [value]),
             }
             for spec, shape, value in values
         ]
         content["application/json"]["example"] = {"inputs": inputs}
     elif path.endswith(":predict"):
-        row = {spec.name: row_value(spec, value) for spec, _, value in values}
-        content["application/json"]["example"] = {"instances": [row]}
+        row = {
+            spec.name: row_value(spec, value[0] if is_batched and spec.field is None else value)
+            for spec, _, value in values
+        }
+        content["application/json"]["example"] = {"instances": [row]} if is_batched else {"inputs": row}
     elif path.startswith("/predictions/"):
         content["application/json"]["example"] = body
 
 
 def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
     """Returns a value as `data` of the Open Inference Protocol; objects are text there."""
-    if spec.field is None:
-        return [value]
+    if spec.field is None or spec.field.is_list:
+        return [*value]
     if spec.field.is_json:
         return [dump_json(value).decode()]
-    return [value] if not spec.field.is_list else [*value]
+    return [value]
 
 
 def row_value(spec: ColumnSpec, value: Any) -> Any:
@@ -232,27 +296,39 @@ def one_or_many(schema: Schema) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
 
 
-def component(schema: dict[str, Any], definition: Any) -> dict[str, Any]:
+def component(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
     """Adds a schema to the document's components; returns a reference to it."""
-    content = hoisted(schema, definition)
-    title = content.get("title", "Object")
-    schema["components"]["schemas"][title] = content
-    return {"$ref": COMPONENTS + title}
+    content = dict(definition)
+    title, parts = content.get("title", "Object"), content.pop("$defs", {})
+    reference: dict[str, Any] = hoisted(
+        schema, {"$ref": DEFINITIONS + title, "$defs": {**parts, title: content}}
+    )
+    return reference
 
 
 def hoisted(schema: dict[str, Any], definition: Any) -> Any:
-    """Returns a JSON schema whose definitions are moved to the document's components."""
+    """Returns a JSON schema whose definitions are moved to the document's components.
+
+    They get a number where a component of another model has one of their names.
+    """
     components = schema.setdefault("components", {}).setdefault("schemas", {})
-    content = replaced(definition)
-    components |= content.pop("$defs", {})
+    for number in count(1):
+        suffix = "" if number == 1 else str(number)
+        content = replaced(definition, suffix)
+        parts = {name + suffix: part for name, part in content.pop("$defs", {}).items()}
+        if all(components.get(name, part) == part for name, part in parts.items()):
+            break
+    components |= parts
     return content
 
 
-def replaced(part: Any) -> Any:
-    """Returns a JSON schema whose references are those of an OpenAPI document."""
+def replaced(part: Any, suffix: str) -> Any:
+    """Returns a JSON schema whose references are those of an OpenAPI document, and end in `suffix`."""
     if isinstance(part, dict):
         return {
-            key: value.replace("#/$defs/", COMPONENTS) if key == "$ref" else replaced(value)
+            key: COMPONENTS + value.removeprefix(DEFINITIONS) + suffix
+            if key == "$ref" and value.startswith(DEFINITIONS)
+            else replaced(value, suffix)
             for key, value in part.items()
         }
-    return [replaced(element) for element in part] if isinstance(part, list) else part
+    return [replaced(element, suffix) for element in part] if isinstance(part, list) else part

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
@@ -22,6 +22,12 @@ class HealthResponse(BaseModel):
     """The process answers, or the model does."""
 
     status: str
+
+
+class ReadyResponse(HealthResponse):
+    """The default model answers."""
+
+    models: dict[str, str] = Field(description="State of each model: ready, loading or unavailable.")
 
 
 class GpuResponse(BaseModel):
@@ -65,11 +71,30 @@ class ModelResponse(BaseModel):
     fallback: str | None = Field(description="Why `auto` did not take the GPU.")
     instances: int
     max_batch_size: int
+    batched: bool = Field(description="Whether the tensors of its graph begin with the batch dimension.")
+    batch_note: str | None = Field(
+        description="Why they do not, or why it is not known whether items of a batch are independent."
+    )
     web_processes: int
     web_processes_reason: str | None = Field(description="What `auto` has chosen their number by.")
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
     idle_threads: int | None = Field(description="Threads for an input that is alone in the service.")
     gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")
+
+
+class ModelState(BaseModel):
+    """One of the models."""
+
+    name: str
+    title: str
+    state: Literal["ready", "loading", "unavailable"]
+    reason: str = Field(description="Why it is not ready; else empty.")
+
+
+class DefaultModelResponse(ModelResponse):
+    """The model that is asked where a request names none, and the names of all."""
+
+    models: list[ModelState]
 
 
 def create_router(pipeline: Pipeline) -> APIRouter:
@@ -84,21 +109,31 @@ def create_router(pipeline: Pipeline) -> APIRouter:
     @router.get(
         "/health/ready",
         summary="Requests can be answered",
-        response_model=HealthResponse,
+        response_model=ReadyResponse,
         responses=documented_errors(503),
     )
     async def ready() -> Response:
         service.check_ready()
-        return json_response({"status": "ready"})
+        states = {row["name"]: row["state"] for row in service.states()}
+        return json_response({"status": "ready", "models": states})
 
     @router.get(
         "/model",
         summary="What is served, and how",
-        response_model=ModelResponse,
+        response_model=DefaultModelResponse,
         responses=documented_errors(503),
     )
-    async def model() -> Response:
-        return json_response(service.active.describe())
+    async def default_model() -> Response:
+        return json_response({**service.active.describe(), "models": service.states()})
+
+    @router.get(
+        "/model/{model}",
+        summary="What one of the models is",
+        response_model=ModelResponse,
+        responses=documented_errors(404, 503),
+    )
+    async def one_model(model: str) -> Response:
+        return json_response(service.model(model).describe())
 
     @router.get(
         "/metrics",
@@ -125,15 +160,21 @@ def add_predict(router: APIRouter, pipeline: Pipeline) -> None:
         responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
         dependencies=pipeline.check_key.documented(),
     )
-    async def predict(request: Request) -> Response:
+    @router.post(
+        "/predict/{model}",
+        summary="Ask a model by its name",
+        responses=documented_errors(400, 401, 404, 408, 413, 415, 422, 500, 503, 504),
+        dependencies=pipeline.check_key.documented(),
+    )
+    async def predict(request: Request, model: str = "") -> Response:
         """Send JSON; a request of one field may also be the body itself, or a form's field.
 
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
-        model = pipeline.service.active
-        inline_bytes = model.task.inline_limit if model.task.list_fields else None
-        read = partial(decode, model, request)
-        call, answer = await pipeline.http(request, model, read, inline_bytes=inline_bytes)
+        served = pipeline.service.model(model or pipeline.service.default)
+        inline_bytes = served.task.inline_limit if served.task.list_fields else None
+        read = partial(decode, served, request)
+        call, answer = await pipeline.http(request, served, read, inline_bytes=inline_bytes)
         task, with_top = answer.task, call.with_top
         answers = [task.to_json(candidates, with_top) for candidates in answer.candidates]
         return json_response(answers if call.is_list else answers[0])

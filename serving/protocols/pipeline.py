@@ -134,6 +134,8 @@ class Pipeline:
         Bodies of more than `inline_bytes` are decoded on a thread; None: none. Raises ServingError, and
         ClientDisconnect when the client leaves first.
         """
+        context = RequestContext.of(request)
+        context.model = model.description.name
         options = self.admit(request.headers, model, signature)
         with model:
             async with self.reader.read(request) as body:
@@ -142,7 +144,7 @@ class Pipeline:
                 else:
                     call = await self.service.threads.run(partial(decode, body), options.bulk)
                 answer = await unless_disconnected(request, self.answer(call, options))
-        RequestContext.of(request).set_timings(answer.timings)
+        context.set_timings(answer.timings)
         return call, answer
 
     def answer(self, call: Call, options: RequestOptions) -> Coroutine[Any, Any, Answer]:

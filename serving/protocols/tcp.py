@@ -46,6 +46,7 @@ from serving.logging import logger
 from serving.protocols.fields import fields_from_body
 from serving.protocols.pipeline import Call, Pipeline
 from serving.settings import Settings
+from serving.tasks.base import Task
 
 BACKLOG = 512
 CHUNK_BYTES = 64 * 1024
@@ -62,6 +63,9 @@ MAX_OPTIONS_BYTES = 1024
 
 class Options(msgspec.Struct, forbid_unknown_fields=True):
     """The options of a request; their meanings are those of `/predict`."""
+
+    model: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Name; empty: the default model."""
 
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     timeout_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -270,7 +274,9 @@ class Connection:
         context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
         self._check_key(options)
         pipeline = self._pipeline
-        model, admitted = pipeline.service.active, self._admitted(options)
+        model = pipeline.service.model(options.model or pipeline.service.default)
+        context.model = model.description.name
+        admitted = self._admitted(options, model.task)
         model.refuse_if_full(admitted.bulk)
         with model:
             async with pipeline.reader.collect(self._chunks()) as body:
@@ -293,9 +299,9 @@ class Connection:
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
 
-    def _admitted(self, options: Options) -> RequestOptions:
+    def _admitted(self, options: Options, task: Task) -> RequestOptions:
         """Returns time limit and priority. Raises InvalidRequestError."""
-        most_ms, task = self._settings.request_timeout_ms, self._pipeline.service.active.task
+        most_ms = self._settings.request_timeout_ms
         for name, value, largest in (
             ("top_k", options.top_k, task.most_candidates),
             ("timeout_ms", options.timeout_ms, most_ms),

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: everything under `/v1`.
+"""TensorFlow Serving's REST API, and KServe's first one, which is the same: everything under `/v1`.
 
 Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); bytes are `{"b64": "..."}`, a
 tensor nested lists of numbers. The only input, and the only text that is required, may come without its
@@ -67,8 +67,11 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
         raise InvalidRequestError("send either instances or inputs")
     given = body.inputs if body.instances is msgspec.UNSET else body.instances
     assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
-    check_size(given, entry, most)
+    most = most if entry.is_batched else 0
+    check_size(given, entry, max(1, most))
     by_rows = given is body.instances
+    if by_rows and not entry.is_batched:
+        raise InvalidRequestError(f"{entry.name} has no batch dimension: send inputs, not instances")
     parts = rows(given, entry, most) if by_rows else columns(given, entry)
     values = {
         spec.name: column(msgspec.Raw(parts[spec.name]), spec, most)
@@ -154,8 +157,13 @@ def only_input(entry: CatalogEntry) -> ColumnSpec:
 
 
 def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
-    """Parses the batch of an input. Raises InvalidJsonError or InvalidRequestError."""
+    """Parses the values of an input; `most` is 0 for a model without a batch dimension.
+
+    Raises InvalidJsonError or InvalidRequestError.
+    """
     content: Values
+    if not most:
+        return whole_tensor(raw, spec)
     if spec.datatype != BYTES:
         content = numeric_column(raw, spec, most)
     elif spec.dims != (1,):
@@ -183,6 +191,14 @@ def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
     return array[:, np.newaxis] if is_scalar else array
 
 
+def whole_tensor(raw: msgspec.Raw, spec: ColumnSpec) -> Array:
+    """Parses the numbers of an input without a batch dimension to [1, *dims]."""
+    array = json_array(raw, len(spec.dims), spec)
+    if not fits(spec.dims, array.shape):
+        raise InvalidRequestError(f"{spec.name} has the shape {[*array.shape]}, not {[*spec.dims]}")
+    return array[np.newaxis]
+
+
 def element(value: B64 | str, spec: ColumnSpec) -> Any:
     """Returns text, or the base64 of bytes, unwrapped. Raises InvalidBase64Error."""
     if isinstance(value, str):
@@ -200,7 +216,8 @@ def outputs_of(call: ColumnCall, answer: Answer) -> dict[str, list[Any]]:
     outputs = call.entry.outputs
     if call.tensors is not None:
         call.model.check_finite(answer)
-        return {spec.name: array.tolist() for spec, array in zip(outputs, answer.arrays, strict=True)}
+        arrays = answer.arrays if call.entry.is_batched else [array[0] for array in answer.arrays]
+        return {spec.name: array.tolist() for spec, array in zip(outputs, arrays, strict=True)}
     return {
         spec.name: [best[spec.field.name] for best, *_ in answer.candidates]
         for spec in outputs
@@ -224,6 +241,10 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
     about: dict[str, Any] = {"responses": documented_errors(404, 503, model=ErrorText)}
     add_predict(router, pipeline, catalog)
+
+    @router.get("/v1/models", summary="Names of the models, as KServe lists them")
+    async def all_models() -> Response:
+        return json_response({"models": list(catalog.names)})
 
     @router.get("/v1/models/{model}", summary="Which version is served", **about)
     @router.get("/v1/models/{model}/versions/{version}", summary="Whether a version is served", **about)
@@ -278,9 +299,10 @@ def status_of(entry: CatalogEntry) -> dict[str, Any]:
 
 def metadata_of(entry: CatalogEntry) -> dict[str, Any]:
     """Describes the one signature."""
+    batch = [-1] if entry.is_batched else []
 
     def tensor(spec: ColumnSpec) -> dict[str, Any]:
-        sizes = [-1, *(() if spec.field and spec.dims == (1,) else spec.dims)]
+        sizes = [*batch, *(() if spec.field and spec.dims == (1,) else spec.dims)]
         return {
             "dtype": DATATYPES[spec.datatype].tensorflow,
             "tensor_shape": {

@@ -17,7 +17,6 @@ from serving.errors import InvalidRequestError, ServingError
 from serving.http.body import file_from_form, json_response, parsed_content_type
 from serving.http.request_context import RequestContext
 from serving.inference.served_model import Input
-from serving.inference.service import InferenceService
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.documentation import BINARY, documented_call, documented_errors
 from serving.protocols.fields import FORM, JSON, fields_from_json, value_of
@@ -96,19 +95,18 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, 500)
 
-    @router.get(
-        "/models", summary="Names of the model", responses=documented_errors(503, model=TorchServeError)
-    )
+    @router.get("/models", summary="Names of the models, in service or not")
     async def all_models() -> Response:
-        url = service.settings.model_dir.name
-        models = [{"modelName": name, "modelUrl": url} for name in catalog.entries]
+        models = [
+            {"modelName": name, "modelUrl": model.path.name} for name, model in catalog.names.items()
+        ]
         return json_response({"models": models})
 
     @router.get("/models/{model}", summary="How the model is served", **about)
     @router.get("/models/{model}/{version}", summary="How a version is served", **about)
     async def one_model(model: str, version: str | None = None) -> Response:
         wanted = None if version == "all" else version
-        return json_response([describe(service, find(catalog, model, wanted))])
+        return json_response([describe(find(catalog, model, wanted))])
 
     return router
 
@@ -145,18 +143,18 @@ def answer(task: Task, top: Sequence[Candidate]) -> Any:
     return {candidate[label]: candidate[probability] for candidate in top}
 
 
-def describe(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+def describe(entry: CatalogEntry) -> dict[str, Any]:
     """Returns what TorchServe tells of a model, as far as it has a meaning here."""
     model = entry.model
     return {
         "modelName": entry.name,
         "modelVersion": entry.version,
-        "modelUrl": service.settings.model_dir.name,
+        "modelUrl": model.handle.model.path.name,
         "runtime": model.report.info.backend,
         "minWorkers": model.workers,
         "maxWorkers": model.workers,
         "batchSize": model.report.batch_cap,
-        "maxBatchDelay": service.settings.max_queue_delay_us // 1000,
+        "maxBatchDelay": model.settings.max_queue_delay_us // 1000,
         "loadedAtStartup": True,
         "workers": [
             {"id": str(index), "status": "READY" if index < model.ready_workers else "UNLOADING"}

@@ -178,6 +178,10 @@ class Task:
             return self.example
         return {name: json_value(value) for name, value in self.example.items()}
 
+    def likely_items(self, size: int) -> int:
+        """Returns how many items an input of so many bytes makes, about: so many slots it needs."""
+        return 1
+
     def inspect(self, fields: Fields) -> object | None:
         """Returns what `preprocess` need not find out again if the input is cheap, else None.
 

@@ -15,7 +15,7 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.task_kinds import QUESTION_ANSWERING, kind_of
 from serving.tasks.base import Candidate, Fields, Prepared, TaskParts, fields_of
-from serving.tasks.text import LENGTH, WINDOW, Span, TextTask
+from serving.tasks.text import LENGTH, MAX_WINDOWS, WINDOW, Span, TextTask
 from serving.tensors import Array, Signature, TensorSpec
 
 USUAL_QUESTION = 32
@@ -96,7 +96,7 @@ class QuestionAnswering(TextTask):
         super().__init__(parts)
         specials = self._tokenizer.num_special_tokens_to_add(is_pair=True)
         room = max(1, self._most_tokens - specials - USUAL_QUESTION)
-        windows = self._most_windows if room > self._stride else 1
+        windows = MAX_WINDOWS if room > self._stride else 1
         self.limits = {
             **self.limits,
             "question_tokens": max(1, self._most_tokens - specials - self._stride - 1),

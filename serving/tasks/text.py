@@ -1,5 +1,6 @@
 """Texts: what tasks about them share, from the request's texts to tokens, and how graphs take these."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,9 @@ LENGTH = "tokens"
 WINDOW, STRIDE = 384, 128
 """Tokens of a window, and those that two windows share; less where the model takes less."""
 
+BYTES_PER_TOKEN = 4
+"""Average length of a token in UTF-8; only used to estimate."""
+
 MAX_WINDOWS = 64
 """Of a request: about 15,000 tokens."""
 
@@ -62,7 +66,6 @@ class TextTask(Task):
         """Of an item."""
 
         self._stride = min(self._most_tokens // 2, STRIDE)
-        self._most_windows = max(1, min(MAX_WINDOWS, parts.settings.queue_size // 2))
 
     @classmethod
     def outputs_of(cls, model: Model, graph: Signature) -> Sequence[TensorSpec]:
@@ -76,6 +79,9 @@ class TextTask(Task):
         Raises ConfigurationError.
         """
         (graph,), pipeline = parts.signatures, parts.model.description.text_pipeline
+        if not graph.is_batched:
+            name = parts.model.description.name
+            raise ConfigurationError(f"{name} has no batch dimension: {graph.batch_note}")
         outputs = tuple(cls.outputs_of(parts.model, graph))
         check_inputs(graph.inputs, parts.model.description.name)
         inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
@@ -90,6 +96,13 @@ class TextTask(Task):
         )
         limits = dict.fromkeys(graph.limits, pipeline.max_tokens)
         return tokens, replace(graph, inputs=inputs, limits=limits)
+
+    def likely_items(self, size: int) -> int:
+        """Returns how many windows a text of so many bytes makes, about."""
+        if self.window is None:
+            return 1
+        beyond = size / BYTES_PER_TOKEN - self._most_tokens
+        return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self._most_tokens - self._stride))))
 
     def encode(self, texts: Mapping[str, str]) -> Encoding:
         """Tokenises a text or a pair; the keys are for messages.
@@ -130,10 +143,10 @@ class TextTask(Task):
             )
         step = room - self._stride
         starts = range(0, count - room + step, step)
-        if len(starts) > self._most_windows:
+        if len(starts) > MAX_WINDOWS:
             raise TextTooLongError(
                 f"the {names[-1]} makes {len(starts)} windows of {self._most_tokens} tokens; "
-                f"at most {self._most_windows} are accepted"
+                f"at most {MAX_WINDOWS} are accepted"
             )
         spans = [(start, min(start + room, count)) for start in starts]
         if self._model.description.text_pipeline.truncation_side == "left":

@@ -94,7 +94,8 @@ class StubApi:
         """Answers of the next requests; `usual` is the answer after them."""
         self.usual: Reply | Callable[[Asked], Reply] = ok()
         self.ready = Reply(200, {"status": "ready"})
-        self.model: Any = dict(MODEL)  # JSON
+        self.model: Any = dict(MODEL)
+        """JSON that describes the model, or what makes that, or a whole reply, of the path."""
         self.metadata: Any = None  # JSON
         """Answer of `/v2/models/NAME`; None: the model."""
         self.asked: list[Asked] = []
@@ -183,7 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.startswith("/v2/models/") and stub.metadata is not None:
             self._send(Reply(200, stub.metadata))
         else:
-            self._send(Reply(200, stub.model))
+            model = stub.model(self.path) if callable(stub.model) else stub.model
+            self._send(model if isinstance(model, Reply) else Reply(200, model))
 
     def do_POST(self) -> None:
         stub = self.server.stub

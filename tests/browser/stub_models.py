@@ -2,9 +2,10 @@
 
 import base64
 import re
+from collections.abc import Callable
 from typing import Any
 
-from tests.browser.stub_api import TIMES, Asked, Reply, StubApi
+from tests.browser.stub_api import TIMES, Asked, Reply, StubApi, error, ok
 
 HOST = {"backend": "onnx", "device": "cpu", "execution_provider": "-", "precision": "fp32"}
 HOST |= {"precision_reason": "", "version": "1", "title": "", "description": ""}
@@ -127,7 +128,42 @@ def serve(stub: StubApi, model: dict[str, Any]) -> None:
     """Puts one of these models into the stub's service."""
     stub.model = dict(model)
     stub.metadata = METADATA if model["task"] == "tensor" else None
-    stub.usual = {"sentiment": feels, "reader": reads, "flowers": sees, "sums": adds}[model["name"]]
+    stub.usual = ANSWERS[model["task"]]
+
+
+def serve_several(stub: StubApi, *models: dict[str, Any]) -> dict[str, str]:
+    """Puts several models into the stub's service, the first as the default.
+
+    Returns their states by name, which the test may change. One that is not ready is not described.
+    """
+    by_name = {model["name"]: model for model in models}
+    states = dict.fromkeys(by_name, "ready")
+
+    def describe(path: str) -> Any:  # JSON, or a reply
+        name = path.removeprefix("/model").removeprefix("/") or models[0]["name"]
+        if name not in by_name:
+            return error(404, "not_found")
+        if states[name] != "ready":
+            return error(503, "unavailable")
+        rows = [
+            {
+                "name": each,
+                "title": by_name[each]["title"],
+                "state": state,
+                "reason": "" if state == "ready" else f"{each} <{state}>",
+            }
+            for each, state in states.items()
+        ]
+        return by_name[name] if path != "/model" else {**by_name[name], "models": rows}
+
+    def answer(asked: Asked) -> Reply:
+        name = re.split("[/?]", asked.path)[3 if asked.path.startswith("/v2/") else 2]
+        if states[name] != "ready":
+            return error(503, "unavailable")
+        return ANSWERS[by_name[name]["task"]](asked)
+
+    stub.model, stub.usual, stub.metadata = describe, answer, METADATA
+    return states
 
 
 def feels(asked: Asked) -> Reply:
@@ -172,3 +208,12 @@ def adds(asked: Asked) -> Reply:
     (tensor,) = asked.body["inputs"]
     output = {"name": "sum", "datatype": "FP32", "shape": [1, 1], "data": [sum(tensor["data"])]}
     return Reply(200, {"model_name": "sums", "model_version": "1", "outputs": [output]})
+
+
+ANSWERS: dict[str, Callable[[Asked], Reply]] = {
+    "image-classification": lambda _: ok(),
+    "text-classification": feels,
+    "question-answering": reads,
+    "flowers:Flowers": sees,
+    "tensor": adds,
+}

@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from serving.settings import Settings
 from tests import exports, graphs, servers
 from tests.browser.conftest import Opener
 from tests.servers import free_port, running
@@ -30,10 +30,19 @@ def page_before(api_url: str) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def service_of(folder: Path) -> Iterator[str]:
-    """Yields the address of a page in front of a service of its own, of the model in a folder."""
-    env = {"SERVING_MODEL_DIR": str(folder), "SERVING_INSTANCES": "1", "SERVING_LOG_LEVEL": "error"}
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a page in front of models of every kind, in one service."""
+    folder = tmp_path_factory.mktemp("several")
+    exports.saved(folder / "sentiment", exports.word_piece(), {})
+    exports.asked(folder / "reader", exports.word_piece(), {})
+    (folder / "own").mkdir()
+    own = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
+    (folder / "own/model.json").write_text(json.dumps(own))
+    graphs.saved(graphs.two_by_two(), folder / "sums")
+    folders = [Settings().model_dir, *(folder / name for name in ("sentiment", "reader", "own", "sums"))]
+    env = {"SERVING_MODELS": ",".join(map(str, folders)), "SERVING_INSTANCES": "1"}
+    env |= {"SERVING_LOG_LEVEL": "error"}
     with servers.api("fastapi_onnx", env) as api_url, page_before(api_url) as url:
         yield url
 
@@ -62,55 +71,66 @@ def test_the_test_address(open_page: Opener, real_page: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_text(open_page: Opener, tmp_path: Path) -> None:
-    folder = exports.saved(tmp_path / "sentiment", exports.word_piece(), {})
-    with service_of(folder) as url:
-        page = open_page(url=url)
-        page.get_by_label("Your text").fill("the soup was wonderful")
+def test_a_tab_for_each_model(open_page: Opener, several: str) -> None:
+    page = open_page(url=several)
+    names = ["food11", "sentiment", "reader", "own", "sums"]
+    expect(page.get_by_role("tab")).to_have_text(names)  # whatever is still loading
+    page.get_by_role("button", name="Soup").click()
+    answered(page)
+    for name in names[1:]:
+        page.get_by_role("tab", name=name).click()
+        expect(page.locator("#page")).to_have_attribute("data-name", name)
+        expect(page.locator("#service")).to_have_attribute("data-state", "ready")
+        page.locator(".examples button, .sheet button").last.click()
         answered(page)
-        expect(page.locator(".card-sentence")).to_have_text(re.compile("^POSITIVE, "))
-        assert page.locator(".bar").count() == 3
-        page.get_by_label("Your text").fill("warm " * 100)
-        expect(page.locator(".card-note")).to_have_text(re.compile(r"^The text has \d+ tokens"))
-        page.goto(f"{url}/test")
-        expect(page.locator("main")).to_contain_text("Page, API and model work together.")
+        address = "/v2/models/sums/infer" if name == "sums" else f"/predict/{name}"
+        assert address in str(page.locator(".curl").text_content())
+    page.get_by_role("tab", name="food11").click()
+    answered(page)
 
 
 @pytest.mark.slow
-def test_a_question(open_page: Opener, tmp_path: Path) -> None:
-    folder = exports.asked(tmp_path / "reader", exports.word_piece(), {})
-    with service_of(folder) as url:
-        page = open_page(url=url)
-        text = "\u00c9t\u00e9 \U0001f600: the warm soup"
-        page.get_by_label("Text", exact=True).fill(text)
-        page.get_by_label("Question").fill("what was cold")
-        page.get_by_role("button", name="Ask").click()
-        answered(page)
-        marked = page.locator("mark.best").inner_text()
-        assert marked in text
-        assert page.locator(".bar-label").first.text_content() == marked
-        assert page.locator(".paragraph").inner_text() == text
+def test_a_text(open_page: Opener, several: str) -> None:
+    page = open_page("/#sentiment", url=several)
+    page.get_by_label("Your text").fill("the soup was wonderful")
+    answered(page)
+    expect(page.locator(".card-sentence")).to_have_text(re.compile("^POSITIVE, "))
+    assert page.locator(".bar").count() == 3
+    page.get_by_label("Your text").fill("warm " * 100)
+    expect(page.locator(".card-note")).to_have_text(re.compile(r"^The text has \d+ tokens"))
+    page.goto(f"{several}/test?model=sentiment")
+    expect(page.locator("main")).to_contain_text("Page, API and model work together.")
 
 
 @pytest.mark.slow
-def test_python_of_ones_own(open_page: Opener, tmp_path: Path) -> None:
-    content = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
-    (tmp_path / "model.json").write_text(json.dumps(content))
-    with service_of(tmp_path) as url:
-        page = open_page(url=url)
-        page.get_by_label("Number").fill("7")
-        page.get_by_role("button", name="Send").click()
-        answered(page)
-        expect(page.locator(".card-sentence")).to_have_text("Number: 7")
-        page.get_by_label("Does").select_option("refuse")
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator(".card-note").first).to_have_text("7 is refused.")
+def test_a_question(open_page: Opener, several: str) -> None:
+    page = open_page("/#reader", url=several)
+    text = "\u00c9t\u00e9 \U0001f600: the warm soup"
+    page.get_by_label("Text", exact=True).fill(text)
+    page.get_by_label("Question").fill("what was cold")
+    page.get_by_role("button", name="Ask").click()
+    answered(page)
+    marked = page.locator("mark.best").inner_text()
+    assert marked in text
+    assert page.locator(".bar-label").first.text_content() == marked
+    assert page.locator(".paragraph").inner_text() == text
 
 
 @pytest.mark.slow
-def test_a_graph(open_page: Opener, tmp_path: Path) -> None:
-    with service_of(graphs.saved(graphs.two_by_two(), tmp_path / "sums")) as url:
-        page = open_page(url=url)
-        page.get_by_role("button", name="Send").click()
-        answered(page)
-        expect(page.locator("code.json").first).to_contain_text('"outputs"')
+def test_python_of_ones_own(open_page: Opener, several: str) -> None:
+    page = open_page("/#own", url=several)
+    page.get_by_label("Number").fill("7")
+    page.get_by_role("button", name="Send").click()
+    answered(page)
+    expect(page.locator(".card-sentence")).to_have_text("Number: 7")
+    page.get_by_label("Does").select_option("refuse")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".card-note").first).to_have_text("7 is refused.")
+
+
+@pytest.mark.slow
+def test_a_graph(open_page: Opener, several: str) -> None:
+    page = open_page("/#sums", url=several)
+    page.get_by_role("button", name="Send").click()
+    answered(page)
+    expect(page.locator("code.json").first).to_contain_text('"outputs"')

@@ -93,7 +93,10 @@ def test_head_is_get_without_a_body(backend_url: str) -> None:
                 assert head.headers[name] == full.headers[name]
         assert session.head(f"{backend_url}/predict", timeout=10).status_code == 405
         assert session.head(f"{backend_url}/nothing", timeout=10).status_code == 404
-        assert session.get(f"{backend_url}/health/ready", timeout=10).json() == {"status": "ready"}
+        assert session.get(f"{backend_url}/health/ready", timeout=10).json() == {
+            "status": "ready",
+            "models": {"food11": "ready"},
+        }
 
 
 def test_headers_of_an_answer(backend_url: str) -> None:
@@ -337,12 +340,12 @@ def test_metrics_count_what_happened(backend_url: str) -> None:
 
     ok = 'serving_requests_total{code="ok",path="/predict",status="200"}'
     bad = 'serving_requests_total{code="invalid_image",path="/predict",status="400"}'
-    before = [value(name) for name in (ok, bad, "serving_infer_seconds_count")]
+    before = [value(name) for name in (ok, bad, 'serving_infer_seconds_count{model="food11"}')]
     post_json(backend_url, {"image": ENCODED})
     requests.post(f"{backend_url}/predict", data=b"no picture", timeout=10)
-    after = [value(name) for name in (ok, bad, "serving_infer_seconds_count")]
+    after = [value(name) for name in (ok, bad, 'serving_infer_seconds_count{model="food11"}')]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1]
-    assert value("serving_free_slots") == 256
+    assert value('serving_free_slots{model="food11"}') == 256
 
 
 def test_the_example_in_the_documents_works(backend_url: str) -> None:

@@ -94,7 +94,7 @@ def test_health_and_metadata(backend_url: str, client: Any) -> None:
     assert model["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 3, 224, 224]}]
     assert model["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 11]}]
     config = client.get_model_config(PHOTOS, "1")
-    assert config["max_batch_size"] == 128
+    assert config["max_batch_size"] == 4096
     (described,) = config["input"]
     assert described == {
         "name": "INPUT_IMAGE",
@@ -303,8 +303,8 @@ def test_errors_reach_the_client(client: Any) -> None:
         client.infer(PHOTOS, [tensor_input(normalised())])
     with pytest.raises(InferenceServerException, match="SERVING_ADMIN_KEY"):
         client.load_model(PHOTOS)
-    with pytest.raises(InferenceServerException, match="1 to 128 inputs, not 129"):
-        client.infer(PHOTOS, [photo_input([b"x"] * 129, [129, 1])])
+    with pytest.raises(InferenceServerException, match="1 to 4096 inputs"):
+        client.infer(PHOTOS, [photo_input([b"x"] * 4097, [4097, 1])])
     broken = normalised()
     broken[:] = np.inf
     as_json = [triton.InferRequestedOutput("output", binary_data=False)]
@@ -392,8 +392,8 @@ FLOATS = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
         (question(shape=[]) | {"inputs": [{**question()["inputs"][0], "shape": []}]}, "shape"),
         (question(shape=[-1]), "shape"),
         (question(shape=[2**63, 2**63]), "shape"),
-        (question(shape=[0]), "1 to 128"),
-        (question(shape=[10**9]), "1 to 128"),
+        (question(shape=[0]), "1 to 4096"),
+        (question(shape=[10**9]), "1 to 4096"),
         (question(shape=[1, 2]), "shape"),
         (question(shape=[1] * 9), "shape"),
         (question(shape=[1.5]), "shape"),

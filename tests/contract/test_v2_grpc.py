@@ -59,7 +59,7 @@ def test_health_and_metadata(client: Any) -> None:
         [-1, 11],
     ]
     config = client.get_model_config(PHOTOS).config
-    assert config.max_batch_size == 128
+    assert config.max_batch_size == 4096
     assert config.HasField("dynamic_batching")
     assert config.input[0].data_type == 13
     assert (

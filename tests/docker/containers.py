@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving import launch
+from servery import processes
 from tests.servers import ROOT
 
 TAG = "test"
@@ -96,7 +96,7 @@ def container(
         def ready() -> bool:
             if not inspect(identity)["State"]["Running"]:
                 raise RuntimeError(f"{name} has ended:\n{logs(identity)}")
-            return launch.answers(url + path)
+            return processes.answers(url + path)
 
         wait_until(ready, f"{name} ready")
         yield identity, url

@@ -1,6 +1,9 @@
 """Every image by itself: small, without what attackers like, and fit for a narrow container."""
 
+import json
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import requests
@@ -8,12 +11,13 @@ import requests
 from tests.docker import traffic
 from tests.docker.containers import HARDENED, container, image, inspect, run, wait_until
 from tests.pictures import jpeg
+from tests.servers import ROOT
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 MEGABYTE = 1_000_000
 KILLED = 128 + signal.SIGKILL
 LARGEST_MB = {
-    "fastapi_onnx": 560,
+    "fastapi_onnx": 590,
     "fastapi_onnx-gpu": 2700,
     "fastapi_pt": 4500,
     "flask_app": 250,
@@ -57,6 +61,27 @@ def test_a_narrow_container_is_enough(backend: str) -> None:
         assert requests.get(f"{url}/model", timeout=10).json()["instances"] == 2
         assert traffic.metric(url, "serving_web_processes") == 2
         assert traffic.metric(url, "serving_web_cpu_seconds_total") > 0
+
+
+def test_several_model_folders(backend: str, tmp_path: Path) -> None:
+    """One in the image, and one that is mounted."""
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "models" / "food11", copy)
+    described = json.loads((copy / "model.json").read_text()) | {"name": "copy", "aliases": {}}
+    (copy / "model.json").write_text(json.dumps(described))
+    tmp_path.chmod(0o755)
+    mounted = ("--volume", f"{tmp_path}:/models:ro", "--memory", MEMORY.get(backend, "1g"))
+    settings = ("SERVING_MODELS=models/food11,/models/copy", "SERVING_INSTANCES=1")
+    variables = [part for setting in settings for part in ("--env", setting)]
+    with container(backend, 8000, *NARROW, *mounted, *variables) as (_, url):
+
+        def states() -> dict[str, str]:
+            rows = requests.get(f"{url}/model", timeout=10).json()["models"]
+            return {row["name"]: row["state"] for row in rows}
+
+        wait_until(lambda: states() == {"food11": "ready", "copy": "ready"}, "both models")
+        for path in ("predict", "predict/food11", "predict/copy"):
+            assert requests.post(f"{url}/{path}", jpeg(), timeout=30).status_code == 200
 
 
 @pytest.mark.parametrize("cpus", ["0.5", "1"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from serving import launch
+from servery import processes
 from tests.docker import traffic
 from tests.docker.conftest import SERVICES
 from tests.docker.containers import Stack, build, healthy, inspect, run, wait_until
@@ -29,7 +29,7 @@ def stack(images: list[str], url: str, tmp_path: Path) -> Iterator[Stack]:
     assert SERVICES[0] in images
     settings = {**SETTINGS, "BACKEND": SERVICES[0], "API_PORT": url.rpartition(":")[2]}
     with Stack(["scale"], settings, tmp_path).up("fastapi_server", "proxy") as running:
-        wait_until(lambda: launch.answers(f"{url}/health/ready"), "a replica behind the proxy")
+        wait_until(lambda: processes.answers(f"{url}/health/ready"), "a replica behind the proxy")
         yield running
 
 

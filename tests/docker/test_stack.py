@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from serving import launch
+from servery import processes
 from tests.docker import traffic
 from tests.docker.conftest import CHOSEN, SERVICES
 from tests.docker.containers import Stack, inspect, run, wait_until
@@ -67,7 +67,7 @@ def stack(
     }
     with Stack(FILES, settings, folder).up(*RUNNING) as running:
         for name, path in READY.items():
-            wait_until(lambda url=addresses[name] + path: launch.answers(url), name)  # type: ignore[misc]
+            wait_until(lambda url=addresses[name] + path: processes.answers(url), name)  # type: ignore[misc]
         yield running
 
 
@@ -147,7 +147,10 @@ def queries() -> list[str]:
     """All expressions of the dashboard, with Grafana's variables filled in."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    return [query.replace("$__rate_interval", "1m").replace("$instance", ".*") for query in expressions]
+    return [
+        query.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$model", ".*")
+        for query in expressions
+    ]
 
 
 def test_the_dashboard_s_queries_return_numbers(stack: Stack, addresses: dict[str, str]) -> None:
@@ -184,6 +187,16 @@ def test_prometheus_finds_the_service_and_evaluates_the_alerts(
     wait_until(evaluated, "the alert rules", 60)
     assert not [a for a in ask(prometheus, "alerts")["alerts"] if a["state"] == "firing"]
     assert stack.containers("prometheus")
+
+
+def test_compose_mounts_the_model_folders(tmp_path: Path) -> None:
+    named = {"MODELS": str(tmp_path), "SERVING_MODELS": "models/food11,/models/other"}
+    for on_top_of in ("fastapi", "scale"):
+        config = Stack((on_top_of, "models"), named, tmp_path).compose("config")
+        assert named["SERVING_MODELS"] in config
+        assert f"source: {tmp_path}" in config
+        with pytest.raises(RuntimeError, match="name the model folders"):
+            Stack((on_top_of, "models"), {"MODELS": str(tmp_path)}, tmp_path).compose("config")
 
 
 @pytest.mark.usefixtures("images")

@@ -21,8 +21,9 @@ def slow_photo() -> bytes:
 
 
 def metric(url: str, name: str) -> float:
-    """The current value of a series without labels."""
-    match = re.search(rf"^{name} ([\d.e+-]+)$", requests.get(f"{url}/metrics", timeout=30).text, re.M)
+    """The current value of a series of the only model."""
+    text = requests.get(f"{url}/metrics", timeout=30).text
+    match = re.search(rf'^{name}(?:{{model="[^"]*"}})? ([\d.e+-]+)$', text, re.M)
     assert match, name
     return float(match[1])
 

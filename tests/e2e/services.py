@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
+from serving.engine.provider import EngineHandle, LocalEngines, Planner
+from serving.model import configured_models
+from serving.settings import Settings
 from tests import servers
 from tests.e2e.conftest import CLASSES
 from tests.fake.backend import command
@@ -44,6 +47,13 @@ def fake_service(
     command_line = [program, "tests.fake", "--port", str(port)]
     with servers.running(command_line, f"{url}/health/ready", {**settings, **named}) as process:
         yield url, psutil.Process(process.pid)
+
+
+async def local_engine(settings: Settings, plan: Planner) -> EngineHandle:
+    """The engine of the model that the settings name, in this process."""
+    handle = await anext(LocalEngines(settings, plan, configured_models(settings)).engines())
+    assert isinstance(handle, EngineHandle)
+    return handle
 
 
 def predict(url: str, picture: bytes, **headers: str) -> requests.Response:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import limit, load, overload, scale, stress
+from benchmarks import limit, overload, scale, stress
 from benchmarks.__main__ import app
 from benchmarks.h2load import Schedule
-from benchmarks.loops import Arrivals
-from benchmarks.payloads import SAMPLE, Protocol
-from benchmarks.target import Plan, Target
+from servery.commands import app as servery
+from servery.load import command as load
+from servery.load.loops import Arrivals
+from servery.load.payloads import SAMPLE, Protocol
+from servery.load.target import Plan, Target
 from tests import servers
 from tests.fake.backend import command
 from tests.servers import ROOT
@@ -81,10 +83,10 @@ def test_load_prints_and_writes(
     words += ["--warm-up", "0", "--windows", "1", "--json", str(tmp_path / "load.json")]
     words += ["--csv", str(tmp_path / "load.csv"), "--plot", str(tmp_path / "load")]
     with servers.api("tests.fake", fake_settings) as url:
-        result = CliRunner().invoke(app, ["load", url, *words])
+        result = CliRunner().invoke(servery, ["load", url, *words])
     assert result.exit_code == 0, result.output
     content = json.loads((tmp_path / "load.json").read_text())
-    assert content["command"].startswith("python -m benchmarks")
+    assert content["command"].startswith("servery ")
     assert content["model"]["name"] == "fake"
     assert [row["load"] for row in content["results"]] == ["1 connection", "3 connections"]
     assert all(set(row["statuses"]) == {"200"} for row in content["results"])

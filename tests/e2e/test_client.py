@@ -1,5 +1,7 @@
 """`serving_client` and a fake backend: overload, restarts, deadlines, cancelling, batches."""
 
+import base64
+import json
 import re
 import subprocess
 import sys
@@ -194,6 +196,11 @@ def test_the_command(url: str, tmp_path: Path) -> None:
     good = run(str(photo), str(photo), "--url", url, "--top-k", "2")
     assert good.returncode == 0
     assert re.fullmatch(rf"({photo}: .+ [\d.]+ %, .+ [\d.]+ % \([\d.]+ ms\)\n){{2}}", good.stdout)
+    fields = json.dumps({"image": base64.b64encode(command()).decode()})
+    as_json = run("--json", fields, "--url", url)
+    assert as_json.stdout.startswith(f'{fields}: {{"prediction": ')
+    assert as_json.returncode == 0
+    assert run("--json", "[1]", "--url", url).returncode == 2
     mixed = run(str(text), str(photo), "--url", url)
     assert mixed.returncode == 1
     assert mixed.stdout.count("\n") == 1

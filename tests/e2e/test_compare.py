@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import compare, machine, running, servers, table, text_model
+from benchmarks import compare, running, servers, table, text_model
 from benchmarks.__main__ import app
+from servery.load import machine
 from serving.settings import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

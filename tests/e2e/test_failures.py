@@ -160,3 +160,20 @@ def test_one_poisonous_picture_fails_alone(
         assert poison.result().status_code == 500
         assert poison.result().json()["code"] == code
         assert "secret" not in poison.result().text
+
+
+def test_while_a_poisonous_picture_waits_for_a_second_worker_the_others_are_served(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    with fake_service(fake_settings) as (url, _):
+        (tmp_path / "loading").touch()
+        poison = senders.submit(predict, url, command(failure=Failure.EXIT))
+        wait_for((tmp_path / "loading.held").exists)
+        assert ready_workers(url) == 1
+        for index in range(50):
+            assert predict(url, command(class_index=index)).json()["prediction"] == str(index)
+        assert not poison.done()
+        (tmp_path / "loading").unlink()
+        assert poison.result().json()["code"] == "worker_crashed"
+        assert metric(url, "serving_worker_restarts_total") == 2
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)

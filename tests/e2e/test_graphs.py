@@ -13,12 +13,12 @@ from onnx import TensorProto, numpy_helper
 
 from fastapi_onnx import BACKEND
 from serving.engine.client import EngineClient, ItemResult
-from serving.engine.provider import LocalEngine
 from serving.errors import ConfigurationError, InvalidTensorError
 from serving.settings import Settings
 from serving.tasks.registry import planner
 from serving.tensors import Array
 from tests import graphs
+from tests.e2e.services import local_engine
 from tests.graphs import model, node, value
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,8 @@ class Engine:
         """The outcomes of a batch, an array for each input."""
         items = self.signature.items(batch)
         with self.client.acquire(count=len(items)) as slots:
-            return await slots.submit(0, items, time.monotonic() + seconds, False)
+            await slots.submit(0, items, time.monotonic() + seconds, False)
+            return await slots.results()
 
     @property
     def executions(self) -> dict[int, int]:
@@ -58,7 +59,7 @@ async def served(
     named = {"model_dir": str(folder), "instances": "1", "log_level": "error", "queue_size": "32"}
     for name, chosen in {**named, "max_queue_delay_us": "100000", **settings}.items():
         monkeypatch.setenv(f"SERVING_{name.upper()}", chosen)
-    handle = await LocalEngine(Settings(), planner(BACKEND, Settings())).first()
+    handle = await local_engine(Settings(), planner(BACKEND, Settings()))
     client = EngineClient(handle.fds, lambda *_: None)
     client.open()
     try:
@@ -165,13 +166,14 @@ async def test_an_item_that_the_graph_refuses_fails_alone(
 async def test_a_network_that_takes_few_lengths_is_served_for_these(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shape = numpy_helper.from_array(np.array([-1, 64]), "shape")
+    shape = numpy_helper.from_array(np.array([0, -1, 64]), "shape")
+    axes = numpy_helper.from_array(np.array([1, 2]), "axes")
     made = model(
-        [node("Reshape", "x shape", "parts"), node("ReduceMax", "parts", "most", keepdims=0),
-         node("Sub", "x most", "y")],
+        [node("Reshape", "x shape", "parts"), node("ReduceMax", "parts axes", "most"),
+         node("Flatten", "most", "column"), node("Sub", "x column", "y")],
         [value("x", axes=["N", "n"])],
         [value("y", axes=["N", "n"])],
-        [shape],
+        [shape, axes],
     )  # fmt: skip
     async with served(monkeypatch, graphs.saved(made, tmp_path / "parts")) as engine:
         (outcome,) = await engine.ask(np.full((1, 128), 7, np.float32))

@@ -1,56 +1,88 @@
-"""`python -m serving.launch`, which `make run` starts: API and page together, both ended together."""
+"""`servery serve`, which `make run` starts: API and page together, both ended together."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
 import requests
 
 from tests import pictures, servers
+from tests.fake.backend import command
 
 pytestmark = pytest.mark.slow
+
+COMMAND = [sys.executable, "-c", "from servery.__main__ import main; main()", "serve"]
+"""As the installed script does it: the current folder is not on the path."""
+
+SAFE = {"PYTHONPATH": str(servers.ROOT), "PYTHONSAFEPATH": "1"}
+SHADOW = "raise SystemExit('this module of the current folder must not be imported')"
+TASK = """
+from pydantic import BaseModel
+
+class Count:
+    class Request(BaseModel):
+        text: str
+    class Answer(BaseModel):
+        length: int
+    example = {"text": "four"}
+    def load(self, folder, device): pass
+    def infer(self, requests): return [{"length": len(request.text)} for request in requests]
+"""
 
 
 @contextmanager
 def launched(
-    on_hangup: signal.Handlers = signal.SIG_DFL, **environment: str
+    *arguments: str,
+    on_hangup: signal.Handlers = signal.SIG_DFL,
+    cwd: Path = servers.ROOT,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The launcher when both answer, and the ports of API and page.
+    """The launcher when all answers, and the URLs of page and API; the first is empty without a page.
 
     `on_hangup` is what it inherits for SIGHUP, whatever these tests were started with.
     """
-    port, ui_port = str(servers.free_port()), str(servers.free_port())
-    more = {"PORT": port, "UI_PORT": ui_port, "SERVING_LOG_LEVEL": "warning", **environment}
     with subprocess.Popen(
-        [sys.executable, "-m", "serving.launch"],
-        cwd=servers.ROOT,
-        env={**os.environ, **more},
+        [*COMMAND, "--port=0", "--ui-port=0", "--log-level=warning", *arguments],
+        cwd=cwd,
+        env={
+            **os.environ,
+            **(environment or {}),
+            "PYTHONPATH": str(servers.ROOT),
+            "PYTHONSAFEPATH": "1",
+        },
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=partial(signal.signal, signal.SIGHUP, on_hangup),
     ) as launcher:
         try:
             assert launcher.stdout
-            lines = [launcher.stdout.readline() for _ in range(4)]
-            assert f"http://127.0.0.1:{ui_port}" in "".join(lines)
-            assert f"http://127.0.0.1:{port}/docs" in "".join(lines)
-            yield launcher, port, ui_port
+            urls = {"page": ""}
+            for line in launcher.stdout:
+                match line.split():
+                    case ["page" | "API" as name, url]:
+                        urls[name] = url.removesuffix("/docs")
+                if "API" in urls:
+                    break
+            yield launcher, urls["page"], urls["API"]
         finally:
             launcher.terminate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_both_start_and_both_stop(number: signal.Signals) -> None:
-    with launched() as (launcher, port, ui_port):
-        answer = requests.post(f"http://127.0.0.1:{port}/predict", data=pictures.jpeg(), timeout=30)
+    with launched() as (launcher, page, api):
+        answer = requests.post(f"{api}/predict", data=pictures.jpeg(), timeout=30)
         assert answer.status_code == 200
-        assert requests.get(f"http://127.0.0.1:{ui_port}/test", timeout=30).status_code == 200
+        assert requests.get(f"{page}/test", timeout=30).status_code == 200
         children = psutil.Process(launcher.pid).children(recursive=True)
         assert len(children) >= 2
         launcher.send_signal(number)
@@ -60,9 +92,9 @@ def test_both_start_and_both_stop(number: signal.Signals) -> None:
 
 
 def test_nohup_keeps_both() -> None:
-    with launched(on_hangup=signal.SIG_IGN) as (launcher, port, _):
+    with launched(on_hangup=signal.SIG_IGN) as (launcher, _, api):
         launcher.send_signal(signal.SIGHUP)
-        assert requests.get(f"http://127.0.0.1:{port}/health/ready", timeout=30).status_code == 200
+        assert requests.get(f"{api}/health/ready", timeout=30).status_code == 200
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(30) == 0
 
@@ -98,25 +130,62 @@ def test_a_second_signal_kills_what_does_not_end() -> None:
         assert not page.is_running()
 
 
+def test_accepted_requests_are_answered_before_it_ends(
+    fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor
+) -> None:
+    with launched("--backend=tests.fake", environment=fake_settings) as (launcher, _, api):
+        page = page_of(psutil.Process(launcher.pid).children(recursive=True))
+        answer = senders.submit(requests.post, f"{api}/predict", data=command(held=True), timeout=60)
+        servers.wait_for(lambda: servers.metric(api, "serving_free_slots") == 255)
+        launcher.terminate()
+        servers.wait_for(lambda: page.status() == psutil.STATUS_ZOMBIE)
+        assert launcher.poll() is None
+        gate.touch()
+        assert answer.result().status_code == 200
+        assert launcher.wait(30) == 0
+
+
 def page_of(processes: list[psutil.Process]) -> psutil.Process:
     return next(process for process in processes if "flask_app" in process.cmdline())
 
 
+def test_the_current_folder_has_tasks_and_shadows_nothing(tmp_path: Path) -> None:
+    """In the service, its web processes, its workers and the page."""
+    for package in ("serving", "fastapi_onnx", "flask_app", "servery", "pydantic"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(SHADOW)
+    (tmp_path / "counting.py").write_text(TASK)
+    (tmp_path / "model").mkdir()
+    described = {"name": "count", "version": "1", "files": {}, "task": "counting:Count"}
+    (tmp_path / "model" / "model.json").write_text(json.dumps(described))
+    with launched(
+        "words=model",
+        "food=" + str(servers.ROOT / "models" / "food11"),
+        "--web-processes=2",
+        cwd=tmp_path,
+    ) as (launcher, page, api):
+        answer = requests.post(f"{api}/predict/words", json={"text": "soup"}, timeout=30)
+        assert answer.json() == {"length": 4}
+        assert requests.get(f"{page}/healthz", timeout=30).status_code == 200
+        launcher.terminate()
+        assert launcher.wait(30) == 0
+
+
 def test_one_that_cannot_start_ends_both() -> None:
-    environment = {
-        **os.environ,
-        "PORT": str(servers.free_port()),
-        "UI_PORT": str(servers.free_port()),
-        "SERVING_MODEL_DIR": "/nonexistent",
-    }
     result = subprocess.run(
-        [sys.executable, "-m", "serving.launch"],
+        [
+            *COMMAND,
+            "--port=0",
+            "--ui-port=0",
+            "--tcp-port",
+            str(servers.free_port()),
+            "--host=192.0.2.1",
+        ],
         cwd=servers.ROOT,
-        env=environment,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert result.returncode == 1
-    assert "no model in /nonexistent" in result.stderr
+    assert "192.0.2.1 cannot be listened on" in result.stderr

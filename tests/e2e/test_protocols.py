@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests import servers
 from tests.e2e.conftest import SharedService, write_model
-from tests.e2e.services import WORKER, fake_service, programs
+from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import Failure, command, command_tensor
 from tests.servers import metric, wait_for
 
@@ -197,8 +197,16 @@ def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tm
         assert ("2", "UNAVAILABLE") in {
             (m["version"], m["state"]) for m in client.get_model_repository_index()
         }
-        with pytest.raises(InferenceServerException, match="only model"):
-            client.unload_model("food_classifier", headers=chief)
+        client.unload_model("food_classifier", headers=chief)
+        client.unload_model("food_classifier", headers=chief)
+        assert not client.is_model_ready("fake")
+        assert not client.is_server_ready()
+        unloaded = predict(url, command(class_index=4))
+        assert (unloaded.status_code, "unloaded" in unloaded.json()["detail"]) == (503, True)
+        states = {(m["state"], m["reason"]) for m in client.get_model_repository_index()}
+        assert states == {("UNAVAILABLE", "unloaded")}
+        client.load_model("food_classifier", headers=chief)
+        assert predict(url, command(class_index=4)).json()["prediction"] == "one-4"
         for body in (
             {"parameters": {"version": "../1"}},
             {"parameters": {"config": "{"}},
@@ -230,8 +238,11 @@ def test_versions_are_loaded_by_grpc(fake_settings: dict[str, str], tmp_path: Pa
         assert not client.is_model_ready("fake", "1")
         client.load_model("food_classifier", headers=chief)
         assert client.is_model_ready("fake", "1")
-        with pytest.raises(InferenceServerException, match="only model"):
-            client.unload_model("food_classifier", headers=chief)
+        client.unload_model("food_classifier", headers=chief)
+        assert not client.is_model_ready("fake")
+        assert {m.state for m in client.get_model_repository_index().models} == {"UNAVAILABLE"}
+        client.load_model("food_classifier", headers=chief)
+        assert client.is_model_ready("fake", "1")
         files = {"file:1/model.onnx": b"model"}
         for options in ({"config": "{"}, {"config": "{}", "files": files}):
             with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):

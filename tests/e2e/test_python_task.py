@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from serving.engine.client import EngineClient
-from serving.engine.provider import EngineHandle, LocalEngine
+from serving.engine.provider import EngineHandle
 from serving.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -26,6 +26,7 @@ from serving.errors import (
 from serving.settings import Settings
 from serving.tasks.python.backend import Status
 from serving.tasks.registry import planner
+from tests.e2e.services import local_engine
 from tests.e2e.test_tensors import soon, until
 
 pytestmark = pytest.mark.anyio
@@ -57,8 +58,7 @@ async def engine(
     monkeypatch.setenv("FAKE_GATE", str(folder / "gate"))
     monkeypatch.setenv("FAKE_SIZES", str(folder / "sizes"))
     chosen = Settings()
-    provider = LocalEngine(chosen, planner("no:Backend", chosen))
-    handle = await provider.first()
+    handle = await local_engine(chosen, planner("no:Backend", chosen))
     client = EngineClient(handle.fds, lambda *_: None)
     client.open()
     try:
@@ -72,7 +72,8 @@ async def ask(client: EngineClient, data: bytes, deadline: float | None = None) 
     """The status and the text of one answer."""
     item = [np.frombuffer(data, np.uint8)]
     with client.acquire() as slots:
-        (outcome,) = await slots.submit(0, [item], deadline or soon(), bulk=False)
+        await slots.submit(0, [item], deadline or soon(), bulk=False)
+        (outcome,) = await slots.results()
     status, answer = outcome.outputs
     return int(status), answer.tobytes().decode().rstrip()
 

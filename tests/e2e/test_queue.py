@@ -1,9 +1,12 @@
 """The queue: cancelled requests, priorities, and what is computed together."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.e2e.conftest import SharedService
+import requests
+
+from tests.e2e.conftest import SharedService, write_model
 from tests.e2e.services import fake_service, predict, raw_request
 from tests.fake.backend import command
 from tests.servers import metric, wait_for
@@ -72,3 +75,24 @@ def test_what_waits_is_computed_together_and_a_queue_delay_waits_for_more(
             pair = [senders.submit(predict, url, command(class_index=i)) for i in range(2)]
             assert [f.result().json()["prediction"] for f in pair] == ["0", "1"]
         assert metric(url, "serving_batch_size_count") == 2
+
+
+def test_a_model_has_settings_of_its_own(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    write_model(folder := tmp_path / "own", "1")
+    described = json.loads((folder / "model.json").read_text())
+    own = {"instances": 1, "max_batch_size": 2, "max_queue_delay_us": 5000}
+    (folder / "model.json").write_text(json.dumps(described | own))
+    settings = {**fake_settings, "SERVING_MAX_BATCH_SIZE__FAKE": "3"}
+    with fake_service(settings, model_dir=str(folder), instances="2", max_batch_size="8") as (url, _):
+        config = requests.get(f"{url}/v2/models/fake/config", timeout=10).json()
+        assert config["instance_group"][0]["count"] == 1
+        assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 5000
+        blocker = senders.submit(predict, url, command(held=True))
+        wait_for((tmp_path / "gate.held").exists)
+        others = [senders.submit(predict, url, command(class_index=i)) for i in range(6)]
+        wait_for(lambda: metric(url, "serving_queue_depth") == 6)
+        (tmp_path / "gate").touch()
+        assert {answer.result().status_code for answer in (blocker, *others)} == {200}
+        assert metric(url, "serving_batch_size_count") == 3  # 1, then 3 + 3

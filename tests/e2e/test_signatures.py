@@ -18,7 +18,7 @@ import pytest
 
 from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import State
-from serving.engine.provider import EngineHandle, EnginePlan, LocalEngine
+from serving.engine.provider import EngineHandle, EnginePlan
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -30,6 +30,7 @@ from serving.settings import Settings
 from serving.tasks.image_classification import image_signatures
 from serving.tensors import Item, Signature
 from tests.e2e.conftest import CLASSES, obedient
+from tests.e2e.services import local_engine
 from tests.fake import BACKEND
 from tests.fake.backend import LENGTHS, SEVERAL, Failure, colour, command_numbers, command_several
 
@@ -128,7 +129,8 @@ class Engine:
         kind = self.kinds[place]
         items = [kind.item(held, failure, index) for index in indices]
         with self.client.acquire(bulk, len(items)) as slots:
-            outcomes = await slots.submit(place, items, time.monotonic() + seconds, bulk)
+            await slots.submit(place, items, time.monotonic() + seconds, bulk)
+            outcomes = await slots.results()
         return [kind.answer(*pair) for pair in zip(items, outcomes, strict=True)]
 
     def open_gate(self) -> None:
@@ -178,9 +180,8 @@ async def running(
     for name, value in {**settings, **named}.items():
         monkeypatch.setenv(name, value)
     plan = EnginePlan(BACKEND, tuple(kind.signature for kind in kinds))
-    provider = LocalEngine(Settings(), lambda _: plan)
     others = workers()
-    handle = await provider.first()
+    handle = await local_engine(Settings(), lambda _: plan)
     engine = Engine(handle, list(kinds), Path(settings["FAKE_GATE"]))
     engine.workers = [worker for worker in workers() if worker not in others]
     try:
@@ -325,15 +326,18 @@ async def test_bulk_gives_way_and_leaves_half_of_the_slots(all_kinds: Engine, ki
         assert ended == ["interactive", "bulk", "bulk", "bulk"]
 
 
-async def test_slots_are_extended_all_or_none(all_kinds: Engine, kind: Kind) -> None:
+async def test_slots_are_added_as_far_as_there_are_any(all_kinds: Engine, kind: Kind) -> None:
     async with all_kinds.used(kind) as engine:
         items = [kind.item(False, Failure.NONE, index) for index in range(16)]
-        with engine.client.acquire() as slots:
-            with pytest.raises(OverloadedError):
-                slots.extend(16, bulk=False)
-            assert engine.memory.free_slots == 15
-            slots.extend(15, bulk=False)
-            outcomes = await slots.submit(engine.place, items, time.monotonic() + 30, False)
+        with engine.client.acquire(count=4) as slots:
+            slots.resize(9, bulk=True)
+            assert engine.memory.free_slots == 8
+            slots.resize(2, bulk=False)
+            assert engine.memory.free_slots == 14
+            slots.resize(17, bulk=False)
+            assert engine.memory.free_slots == 0
+            await slots.submit(engine.place, items, time.monotonic() + 30, False)
+            outcomes = await slots.results()
         answers = [kind.answer(*pair) for pair in zip(items, outcomes, strict=True)]
         assert answers == list(range(16))
 

@@ -194,8 +194,8 @@ def importing(
         ("uvicorn", ["serving", "tests.fake"]),
         ("logging", ["flask_app"]),
         ("waitress", ["flask_app"]),
-        ("subprocess", ["serving.launch"]),
-        ("ctypes", ["serving.launch"]),
+        ("subprocess", ["servery", "serve"]),
+        ("ctypes", ["servery", "serve"]),
     ],
 )
 def test_a_signal_while_it_imports_ends_it(

@@ -56,7 +56,8 @@ class Service:
     def metric(self, name: str) -> float:
         """The value of a series; 0 where it does not exist yet."""
         text = requests.get(f"{self.url}/metrics", timeout=10).text
-        match = re.search(rf"^{re.escape(name)} ([\d.e+]+)$", text, re.MULTILINE)
+        series = rf'{re.escape(name)}(?:{{model="[^"]*"}})?'
+        match = re.search(rf"^{series} ([\d.e+]+)$", text, re.MULTILINE)
         return float(match[1]) if match else 0.0
 
     def answered(self, status: int, code: str) -> float:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.engine.provider import LocalEngine
+from serving.engine.provider import LocalEngines
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -32,6 +32,7 @@ from serving.errors import (
 from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.inference.service import InferenceService
 from serving.metrics import Metrics
+from serving.model import configured_models
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields, Prepared
 from serving.tasks.image_classification import IMAGE, TENSOR
@@ -60,8 +61,9 @@ async def engine(
     for name, value in {**settings, **SMALL, **named}.items():
         monkeypatch.setenv(name, value)
     chosen = Settings()
-    provider = LocalEngine(chosen, planner(BACKEND, chosen))
-    service = InferenceService(chosen, Metrics(), provider)
+    models = configured_models(chosen)
+    provider = LocalEngines(chosen, planner(BACKEND, chosen), models)
+    service = InferenceService(chosen, Metrics(), provider, models)
     async with service.running():
         yield service
 
@@ -238,7 +240,7 @@ async def test_deadline_and_cancellation_leave_nothing_behind(
         with pytest.raises(DeadlineExceededError):
             await service.active.infer([numbered(1, 2, 3)], within(0.05))
         leaving = asyncio.ensure_future(service.active.infer([numbered(4, 5)], within()))
-        await until(lambda: free_slots(service) == 10)
+        await until(lambda: free_slots(service) == 11)  # the third was not queued
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
@@ -253,15 +255,15 @@ async def test_a_request_is_admitted_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
     async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="1") as service:
-        held = [held_task(service) for _ in range(10)]
-        await until(lambda: free_slots(service) == 6)
+        held = [held_task(service) for _ in range(13)]
+        await until(lambda: free_slots(service) == 3)
         with pytest.raises(OverloadedError):
             await service.active.infer([numbered(*range(7))], within())
-        assert free_slots(service) == 6
+        assert free_slots(service) == 3
         (tmp_path / "gate").touch()
         await asyncio.gather(*held)
-        with pytest.raises(InvalidRequestError, match="1 to 8 inputs, not 9"):
-            await service.active.infer([numbered(*range(9))], within())
+        with pytest.raises(InvalidRequestError, match="1 to 4096 inputs"):
+            await service.active.infer([numbered(*range(4097))], within())
         assert classes(await service.active.infer([numbered(*range(8))], within())) == list(range(8))
 
 

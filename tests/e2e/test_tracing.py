@@ -224,6 +224,8 @@ def test_failures_are_marked(traced: tuple[str, str, Receiver]) -> None:
         "not_found",
     ]
     assert [attributes(span)["http.response.status_code"] for span in spans] == [400, 500, 404]
+    asked = [attributes(span).get("serving.model.name") for span in spans]
+    assert asked == ["food11", "food11", None]
     error, unset = Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET
     assert [span.status.code for span in spans] == [unset, error, unset]
     assert spans[2].name == "GET"
@@ -259,6 +261,7 @@ def test_grpc_takes_the_trace_from_its_metadata(traced: tuple[str, str, Receiver
     tags = attributes(spans[0])
     assert [tags["rpc.system.name"], tags["rpc.method"]] == ["grpc", method]
     assert [tags["rpc.response.status_code"], tags["serving.batch_size"]] == ["OK", 1]
+    assert tags["serving.model.name"] == "food11"
     failed = attributes(receiver.wait("by-grpc-failed")[0])
     assert [failed["rpc.response.status_code"], failed["error.type"]] == ["NOT_FOUND", "not_found"]
 
@@ -307,6 +310,7 @@ def test_what_is_not_sampled_has_a_trace_id_in_the_log(
     ids = {line["request_id"]: line["trace_id"] for line in lines}
     assert ids["chosen"] == TRACE
     assert len(ids["dropped"]) == 32
+    assert {line["model"] for line in lines} == {"food11"}
 
 
 def test_a_collector_that_refuses_is_one_warning(

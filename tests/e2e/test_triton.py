@@ -5,6 +5,7 @@ names the interpreter of an environment with that wheel and `triton_repository/r
 """
 
 import base64
+import json
 import os
 import re
 import subprocess
@@ -23,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 from serving.settings import Settings
 from serving_client import Client, ServiceUnavailableError
 from tests import pictures, servers
+from tests.servers import wait_for
 from triton_repository.build import build
 
 PYTHON = os.environ.get("SERVING_TEST_TRITON", "")
@@ -72,8 +74,16 @@ def served(folder: Path, settings: Settings) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def triton_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one with two instances."""
-    with served(tmp_path_factory.mktemp("triton"), Settings(instances=2, max_batch_size=8)) as url:
+    """The address of one with two instances of the default model, and one of a copy, `birds`."""
+    folder = tmp_path_factory.mktemp("triton")
+    default = Settings().model_dir
+    (birds := folder / "birds").mkdir()
+    (birds / "1").symlink_to(default / "1")
+    described = json.loads((default / "model.json").read_text())
+    described |= {"name": "birds", "aliases": {}, "instances": 1}
+    (birds / "model.json").write_text(json.dumps(described))
+    settings = Settings(models=[str(default), str(birds)], instances=2, max_batch_size=8)
+    with served(folder, settings) as url:
         yield url
 
 
@@ -135,6 +145,14 @@ def test_photos_get_the_answers_of_the_service(client: Any, onnx_url: str, name:
     for element in (photo, base64.b64encode(photo).decode()):
         (best,) = ask(client, [element])
         check_same(best, wanted[:1])
+
+
+def test_a_model_beside_it(triton_url: str) -> None:
+    wait_for(lambda: requests.get(f"{triton_url}/v2/models/birds/ready", timeout=10).ok)
+    with Client(triton_url, protocol="triton") as client:
+        wanted = client.predict(PHOTOS["jpeg"], top_k=5)
+        assert client.predict(PHOTOS["jpeg"], top_k=5, model="birds").top == wanted.top
+        assert (client.model().name, client.model("birds").name) == ("food11", "birds")
 
 
 def test_a_batch_is_answered_in_order(client: Any, onnx_url: str) -> None:

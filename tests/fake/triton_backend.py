@@ -52,6 +52,7 @@ class Request:
     elements: list[bytes]
     asked: dict[str, Any] = field(default_factory=dict)
     cancelled: bool = False
+    column: str = "INPUT_IMAGE"
 
     def parameters(self) -> str:
         """JSON; nothing where there are none."""
@@ -64,4 +65,5 @@ class Request:
 
 def get_input_tensor_by_name(request: Request, name: str) -> Tensor:
     """The only input."""
+    assert name == request.column
     return Tensor(name, np.array(request.elements, object).reshape(-1, 1))

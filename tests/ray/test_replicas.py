@@ -1,5 +1,8 @@
 """Every request is answered, or refused with Retry-After, whatever happens to replicas and nodes."""
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,6 +14,7 @@ from ray.cluster_utils import Cluster
 from serving_ray import local
 from serving_ray.app import classifier
 from serving_ray.scaling import follow_load
+from tests.e2e.conftest import write_model
 from tests.fake.backend import command
 from tests.ray.conftest import CORES, Traffic, replicas, running, wait_for
 
@@ -46,6 +50,19 @@ def test_a_replica_answers_as_the_service_does(url: str) -> None:
     assert "serving_cores 1.0" in requests.get(f"{url}/metrics", timeout=60).text
 
 
+def test_every_replica_has_all_models(url: str, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        write_model(folder := tmp_path / name, "1", prefix=f"{name}-")
+        described = json.loads((folder / "model.json").read_text())
+        (folder / "model.json").write_text(json.dumps(described | {"name": name, "aliases": {}}))
+    deploy(2, {"SERVING_MODELS": f"{tmp_path}/first,{tmp_path}/second"})
+    for name in ("first", "second"):
+        path = f"{url}/predict/{name}"
+        wait_for(lambda: requests.post(path, command(), timeout=60).ok)  # noqa: B023 called here
+        answers = [requests.post(path, command(class_index=3), timeout=60) for _ in range(10)]
+        assert {answer.json().get("prediction") for answer in answers} == {f"{name}-3"}
+
+
 def test_another_model_than_the_named_one_does_not_start(url: str) -> None:  # noqa: ARG001 the cluster
     with pytest.raises(RuntimeError):
         deploy(1, {"SERVING_MODEL_SHA256": "0" * 64})
@@ -61,7 +78,8 @@ def test_a_canary_is_a_second_application_below_a_prefix(url: str) -> None:
         stable.answered(10)
         canary.answered(10)
     assert not stable.wrong + canary.wrong
-    assert "serving_free_slots 7.0" in requests.get(f"{url}/canary/metrics", timeout=60).text
+    text = requests.get(f"{url}/canary/metrics", timeout=60).text
+    assert re.search(r'^serving_free_slots{model="[^"]+"} 7\.0$', text, re.MULTILINE)
     unknown = requests.get(f"{url}/canary/v2/models/none", timeout=60)
     assert (unknown.status_code, list(unknown.json())) == (404, ["error"])
 

@@ -54,7 +54,7 @@ class InputTensor(msgspec.Struct):
 
     name: str
     datatype: str
-    shape: Annotated[list[Dimension], msgspec.Meta(min_length=1, max_length=MAX_DIMS)]
+    shape: Annotated[list[Dimension], msgspec.Meta(max_length=MAX_DIMS)]
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 

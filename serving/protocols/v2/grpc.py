@@ -13,7 +13,7 @@ import grpc
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from serving.errors import ConfigurationError, NotFoundError
+from serving.errors import ConfigurationError, DrainingError, NotFoundError, UnavailableError
 from serving.http.request_context import RequestContext
 from serving.inference.served_model import RequestOptions
 from serving.logging import logger
@@ -151,10 +151,10 @@ class Service:
     async def model_ready(self, request: Message, _: Context, __: RequestContext) -> Message:
         """Answers whether a model is ready; an unknown one is not, as in Triton."""
         try:
-            self._model(request)
-        except NotFoundError:
+            self.service.check_ready(self._model(request).model)
+        except (NotFoundError, DrainingError, UnavailableError):
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self.service.is_ready)
+        return pb.ModelReadyResponse(ready=True)
 
     async def model_metadata(self, request: Message, _: Context, __: RequestContext) -> Message:
         """Describes a model. Raises NotFoundError."""
@@ -163,7 +163,7 @@ class Service:
 
     async def model_config(self, request: Message, _: Context, __: RequestContext) -> Message:
         """Returns a model's configuration. Raises NotFoundError."""
-        content = metadata.config(self.service, self._model(request))
+        content = metadata.config(self._model(request))
         return ParseDict({"config": content}, pb.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:
@@ -177,6 +177,7 @@ class Service:
     ) -> Message:
         """Infers. Raises ServingError."""
         entry = self.catalog.find(request.model_name, request.model_version or None)
+        request_context.model = entry.model.description.name
         options = self._admit(context, entry)
         with entry.model, self.pipeline.reader.held(request.ByteSize()):
             decode = partial(messages.decode, request, entry, entry.model.largest_request)
@@ -200,9 +201,9 @@ class Service:
         return pb.RepositoryModelLoadResponse()
 
     async def model_unload(self, request: Message, context: Context, _: RequestContext) -> Message:
-        """Raises NotSupportedError: the only model stays loaded."""
+        """Unloads a model, as `POST /v2/repository/models/NAME/unload`."""
         self.repository.check_allowed(authorization(context))
-        self.repository.unload(request.model_name)
+        await self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
     def _admit(self, context: Context, entry: CatalogEntry) -> RequestOptions:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -63,7 +62,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
             return json_response(describe(catalog.find(model, version)))
 
     def ready(model: CatalogEntry) -> dict[str, Any]:
-        service.check_ready()
+        service.check_ready(model.model)
         return {"name": model.name, "ready": True}
 
     def statistics(*models: CatalogEntry) -> dict[str, Any]:
@@ -79,7 +78,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
 
     about("", "Names, types and shapes", metadata.metadata)
     about("/ready", "Whether it can be asked", ready)
-    about("/config", "How it is served", partial(metadata.config, service))
+    about("/config", "How it is served", metadata.config)
     about("/stats", "Counts and durations", statistics)
 
 
@@ -138,15 +137,16 @@ def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelC
         async with pipeline.small_reader.read(request) as content:
             return json_response(repository.index(only_ready(content)))
 
-    @router.post("/v2/repository/models/{model}/load", summary="Serve a version", **documentation)
+    @router.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
         async with pipeline.reader.read(request) as content:
             await repository.load(model, content)
         return json_response({})
 
-    @router.post("/v2/repository/models/{model}/unload", include_in_schema=False)
+    @router.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)
     async def unload(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
-        repository.unload(model)
+        async with pipeline.small_reader.read(request):  # Triton's `unload_dependents`: there are none
+            await repository.unload(model)
         return json_response({})

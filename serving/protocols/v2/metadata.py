@@ -9,7 +9,6 @@ from typing import Any
 from serving import __version__
 from serving.engine.statistics import BatchTotals, Totals
 from serving.inference.served_model import ServedModel
-from serving.inference.service import InferenceService
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.datatypes import BYTES
 
@@ -32,10 +31,11 @@ def server_metadata() -> dict[str, Any]:
 
 
 def metadata(entry: CatalogEntry) -> dict[str, Any]:
-    """Describes a model's inputs and outputs; shapes begin with the batch dimension."""
+    """Describes a model's inputs and outputs; shapes begin with the batch dimension if there is one."""
+    batch = [-1] if entry.is_batched else []
 
     def tensor(spec: ColumnSpec) -> dict[str, Any]:
-        return {"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.dims]}
+        return {"name": spec.name, "datatype": spec.datatype, "shape": [*batch, *spec.dims]}
 
     return {
         "name": entry.name,
@@ -51,7 +51,7 @@ def platform(model: ServedModel) -> str:
     return model.report.info.backend.split()[0]
 
 
-def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
+def config(entry: CatalogEntry) -> dict[str, Any]:
     """Returns Triton's `ModelConfig` as JSON, with model.json among its parameters."""
 
     def tensor(spec: ColumnSpec) -> dict[str, Any]:
@@ -61,13 +61,17 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
             "dims": list(spec.dims),
         }
 
-    settings, model = service.settings, entry.model
+    settings, model = entry.model.settings, entry.model
+    batching = {
+        "preferred_batch_size": settings.preferred_batch_sizes or [model.report.batch_cap],
+        "max_queue_delay_microseconds": settings.max_queue_delay_us,
+    }
     return {
         "name": entry.name,
         "platform": platform(model),
         "backend": platform(model),
         "version_policy": {"specific": {"versions": [int(entry.version)]}},
-        "max_batch_size": entry.model.largest_request,
+        "max_batch_size": model.largest_request if entry.is_batched else 0,
         "input": [{**tensor(spec), "format": layout(spec)} for spec in entry.inputs],
         "output": [tensor(spec) for spec in entry.outputs],
         "instance_group": [
@@ -77,10 +81,7 @@ def config(service: InferenceService, entry: CatalogEntry) -> dict[str, Any]:
                 "count": model.workers,
             }
         ],
-        "dynamic_batching": {
-            "preferred_batch_size": settings.preferred_batch_sizes or [model.report.batch_cap],
-            "max_queue_delay_microseconds": settings.max_queue_delay_us,
-        },
+        **({"dynamic_batching": batching} if entry.is_batched else {}),
         "parameters": {DESCRIPTION: {"string_value": model.description.json_text()}},
     }
 

@@ -1,15 +1,14 @@
-"""The model repository extension: which versions there are, and which one is served.
+"""The model repository extension: which models and versions there are; loads and unloads them."""
 
-There is one model: loading switches its version, and unloading is refused.
-"""
-
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
 
-from serving.errors import NotSupportedError
+from serving.errors import ConfigurationError, NotFoundError, NotSupportedError
 from serving.http.body import decode_json
 from serving.inference.service import InferenceService
+from serving.model import Model, stored_models
 from serving.protocols.catalog import ModelCatalog
 from serving.protocols.pipeline import KeyCheck
 
@@ -61,7 +60,7 @@ CONFIG = msgspec.json.Decoder(LoadConfig)
 
 
 class Repository:
-    """Lists versions and switches between them."""
+    """Lists, loads and unloads models."""
 
     def __init__(self, service: InferenceService, catalog: ModelCatalog) -> None:
         self._service = service
@@ -75,30 +74,46 @@ class Repository:
         self._check_admin.check(authorization)
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
-        """Lists every name with its versions; the one in service is READY."""
-        served = self._service.active.description.version
-        others = [version for version in self._service.versions() if version != served]
-        states = [(served, "READY", "")]
-        if not only_ready:
-            states += [(other, "UNAVAILABLE", "not loaded") for other in others[:MAX_VERSIONS]]
+        """Lists every name with its versions, and the store's folders; what is in service is READY."""
+        service = self._service
+        rows = []
+        for entry in self._catalog.entries.values():
+            rows.append((entry.name, entry.version, "READY", ""))
+            others = service.versions(entry.model.description.name)[:MAX_VERSIONS]
+            others = [version for version in others if version != entry.version]
+            rows += [(entry.name, other, "UNAVAILABLE", "not loaded") for other in others]
+        for own, model in service.known.items():
+            if own not in service.models:
+                reason = service.reasons.get(own, "")
+                state = ("UNAVAILABLE" if reason else "LOADING", reason)
+                rows += [(name, model.description.version, *state) for name in model.names]
+        for name, path in stored_models(service.settings).items():
+            if name not in service.known:
+                try:
+                    version, reason = Model.read(path, name=name).description.version, "not loaded"
+                except ConfigurationError as error:
+                    version, reason = "", str(error)
+                rows.append((name, version, "UNAVAILABLE", reason))
         return [
             {"name": name, "version": version, "state": state, "reason": reason}
-            for name in self._catalog.entries
-            for version, state, reason in states
+            for name, version, state, reason in rows
+            if state == "READY" or not only_ready
         ]
 
     async def load(self, name: str, body: bytes) -> None:
         """Serves the version that the body asks for, or the one that model.json names.
 
-        Raises NotFoundError, InvalidJsonError or InvalidRequestError.
+        The model is one that is configured, or one of the store. Raises NotFoundError, InvalidJsonError
+        or InvalidRequestError.
         """
-        self._catalog.find(name)
-        await self._service.load_version(requested_version(body))
+        version = requested_version(body)
+        with suppress(NotFoundError):  # else it is the name of a folder in the store
+            name = self._catalog.owner(name)
+        await self._service.load(name, version)
 
-    def unload(self, name: str) -> None:
-        """Raises NotFoundError for an unknown name, and NotSupportedError for the only model."""
-        self._catalog.find(name)
-        raise NotSupportedError(f"{name} is the only model and stays loaded; load another version of it")
+    async def unload(self, name: str) -> None:
+        """Takes a model out of service. Raises NotFoundError or UnavailableError."""
+        await self._service.unload(self._catalog.owner(name))
 
 
 def only_ready(body: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m serving check my_module:MyTask`: loads a Python task, asks it, and says what is wrong."""
+"""`servery check my_module:MyTask`: loads a Python task, asks it, and says what is wrong."""
 
 import argparse
 import sys
@@ -25,20 +25,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model-dir", type=Path, help="the model's folder; without it, an empty one")
     parser.add_argument("--request", help="JSON to ask, in place of the class's example")
     options = parser.parse_args(arguments)
+    return run(options.task, options.model_dir, options.request)
+
+
+def run(task: str, model_dir: Path | None, request: str | None) -> int:
+    """Checks a task, `module:Class`, with JSON or its own example; returns the exit status."""
     with tempfile.TemporaryDirectory() as empty:
         try:
             model = Model(
                 Path(empty), ModelDescription(name="check", version="1", files={}, task="tensor")
             )
-            if options.model_dir:
-                model = Model.read(options.model_dir)
-            model.description = model.description.model_copy(update={"task": options.task})
-            check(model, Settings.read(), options.request)
+            if model_dir:
+                model = Model.read(model_dir)
+            model.description = model.description.model_copy(update={"task": task})
+            check(model, Settings.read(), request)
         except (ConfigurationError, TaskError) as error:
             print(error, file=sys.stderr)  # noqa: T201
             return 1
         except (Exception, SystemExit) as error:  # whatever the class raises
-            print(f"{summary(error)} {place(error, options.task)}", file=sys.stderr)  # noqa: T201
+            print(f"{summary(error)} {place(error, task)}", file=sys.stderr)  # noqa: T201
             return 1
     return 0
 

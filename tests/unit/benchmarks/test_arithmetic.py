@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks import chapters, compare_report, h2load, machine, report, scale, table, usage, wrk
-from benchmarks.http_client import Answer, post
-from benchmarks.payloads import NOT_HTTP, Protocol, payload, photos
-from benchmarks.recorder import Recorder, merged, ms, stable
-from benchmarks.server_side import Scrape
+from benchmarks import chapters, compare_report, h2load, scale, table, usage
+from servery.load import machine, report, wrk
+from servery.load.http_client import Answer, post
+from servery.load.payloads import NOT_HTTP, Protocol, payload, photos
+from servery.load.recorder import Recorder, merged, ms, stable
+from servery.load.server_side import Scrape
 from tests.pictures import jpeg
 
 OK = Answer(
@@ -255,10 +256,13 @@ def test_cpu_time_of_children_that_have_ended_counts() -> None:
 
 
 def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["x", "load", "--photo", str(tmp_path / "a photo.jpg")])
+    arguments = ["--photo", str(tmp_path / "a photo.jpg")]
+    monkeypatch.setattr("sys.argv", ["/there/benchmarks/__main__.py", "limit", *arguments])
+    assert report.command() == "python -m benchmarks limit --photo 'a photo.jpg'"
+    monkeypatch.setattr("sys.argv", ["/bin/servery", "load", *arguments])
     machine.write_results(tmp_path / "r" / "x.json", report.command(), [1])
     content = json.loads((tmp_path / "r" / "x.json").read_text())
-    assert content["command"] == "python -m benchmarks load --photo 'a photo.jpg'"
+    assert content["command"] == "servery load --photo 'a photo.jpg'"
     assert {"cpu", "cores", "python", "commit"} <= set(content["machine"])
     assert content["results"] == [1]
 

@@ -11,19 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import (
-    compare,
-    environments,
-    machine,
-    model,
-    options,
-    servers,
-    table,
-    text_limit,
-    text_model,
-)
+from benchmarks import compare, environments, model, servers, table, text_limit, text_model
 from benchmarks.__main__ import app
 from benchmarks.servers import Pipeline
+from servery.load import machine, options
 from serving.settings import ROOT
 from tests import pictures
 

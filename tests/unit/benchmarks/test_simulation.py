@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from benchmarks import simulate
 from benchmarks.__main__ import app
-from benchmarks.http_client import Answer
-from benchmarks.loops import Arrivals, OpenLoop
 from benchmarks.simulation import pages, sizing, validation
 from benchmarks.simulation.balancing import POLICIES
 from benchmarks.simulation.clients import BINS, Timeline
@@ -34,6 +32,8 @@ from benchmarks.simulation.plan import (
 )
 from benchmarks.simulation.replica import EXPIRED, LOST, OK, REFUSED
 from benchmarks.simulation.scenarios import SCENARIOS, Run, limited
+from servery.load.http_client import Answer
+from servery.load.loops import Arrivals, OpenLoop
 from serving_client import Options
 
 ENDLESS = 1_000_000

@@ -115,6 +115,18 @@ def test_answers_that_are_none(stub: StubApi, client: Client, changed: dict[str,
         client.answer("How many?", "The two.", top_k=1)
 
 
+def test_any_fields(stub: StubApi, client: Client) -> None:
+    answer = client.call({"text": ["warm", "cold"]}, top_k=2, priority="bulk")
+    assert (answer.body["prediction"], answer.timing.total_ms) == ("Soup", 9.6)
+    assert stub.asked[0].path == "/predict?top_k=2"
+    stub.answers += [Reply(200, [{"prediction": "a"}]), Reply(200, 7), error(422, "invalid_request")]
+    assert client.call({}).body == [{"prediction": "a"}]
+    with pytest.raises(serving_client.InvalidAnswerError):
+        client.call({})
+    with pytest.raises(serving_client.RequestRefusedError):
+        client.call({})
+
+
 def test_only_photos_go_to_triton(stub: StubApi) -> None:
     with Client(stub.url, protocol="triton") as client, pytest.raises(ValueError, match="only photos"):
         client.classify_text("warm")
@@ -326,6 +338,25 @@ def test_the_model(stub: StubApi, client: Client) -> None:
         stub.model = json.loads(wrong)
         with pytest.raises(serving_client.InvalidAnswerError):
             client.model()
+
+
+def test_models_by_name(stub: StubApi, client: Client) -> None:
+    """Each kind of request, and the description, by the name of a model."""
+    span = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
+    stub.answers += [ok(), ok(), ok(), ok(), Reply(200, span), Reply(200, {"species": "setosa"})]
+    client.predict(PHOTO, model="a-1", top_k=5)
+    client.predict(PHOTO, model="a-1", base64=True)
+    next(client.predict_many([PHOTO], model="a-1"))
+    client.classify_text("warm", model="b")
+    client.answer("How many?", "The two.", model="../c")
+    assert client.call({"petal_length": 1.4}, model="iris").body == {"species": "setosa"}
+    assert stub.asked[-1].body == {"petal_length": 1.4}
+    predict = "/predict/a-1"
+    paths = [f"{predict}?top_k=5", predict, predict, "/predict/b", "/predict/..%2Fc", "/predict/iris"]
+    assert [asked.path for asked in stub.asked] == paths
+    stub.model = lambda path: {**MODEL, "name": path}
+    assert client.model("a-1").name == "/model/a-1"
+    assert client.model().name == "/model"
 
 
 def test_readiness(stub: StubApi, client: Client) -> None:

@@ -154,6 +154,14 @@ def test_a_model_without_description(stub: StubApi, client: Client, parameters: 
     assert model.body == {"backend": "python", "device": ""}
 
 
+def test_another_model_with_the_same_tensors(stub: StubApi, client: Client) -> None:
+    client.predict(PHOTO, model="birds")
+    client.predict(PHOTO, model="birds", base64=True)
+    assert [asked.path for asked in stub.asked] == ["/v2/models/birds/infer"] * 2
+    stub.model = lambda path: {**config(), "parameters": {}, "name": path}
+    assert client.model("birds").name == "/v2/models/birds/config"
+
+
 def test_no_model_at_all(stub: StubApi, client: Client) -> None:
     stub.model = []
     with pytest.raises(InvalidAnswerError):

@@ -28,8 +28,14 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_web_processes",
     "serving_worker_restarts_total",
 }
+OF_ALL_MODELS = {  # have no label `model`
+    "serving_request_seconds_bucket",
+    "serving_requests_total",
+    "serving_web_cpu_seconds_total",
+}
 OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
     "docker-compose-gpu",
+    "docker-compose-models",
     "docker-compose-secrets",
     "docker-compose-secrets-jupyter",
     "docker-compose-tracing",
@@ -123,7 +129,7 @@ def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
     assert {name for name in used if not name.startswith("SERVING_")} <= named
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "secrets"])
+@pytest.mark.parametrize("overlay", ["gpu", "models", "secrets"])
 def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     """What an overlay only adds to must be there: compose refuses a service without an image."""
     added, single, several = (
@@ -131,6 +137,15 @@ def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
         for name in (overlay, "fastapi", "scale")
     )
     assert added <= single & several
+
+
+def test_model_folders_are_mounted_and_named() -> None:
+    files = yaml.safe_load((DOCKER / "docker-compose-models.yaml").read_text())
+    (service,) = files["services"].values()
+    (mounted,) = service["volumes"]
+    assert (mounted["target"], mounted["read_only"]) == ("/models", True)
+    value = environment_of(service)["SERVING_MODELS"] or ""
+    assert value.startswith("${SERVING_MODELS:?")  # without it, the folder would be mounted for nothing
 
 
 def test_what_holds_keys_is_not_committed() -> None:
@@ -148,6 +163,30 @@ def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
     named = {name for expression in asked for name in re.findall(r"\bserving_\w+", expression)}
     assert len(named) > 15
     assert named <= exist
+
+
+def test_the_dashboard_asks_for_the_chosen_replicas_and_models() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    assert [chosen["name"] for chosen in dashboard["templating"]["list"]] == ["instance", "model"]
+    by_model = set()
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            for name, labels in re.findall(r"\b(serving_\w+)\{([^}]*)\}", target["expr"]):
+                assert 'instance=~"$instance"' in labels
+                shared = name in OF_ALL_MODELS or "serving_cores" in target["expr"]
+                shared |= "serving_web_processes" in target["expr"]
+                assert ('model=~"$model"' in labels) is not shared, target["expr"]
+            if "by (model" in target["expr"]:
+                by_model.add(panel["title"])
+                assert "{{model}}" in target["legendFormat"]
+    assert {"Inputs by model", "Wait for a worker by model, p95", "Ready workers by model"} <= by_model
+
+
+def test_alerts_name_the_model() -> None:
+    (group,) = yaml.safe_load((DOCKER / "prometheus" / "alerts.yml").read_text())["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    for name in ("ModelUnavailable", "WorkersKeepDying", "DeadlinesMissed", "LongQueue"):
+        assert "$labels.model" in rules[name]["annotations"]["summary"]
 
 
 def test_the_dashboard_reads_the_provisioned_data_source() -> None:

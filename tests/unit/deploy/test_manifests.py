@@ -1,6 +1,7 @@
 """The manifests in deploy/: valid, safe by default, in step with settings, images and metrics."""
 
 import importlib
+import itertools
 import json
 import re
 import shutil
@@ -16,8 +17,9 @@ from kubernetes_validate.utils import all_versions
 
 from serving.app import create_app
 from serving.metrics import Metrics
-from serving.model import Model
+from serving.model import Model, configured_models
 from serving.settings import ROOT, Settings
+from tests import exports, graphs
 from tests.fake import BACKEND
 from tests.manifests import DEPLOY, Object, build, check, merged, ray_pods, read
 from tests.unit.deploy.test_compose_files import ENGINE_METRICS
@@ -157,7 +159,7 @@ def test_probes_ask_for_paths_that_exist(
 ) -> None:
     monkeypatch.setattr("serving.app.configure_logging", lambda _: None)
     settings = settings_of(pod, monkeypatch, tmp_path).model_copy(
-        update={"model_dir": Settings.model_fields["model_dir"].default}
+        update={"models": [], "model_dir": Settings.model_fields["model_dir"].default}
     )
     paths = {getattr(route, "path", None) for route in create_app(settings, BACKEND).routes}
     (container,) = pod["containers"]
@@ -284,7 +286,8 @@ def test_no_key_stands_in_a_manifest() -> None:
 def test_kserve_finds_the_runtime_and_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runtime = RUNTIME["spec"]
     settings = settings_of(runtime, monkeypatch, tmp_path)
-    assert settings.model_dir == Path("/mnt/models")  # KServe's storage initializer writes there
+    (model,) = settings.models
+    assert model == "{{.Name}}=/mnt/models"  # KServe's storage initializer writes there
     assert (settings.port, settings.grpc_port) == (8080, 9000)
     assert runtime["annotations"]["prometheus.kserve.io/port"] == str(settings.port)
     spoken = {service["spec"]["predictor"]["model"]["protocolVersion"] for service in SERVICES}
@@ -302,6 +305,38 @@ def test_kserve_finds_the_runtime_and_the_model(monkeypatch: pytest.MonkeyPatch,
         )
     default = Model.read(Settings.model_fields["model_dir"].default).description.name
     assert default in {resource["metadata"]["name"] for resource in SERVICES}
+
+
+def test_kserve_s_names_and_formats_are_served(tmp_path: Path) -> None:
+    """Whatever the folder is, the model has the name that KServe fills in."""
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    exports.saved(tmp_path / "huggingface", exports.word_piece(), {}, names=names)
+    graphs.saved(graphs.two_by_two(), tmp_path / "onnx")
+    folders = {"food-classifier": Settings().model_dir}
+    formats = [known["name"] for known in RUNTIME["spec"]["supportedModelFormats"]]
+    assert formats == ["food-classifier", "onnx", "huggingface"]
+    for service, known in itertools.product(SERVICES, formats):
+        name = service["metadata"]["name"]
+        value = environment_of(RUNTIME["spec"])["SERVING_MODELS"].replace("{{.Name}}", name)
+        folder = folders.get(known, tmp_path / known)
+        settings = Settings(models=[value.replace("/mnt/models", str(folder))])
+        assert list(configured_models(settings)) == [name]
+
+
+def test_mounted_models_are_those_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pod = PODS["models"]
+    first, second = settings_of(pod, monkeypatch, tmp_path).models
+    assert (ROOT / first / "model.json").exists()  # in the image, whose working directory has models/
+    (container,) = pod["containers"]
+    (mount,) = (mount for mount in container["volumeMounts"] if mount["name"] == "models")
+    assert second.startswith(f"{mount['mountPath']}/")
+    assert mount["readOnly"] is True
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
+    assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+    limits = [PODS[name]["containers"][0]["resources"]["limits"] for name in ("models", "cpu")]
+    assert quantity(limits[0]["memory"]) > quantity(limits[1]["memory"])
 
 
 def test_the_pods_of_ray_have_its_variables() -> None:

@@ -32,14 +32,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:  # TritonPythonModel
     """An instance, as the backend starts it."""
     folder = tmp_path_factory.mktemp("triton")
     build(folder, SETTINGS)
-    home = folder / "food_classifier"
-    config = text_format.Parse((home / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    return started(folder / "food_classifier")
+
+
+def started(home: Path, **names: str) -> Any:
+    """An instance, as the backend starts it; `names` replaces names in its configuration."""
+    text = (home / "config.pbtxt").read_text()
+    for known, other in names.items():
+        text = text.replace(f'"{known}"', f'"{other}"')
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton_python_backend_utils", backend)
         made = importlib.import_module("triton_repository.photo_model").TritonPythonModel()
     text = json_format.MessageToJson(config, preserving_proto_field_name=True)
     made.initialize({"model_config": text, "model_repository": str(home), "model_version": "1"})
     return made
+
+
+def test_other_names_of_its_tensors(tmp_path: Path) -> None:
+    build(tmp_path, SETTINGS)
+    model = started(tmp_path / "food_classifier", INPUT_IMAGE="IMAGE", FOOD_LABEL="LABEL")
+    (response,) = model.execute([Request(PHOTOS[:1], column="IMAGE")])
+    assert [tensor.name for tensor in response.output_tensors] == ["LABEL", "PROBABILITY"]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from tritonclient.grpc import model_config_pb2
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import ROOT, Settings
+from tests import graphs
 from triton_repository import __main__ as command
 from triton_repository.build import CARRIED, build
 from triton_repository.config import Configs
@@ -164,6 +165,36 @@ def test_it_can_be_written_again(repository: Path) -> None:
     assert not stale.exists()
 
 
+@pytest.fixture
+def birds(tmp_path: Path) -> Path:
+    """The default model's network in a folder of another name, without aliases."""
+    folder = tmp_path / "birds"
+    folder.mkdir()
+    default = Settings().model_dir
+    (folder / "1").symlink_to(default / "1")
+    described = json.loads((default / "model.json").read_text())
+    described |= {"name": "birds", "aliases": {}, "names": {}, "instances": 3}
+    (folder / "model.json").write_text(json.dumps(described))
+    return folder
+
+
+def test_several_folders_at_once(birds: Path, tmp_path: Path) -> None:
+    build(out := tmp_path / "out", Settings(models=[str(Settings().model_dir), str(birds)], instances=1))
+    assert {path.name for path in out.iterdir()} == {PHOTOS, TENSORS, "birds", "birds_tensor"}
+    photo, tensors = config(out, "birds"), config(out, "birds_tensor")
+    assert [tensor.name for tensor in (*photo.input, *photo.output)] == ["IMAGE", "LABEL", "PROBABILITY"]
+    assert (photo.name, tensors.name) == ("birds", "birds_tensor")
+    counts = [config(out, name).instance_group[0].count for name in (PHOTOS, "birds")]
+    assert counts == [1, 3]  # its model.json says so
+
+
+def test_names_that_meet_in_triton(birds: Path, tmp_path: Path) -> None:
+    both = Settings(models=[str(birds), f"birds_tensor={birds}"])
+    with pytest.raises(ConfigurationError, match="same name in Triton: birds, birds_tensor"):
+        build(tmp_path / "out", both)
+    assert not (tmp_path / "out").exists()
+
+
 def graph(
     names: tuple[str, str] = ("data", "scores"),
     shape: tuple[Any, ...] = ("N", 3, 4, 4),
@@ -222,7 +253,19 @@ def test_graphs_that_cannot_be_served(make: Callable[[], onnx.ModelProto], words
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["triton_repository", "--out", str(tmp_path / "out")])
+    out, default = tmp_path / "out", Settings().model_dir
+    monkeypatch.setattr(sys, "argv", ["triton_repository", "--out", str(out)])
+    assert command.main() == 0
+    others = ["--model", str(default), f"copy={default}", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["triton_repository", *others])
+    assert command.main() == 1
+    assert f"two models are named {PHOTOS}" in capsys.readouterr().err
+    graphs.saved(graphs.two_by_two(), tmp_path / "numbers", "1")
+    others = ["--model", str(default), "--model", str(tmp_path / "numbers"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["triton_repository", *others])
+    assert command.main() == 1
+    assert "only image-classification can be written for Triton" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["triton_repository", "--out", str(out)])
     assert command.main() == 0
     assert str(tmp_path / "out") in capsys.readouterr().out
     missing = ["triton_repository", "--model", str(tmp_path / "none"), "--out", str(tmp_path / "none")]

@@ -141,6 +141,47 @@ def test_outputs_without_a_batch_axis_are_computed_for_one_item(
     assert (actual.outputs[0].shape, actual.batch_size) == (expected, 1)
 
 
+@pytest.mark.parametrize(
+    ("made", "shapes", "said"),
+    [
+        (identity([], []), [(), ()], "no axis in x"),
+        (identity(["N", "N"], ["N", "N"]), [("N", "N"), ("N", "N")], "N, is also another axis of x"),
+        (
+            model([node("Add", "a b", "y")], [value("a"), value("b", axes=["M", 1])],
+                  [value("y", axes=["M", "N"])]),
+            [("N",), ("M", 1), ("M", "N")],
+            "N in a and M in b",
+        ),
+        (
+            model([node("Add", "a b", "y")], [value("a", axes=[None, 3]), value("b", axes=[])],
+                  [value("y", axes=[None, 3])]),
+            [("a_axis_0", 3), (), ("a_axis_0", 3)],
+            "no axis in b",
+        ),
+        (
+            model([node("ReduceSum", "x", "y", keepdims=0)], [value("x", axes=[4])],
+                  [value("y", axes=[])]),
+            [(4,), ()],
+            "fixed at 4, but the output y cannot be divided",
+        ),
+        (
+            model([node("Transpose", "x", "y")], [value("x", axes=[1, 3])], [value("y", axes=[3, 1])]),
+            [(1, 3), (3, 1)],
+            "fixed at 1, but the output y cannot be divided",
+        ),
+        (identity([9999], [9999]), [(9999,), (9999,)], "fixed at 9999, more than the 128 items"),
+    ],
+)  # fmt: skip
+def test_graphs_without_a_batch_axis_have_their_full_shapes(
+    tmp_path: Path, made: onnx.ModelProto, shapes: list[tuple[int | str, ...]], said: str
+) -> None:
+    actual = signature(made, tmp_path)
+    assert [spec.shape for spec in (*actual.inputs, *actual.outputs)] == shapes
+    assert (actual.is_batched, actual.batch_size) == (False, 1)
+    assert said in actual.batch_note
+    assert set(actual.limits) == {axis for shape in shapes for axis in shape if isinstance(axis, str)}
+
+
 def sequence() -> onnx.ModelProto:
     """A sequence of tensors."""
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["N"]))
@@ -155,19 +196,7 @@ def sequence() -> onnx.ModelProto:
         (identity(["N"], ["N"], TensorProto.STRING), "x is of the type STRING, which is not served"),
         (identity(["N"], ["N"], TensorProto.BFLOAT16), "x is of the type BFLOAT16"),
         (sequence(), "y is no tensor, but of the type sequence"),
-        (identity([], []), "the input x has no first axis"),
         (model([], [], []), "no input"),
-        (identity(["N", "N"], ["N", "N"]), "the batch axis, N, is also another axis of x"),
-        (
-            model([node("Add", "a b", "y")], [value("a"), value("b", axes=["M"])], [value("y")]),
-            "one name or size for all; it is N in a and M in b",
-        ),
-        (
-            model(
-                [node("ReduceSum", "x", "y", keepdims=0)], [value("x", axes=[4])], [value("y", axes=[])]
-            ),
-            "fixed at 4, but an output cannot be divided",
-        ),
         (
             model([node("Magic", "x", "y")], [value("x")], [value("y", axes=None)]),
             "the number of axes of the output y is not known",

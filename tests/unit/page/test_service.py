@@ -21,7 +21,7 @@ class HangingApi:
         assert self.may_answer.wait(60)
         return None
 
-    def model(self) -> dict[str, str]:
+    def model(self, _: str | None = None) -> dict[str, str]:
         """Returns a model without labels."""
         return {"name": "soups"}
 

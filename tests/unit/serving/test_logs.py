@@ -71,6 +71,16 @@ def test_libraries_log_in_our_form(root: logging.Logger, capfd: pytest.CaptureFi
     assert second["exception"].endswith("ValueError: broken")
 
 
+def test_fields_of_every_line(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings(), model="food11")
+    root.warning("one")
+    logger().warning("two", model="another")
+    configure_logging(Settings())
+    logger().warning("three")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line.get("model") for line in lines] == ["food11", "another", None]
+
+
 def test_a_path_cannot_paint_on_a_terminal(
     root: logging.Logger,  # noqa: ARG001 as before afterwards
     capfd: pytest.CaptureFixture[str],

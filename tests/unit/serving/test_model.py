@@ -10,7 +10,8 @@ import pytest
 
 from serving.description import ImagePipeline
 from serving.errors import ConfigurationError
-from serving.model import Model
+from serving.model import Model, configured_models
+from serving.settings import Settings
 from serving.system import cpus
 
 STATISTICS: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -36,11 +37,57 @@ def test_a_model_is_described(tmp_path: Path) -> None:
 
 def test_the_model_may_be_named_by_its_digest(tmp_path: Path) -> None:
     digest = hashlib.sha256((write(tmp_path) / "model.json").read_bytes()).hexdigest()
-    assert Model.read_checked(tmp_path, digest).labels == ["a", "b"]
+    settings = Settings(model_dir=tmp_path, model_sha256=digest)
+    (model,) = configured_models(settings).values()
+    assert model.labels == ["a", "b"]
     write(tmp_path, labels=["c", "d"])
     with pytest.raises(ConfigurationError, match=f"not the file whose SHA-256 is {digest}"):
-        Model.read_checked(tmp_path, digest)
-    assert Model.read_checked(tmp_path, None).labels == ["c", "d"]
+        configured_models(settings)
+    (model,) = configured_models(Settings(model_dir=tmp_path)).values()
+    assert model.labels == ["c", "d"]
+
+
+def folders(parent: Path, *names: str, **changes: object) -> list[Path]:
+    """Folders of models that have these names."""
+    made = []
+    for name in names:
+        (parent / name).mkdir()
+        made.append(write(parent / name, name=name, **changes))
+    return made
+
+
+def test_several_models_have_their_own_names_or_those_they_are_given(tmp_path: Path) -> None:
+    one, two = folders(tmp_path, "one", "two")
+    models = configured_models(Settings(models=[str(one), f"first={one}", str(two)]))
+    assert [(name, model.description.name) for name, model in models.items()] == [
+        ("one", "one"),
+        ("first", "first"),
+        ("two", "two"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        (["{0}", "{0}"], "two models are named one: .*one and .*one; write NAME=FOLDER"),
+        (["{0}", "one={1}"], "two models are named one: .*one and one=.*two"),
+        (["{0}", "a b={1}"], "'a b' cannot be a model's name"),
+        (["{0}", "={1}"], "'' cannot be a model's name"),
+        (["{0}", "x={0}/missing"], "no model in .*missing"),
+    ],
+)
+def test_models_that_cannot_be_told_apart_or_read_are_refused(
+    tmp_path: Path, places: list[str], words: str
+) -> None:
+    made = folders(tmp_path, "one", "two")
+    with pytest.raises(ConfigurationError, match=words):
+        configured_models(Settings(models=[place.format(*made) for place in places]))
+
+
+def test_two_models_of_one_alias_are_refused(tmp_path: Path) -> None:
+    one, two = folders(tmp_path, "one", "two", aliases={"photos": "request"})
+    with pytest.raises(ConfigurationError, match=f"two models are named photos: {one} and {two}"):
+        configured_models(Settings(models=[str(one), str(two)]))
 
 
 @pytest.mark.parametrize(

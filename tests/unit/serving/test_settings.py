@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from serving import settings
+from serving.errors import ConfigurationError
 from serving.settings import Settings
 
 
@@ -92,3 +93,31 @@ def test_traces_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "find_spec", {"opentelemetry": object()}.get)
     with pytest.raises(ValidationError, match="need the extra otel"):
         Settings()
+
+
+def test_a_models_own_settings_beat_the_common_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = Settings(instances=4, precision="fp32", queue_size=7)
+    monkeypatch.setenv("SERVING_INSTANCES__MY_MODEL_2", "3")
+    described = {"instances": 2, "max_batch_size": 8, "max_queue_delay_us": None}
+    own = common.of_model("my-model.2", described)
+    assert (own.instances, own.max_batch_size, own.max_queue_delay_us) == (3, 8, 0)
+    assert (own.precision, own.queue_size) == ("fp32", 7)
+    assert common.of_model("other", described).instances == 2
+    assert (common.instances, common.max_batch_size) == (4, "auto")
+
+
+@pytest.mark.parametrize(
+    ("variable", "described", "words"),
+    [
+        ("0", {}, "SERVING_INSTANCES__MINE: "),
+        ("many", {"instances": 2}, "SERVING_INSTANCES__MINE: "),
+        (None, {"instances": 2000}, "instances in model.json: "),
+    ],
+)
+def test_a_models_wrong_settings_are_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, described: dict[str, int], words: str
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("SERVING_INSTANCES__MINE", variable)
+    with pytest.raises(ConfigurationError, match=words):
+        Settings().of_model("mine", described)

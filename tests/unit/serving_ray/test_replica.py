@@ -42,15 +42,14 @@ def test_gpus_are_counted_from_0_as_only_the_assigned_ones_are_seen() -> None:
     assert "SERVING_DEVICES" not in fitting(2, ["5", "7"], {"SERVING_DEVICES": "1"})
 
 
-class Service:
-    """Statistics of an inference service and its model, with two workers."""
+class Model:
+    """Statistics of a model with two workers."""
 
     signatures = ("image", "tensor")
     ready_workers = 2
 
     def __init__(self) -> None:
         self.totals, self.batches = Totals(), BatchTotals()
-        self.active = self
 
     def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
         """Has all figures under the first signature."""
@@ -60,12 +59,19 @@ class Service:
 def test_a_replica_reports_what_happened_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("serving_ray.scaling.time.monotonic", lambda: now)
-    service: Any = Service()
+    busy, idle = Model(), Model()
+    service: Any = SimpleNamespace(models={})
     load = Load(service)
-    now, service.batches.infer_ns = 110.0, 10_000_000_000
-    service.totals.successes, service.totals.queue_ns = 4, 2_000_000_000
+    assert load.since_last_time() == {"busy": 0.0, "queue_s": 0.0}
+    service.models = {"idle": idle, "busy": busy}
+    now, busy.batches.infer_ns = 110.0, 10_000_000_000
+    busy.totals.successes, busy.totals.queue_ns = 3, 2_000_000_000
+    idle.totals.successes = 1
     assert load.since_last_time() == {"busy": 0.5, "queue_s": 0.5}
     now = 111.0
+    assert load.since_last_time() == {"busy": 0.0, "queue_s": 0.0}
+    service.models = {"busy": Model()}  # another version
+    now = 112.0
     assert load.since_last_time() == {"busy": 0.0, "queue_s": 0.0}
 
 

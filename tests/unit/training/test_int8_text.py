@@ -1,4 +1,4 @@
-"""int8 of a text classifier: `python -m training.export int8`, and what the ONNX backend makes of it."""
+"""int8 of a text classifier: `servery quantise`, and what the ONNX backend makes of it."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import text_model
-from fastapi_onnx.network import FP32, INT8, Network
+from fastapi_onnx.network import FP32, INT8, Network, cpu_candidates
 from serving.backends.base import Trial
 from serving.backends.choice import Candidate
 from serving.backends.precision_check import MAX_EXCESS, Samples, mean_difference, sample_tokens
@@ -23,9 +23,9 @@ FILE: Kind = "model_quantized.onnx"
 
 def export(*words: str | Path) -> str:
     """Runs the command; returns what it prints."""
-    from training.export import app
+    from training.export import quantise_app
 
-    result = CliRunner().invoke(app, ["int8", *map(str, words)])
+    result = CliRunner().invoke(quantise_app, [*map(str, words)])
     assert result.exit_code == (1 if "no int8 file was made" in result.output else 0), result.output
     return result.output
 
@@ -93,6 +93,15 @@ def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
     model = Model.read(folder)
     fp32, int8 = (network(model, model.file(kind))(sample_tokens(model)) for kind in (FP32, INT8))
     assert 0 < mean_difference(fp32, int8) < 0.1
+
+
+def test_only_a_runtime_that_is_fast_in_dynamic_int8_is_tried_with_it(folder: Path) -> None:
+    candidates = cpu_candidates(Model.read(folder), Settings(), "")
+    refusals = {each.runtime: each.refusal for each in candidates if each.precision == "int8"}
+    assert refusals == {
+        "onnxruntime": "",
+        "openvino": "openvino computes dynamic int8 as slowly as fp32",
+    }
 
 
 def test_what_is_not_fit_is_not_served_unasked(folder: Path, tmp_path: Path) -> None:

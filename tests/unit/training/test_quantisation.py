@@ -1,4 +1,4 @@
-"""`python -m training.export ... --int8`: files in int8, their verdicts, and what goes wrong."""
+"""`servery export ... --int8`, `servery quantise`: int8 files, their verdicts, and what goes wrong."""
 
 import copy
 import json
@@ -36,7 +36,8 @@ SIDE = 16
 
 def run(*arguments: object) -> tuple[int, str]:
     """Runs the command line; returns the exit code, and what it said."""
-    result = CliRunner().invoke(export.app, [str(argument) for argument in arguments])
+    app = export.app if arguments[0] in ("torchvision", "onnx") else export.quantise_app
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     return result.exit_code, result.output
 
@@ -87,7 +88,7 @@ def exported(tmp_path: Path, colour_graph: Path) -> Path:
 def test_an_existing_folder_gets_an_int8_file_with_its_verdict(
     exported: Path, folder_of_photos: Path
 ) -> None:
-    code, said = run("int8", exported, "--calibrate", folder_of_photos)
+    code, said = run(exported, "--calibrate", folder_of_photos)
     assert code == 0, said
     assert "model_quantized.onnx: fit" in said
     model = Model.read(exported)
@@ -138,7 +139,7 @@ def test_a_state_dict_gets_int8_files_for_both_backends(tmp_path: Path, folder_o
 def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
     exported: Path, colour_graph: Path, folder_of_photos: Path, tmp_path: Path
 ) -> None:
-    code, said = run("int8", exported, "--calibrate", folder_of_photos, "--file", colour_graph)
+    code, said = run(exported, "--calibrate", folder_of_photos, "--file", colour_graph)
     assert code == 0, said
     verdict = Verdict.of(Model.read(exported).description.int8["1/model_quantized.onnx"])
     assert (verdict.fit, verdict.method, verdict.worst_difference) == (True, "", 0)
@@ -146,9 +147,7 @@ def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
     wrong = -np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
     graph.graph.initializer[0].CopyFrom(numpy_helper.from_array(wrong, "weights"))
     onnx.save(graph, tmp_path / "wrong.onnx")
-    code, said = run(
-        "int8", exported, "--calibrate", folder_of_photos, "--file", tmp_path / "wrong.onnx"
-    )
+    code, said = run(exported, "--calibrate", folder_of_photos, "--file", tmp_path / "wrong.onnx")
     assert code == 0
     assert "model_quantized.onnx: NOT FIT; it names fp32's class for 0.0% of the photos" in said
     info = OnnxBackend().load(Model.read(exported), Settings(device="cpu"))
@@ -159,7 +158,7 @@ def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
 def test_new_weights_take_old_int8_files_away(
     exported: Path, colour_graph: Path, folder_of_photos: Path, tmp_path: Path
 ) -> None:
-    run("int8", exported, "--calibrate", folder_of_photos)
+    run(exported, "--calibrate", folder_of_photos)
     code, _ = run(
         *("onnx", "--file", colour_graph, "--labels", tmp_path / "labels.txt", "--out", exported),
         *("--name", "colours", "--resize", f"{SIDE}x{SIDE}"),
@@ -184,7 +183,7 @@ def test_photos_that_cannot_be_read_change_nothing(exported: Path, tmp_path: Pat
     elif source == "no zip":
         path.write_bytes(b"PK but no zip")
     before = contents(exported)
-    code, said = run("int8", exported, "--calibrate", path)
+    code, said = run(exported, "--calibrate", path)
     assert code == 1
     assert said.startswith("no int8 file was made: ")
     assert str(path) in said
@@ -200,7 +199,7 @@ def test_a_graph_that_the_quantiser_cannot_take_changes_nothing(
 
     monkeypatch.setattr(int8_onnx, "quantize_static", fail)
     before = contents(exported)
-    code, said = run("int8", exported, "--calibrate", folder_of_photos)
+    code, said = run(exported, "--calibrate", folder_of_photos)
     reason = "no int8 file was made: ONNX Runtime cannot quantise the graph: no such node"
     assert (code, said.splitlines()[-1]) == (1, reason)
     assert contents(exported) == before

@@ -91,7 +91,7 @@ def test_int8_files_and_verdict_are_kept_in_model_json(folder: Path, tmp_path: P
     lines = [f"{text}\t{label}" for text, label in zip(TEXTS, LABELS.tolist(), strict=True)]
     sentences.write_text("\n".join(["sentence\tlabel", *lines]))
     before = (folder / "1" / "model.onnx").stat().st_size
-    result = CliRunner().invoke(export.app, ["int8", str(folder), "--calibrate", str(sentences)])
+    result = CliRunner().invoke(export.quantise_app, [str(folder), "--calibrate", str(sentences)])
     assert result.exit_code == 0, result.output
     model = Model.read(folder)
     verdict = model.verdict("model_quantized.onnx")

@@ -146,7 +146,7 @@ def test_workers_that_start_together_make_the_optimised_graph_once(tmp_path: Pat
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "no folder"])
 def test_a_damaged_shared_copy_is_not_used(tmp_path: Path, damage: str) -> None:
-    settings = Settings(device="cpu")
+    settings = Settings(device="cpu", cpu_runtime="onnxruntime")
     model = Model.read(settings.model_dir)
     OnnxBackend().load(model, settings, tmp_path)
     folder = tmp_path / FOLDER

@@ -9,7 +9,7 @@ import pytest
 
 from serving.app import create_app
 from serving.cluster import frontend
-from serving.cluster.remote_engine import RemoteEngine
+from serving.cluster.remote_engine import RemoteEngines
 from serving.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -35,8 +35,8 @@ class Accepting(frontend.InheritedServer):
 
     def __init__(self, listener: socket.socket, counts: list[int]) -> None:
         settings = Settings()
-        provider = RemoteEngine(Mock(), settings)
-        app = create_app(settings, "no:Backend", provider)
+        provider = RemoteEngines(Mock())
+        app = create_app(settings, "no:Backend", provider=provider)
         super().__init__(app, settings, provider, listener)
         self.bind_listener()
         self.connections.most = 16
@@ -44,7 +44,7 @@ class Accepting(frontend.InheritedServer):
         self.own = counts[0]
         active = Mock(web_processes=2)
         active.handle.fds.frontend, active.client.memory.counts.connections = 0, counts
-        self._service._active = active
+        self._service.models = {self._service.default: active}
 
     def connect(self, connection: socket.socket) -> None:
         """Takes one."""

@@ -29,6 +29,7 @@ from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
+PLAN = EnginePlan("no:Backend", ())
 End = tuple[WebProcess, socket.socket]
 
 
@@ -44,7 +45,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
     made = cluster.Cluster("tests.fake", Settings(web_processes=2))
     made._listener, made._metrics_folder = Mock(), Mock()
-    made._plan = lambda _: EnginePlan("no:Backend", ())
+    made._plan = lambda _: PLAN
     return made
 
 
@@ -78,6 +79,13 @@ def tell(parent: cluster.Cluster, web_process: WebProcess, connections: int) -> 
     parent._on_message(web_process, {"type": "connections", "count": connections})
 
 
+async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -> None:
+    """Asks for a version of the default model, and returns when the parent has answered."""
+    message = {**messages.identity(parent._models["food11"]), "type": "load", "version": version}
+    parent._on_message(web_process, message)
+    await asyncio.gather(*parent._tasks)
+
+
 def refused(*_: object, **__: object) -> None:
     """What the system says."""
     raise OSError(errno.EAGAIN, "not now")
@@ -88,9 +96,9 @@ async def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_sta
 ) -> None:
     monkeypatch.setattr(Supervisor, "_allocate", refused)
     web_process, its_end = web_processes[0]
-    await parent._switch(web_process, "1")
+    await load(parent, web_process, "1")
     answer = json.loads(its_end.recv(messages.MAX_MESSAGE))
-    assert answer["type"] == "switched"
+    assert answer["type"] == "changed"
     assert "not now" in answer["error"]
 
 
@@ -216,12 +224,17 @@ async def test_a_slow_start_is_not_ended_before_the_service_is(
     assert slow.popen.wait(20) == -9
 
 
+def version_of_food11(version: str) -> Model:
+    """A version of the default model."""
+    return Model.read(Settings().model_dir, version)
+
+
 async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(web_processes: list[End]) -> None:
     silent, _ = web_processes[0]
     with contextlib.suppress(BlockingIOError):
         while True:
             messages.send(silent.sock, "ping")
-    engine = Mock(version="1", report=reported())
+    engine = Mock(model=version_of_food11("1"), report=reported())
     engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
     cluster.SharedEngine(0, engine).send_to(silent)
     assert silent.popen.wait(20) == -9
@@ -230,12 +243,11 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(web_proce
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     """The supervisors of versions 1 and 2, as the parent loads them."""
-    made = [Mock(version=version, report=reported()) for version in ("1", "2")]
+    made = [Mock(model=version_of_food11(version), report=reported()) for version in ("1", "2")]
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
     monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
-    monkeypatch.setattr(cluster, "planner", lambda *_: lambda _: EnginePlan("no:Backend", ()))
-    monkeypatch.setattr(Model, "read", Mock())
+    monkeypatch.setattr(cluster, "planner", lambda *_: lambda _: PLAN)
     return made
 
 
@@ -244,18 +256,18 @@ async def test_an_engine_without_users_ends_at_once(
 ) -> None:
     asker, its_end = web_processes[0]
     parent._web_processes.clear()  # all are being replaced
-    await parent._load(None)
-    await parent._switch(asker, "2")
+    await parent._load(parent._models["food11"], PLAN)
+    await load(parent, asker, "2")
     assert engines[0].close.called
-    assert received(its_end) == ["switched"]
+    assert received(its_end) == ["changed"]
 
 
 async def test_an_engine_ends_when_its_last_user_has_released_it(
     parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
 ) -> None:
     (first, its_end), (second, _) = web_processes
-    await parent._load(None)
-    switching = asyncio.create_task(parent._switch(first, "2"))
+    await parent._load(parent._models["food11"], PLAN)
+    switching = asyncio.create_task(load(parent, first, "2"))
     loop = asyncio.get_running_loop()
     for version in ("1", "2"):
         message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
@@ -265,10 +277,32 @@ async def test_an_engine_ends_when_its_last_user_has_released_it(
     parent._on_death(second, -9)
     engines[0].cancel_requests_of.assert_called_once_with(second.index)
     await switching
-    assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "switched", "error": None}
+    assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "changed", "error": None}
     assert engines[0].close.called
     assert not engines[1].close.called
     assert [engine.supervisor for engine in parent._engines] == [engines[1]]
+
+
+async def test_a_web_process_that_starts_after_an_unload_hears_of_it(
+    parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
+) -> None:
+    (first, its_end), (second, other_end) = web_processes
+    await parent._load(parent._models["food11"], PLAN)
+    parent._on_message(first, {"type": "unload", "model": "food11"})
+    loop = asyncio.get_running_loop()
+    for expected in ("engine", "out_of_service"):
+        message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
+        assert message["type"] == expected
+    parent._on_message(second, {"type": "released", "key": 0})
+    assert not engines[0].close.called  # the other has not given it back
+    parent._on_message(first, {"type": "released", "key": 0})
+    await asyncio.gather(*parent._tasks)
+    assert engines[0].close.called
+    assert received(its_end) == ["changed"]
+    assert received(other_end) == ["engine", "out_of_service"]
+    assert (parent._in_service, parent._reasons) == ({}, {"food11": "unloaded"})
+    await load(parent, first, "2")
+    assert parent._reasons == {}
 
 
 @pytest.mark.parametrize(("device", "count", "why"), [("cpu", 4, "8 cores, 1.5"), ("cuda:0", 7, "GPU")])
@@ -282,8 +316,8 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
     for engine, batch_ms in zip(engines, ({4: 6.0, 1: 3.0}, {4: 0.01}), strict=True):
         engine.layout = replace(LAYOUT, slots=14, frontends=7, workers=8)
         engine.report = reported(device, batch_cap=4, batch_ms=batch_ms)
-    await parent._load(None)
-    await parent._load("2")
+    await parent._load(parent._models["food11"], PLAN)
+    await parent._load(parent._models["food11"], PLAN)
     assert [call.args[-1] for call in cluster.Supervisor.call_args_list] == [8, count]  # type: ignore[attr-defined]
     for engine in engines:
         assert engine.report.web_processes == count

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from serving.cluster import messages
-from serving.cluster.remote_engine import RemoteEngine
+from serving.cluster.remote_engine import RemoteEngines
 from serving.engine.memory import EngineFds, SlotLayout
-from serving.engine.provider import EngineHandle
+from serving.engine.provider import EngineHandle, OutOfService
 from serving.errors import ConfigurationError
-from serving.settings import Settings
+from serving.model import Model
 from serving.tasks.image_classification import image_signatures
 from tests.e2e.conftest import write_model
 from tests.reports import reported
@@ -34,12 +34,12 @@ def anyio_backend() -> str:
 
 
 @contextmanager
-def ends(model_dir: Path) -> Iterator[tuple[socket.socket, RemoteEngine]]:
+def ends() -> Iterator[tuple[socket.socket, RemoteEngines]]:
     """The parent's end, and what a web process has of its own."""
     parent, ours = messages.pair()
     with parent, ours:
         parent.setblocking(False)
-        yield parent, RemoteEngine(ours, Settings(model_dir=model_dir))
+        yield parent, RemoteEngines(ours)
         asyncio.get_running_loop().remove_reader(ours)
 
 
@@ -51,8 +51,8 @@ async def said(parent: socket.socket) -> dict[str, Any]:
     return message
 
 
-async def adopt(_: EngineHandle) -> None:
-    """None comes in these tests."""
+async def unused(*_: object) -> None:
+    """What a web process is to adopt or to withdraw comes with the other messages."""
     raise AssertionError
 
 
@@ -60,26 +60,24 @@ async def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_
     write_model(tmp_path, "1")
     fd = os.open(os.devnull, os.O_RDWR)
     fds = EngineFds(0, LAYOUT, fd, fd, (fd, fd), fd, fd)
-    adopted: list[str] = []
-
-    async def note(handle: EngineHandle) -> None:
-        adopted.append(handle.model.description.version)
-        await handle.release()
-
-    with ends(tmp_path) as (parent, provider):
+    with ends() as (parent, provider):
         for key, version in enumerate(("1", "2", "3")):
-            messages.send_engine(parent, key, version, fds, reported())
-        first = await provider.first()
-        assert (first.model.description.version, first.fds.layout) == ("1", LAYOUT)
-        provider.start(note, lambda: None, lambda: 0)
-        assert [(await said(parent)).get("key") for _ in range(3)] == [None, 1, 2]
+            messages.send_engine(parent, key, Model.read(tmp_path, version, "fake"), fds, reported())
+        messages.send(parent, "out_of_service", model="other", reason="it is broken")
+        engines = provider.engines()
+        for key, version in enumerate(("1", "2", "3")):
+            handle = await anext(engines)
+            assert isinstance(handle, EngineHandle)
+            assert (handle.model.description.version, handle.fds.layout) == (version, LAYOUT)
+            await handle.release()
+            assert await said(parent) == {"type": "released", "key": key}
+        assert await anext(engines) == OutOfService("other", "it is broken")
     os.close(fd)
-    assert adopted == ["2", "3"]
 
 
-async def test_a_ping_is_answered_also_while_the_engine_is_awaited(tmp_path: Path) -> None:
-    with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
+async def test_a_ping_is_answered_also_while_the_engine_is_awaited() -> None:
+    with ends() as (parent, provider):
+        waiting = asyncio.ensure_future(anext(provider.engines()))
         messages.send(parent, "ping")
         assert await said(parent) == {"type": "connections", "count": 0}
         provider.stop_loading()
@@ -87,11 +85,11 @@ async def test_a_ping_is_answered_also_while_the_engine_is_awaited(tmp_path: Pat
             await waiting
 
 
-async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks(tmp_path: Path) -> None:
+async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks() -> None:
     opened: list[int] = []
-    with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
-        provider.start(adopt, lambda: None, lambda: len(opened))
+    with ends() as (parent, provider):
+        waiting = asyncio.ensure_future(anext(provider.engines()))
+        provider.start(lambda: None, lambda: len(opened))
         assert await said(parent) == {"type": "ready"}
         for number in (1, 2, 3):
             opened.append(number)
@@ -107,11 +105,11 @@ async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks
         waiting.cancel()
 
 
-async def test_connections_are_accepted_when_the_parent_says_so(tmp_path: Path) -> None:
+async def test_connections_are_accepted_when_the_parent_says_so() -> None:
     accepting = asyncio.Event()
-    with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
-        provider.start(adopt, accepting.set, lambda: 0)
+    with ends() as (parent, provider):
+        waiting = asyncio.ensure_future(anext(provider.engines()))
+        provider.start(accepting.set, lambda: 0)
         assert await said(parent) == {"type": "ready"}
         assert not accepting.is_set()
         messages.send(parent, "accept")
@@ -120,19 +118,28 @@ async def test_connections_are_accepted_when_the_parent_says_so(tmp_path: Path) 
         waiting.cancel()
 
 
-async def test_a_switch_ends_with_the_parents_answer_or_with_the_service(tmp_path: Path) -> None:
-    with ends(tmp_path) as (parent, provider):
-        waiting = asyncio.create_task(provider.first())
+@pytest.mark.parametrize("kind", ["load", "unload"])
+async def test_a_change_ends_with_the_parents_answer_or_with_the_service(
+    tmp_path: Path, kind: str
+) -> None:
+    write_model(tmp_path, "2")
+    model = Model.read(tmp_path, "2", "fake")
+    asked = {"type": "unload", "model": "fake"}
+    if kind == "load":
+        asked |= {"type": "load", "version": "2", "path": str(tmp_path)}
+    with ends() as (parent, provider):
+        waiting = asyncio.ensure_future(anext(provider.engines()))
         for answer in ({"error": None}, {"error": "no such version"}, None):
-            switching = asyncio.create_task(provider.switch("2", adopt))
-            assert await said(parent) == {"type": "switch", "version": "2"}
+            work = provider.load(model, unused) if kind == "load" else provider.unload("fake", unused)
+            changing = asyncio.create_task(work)
+            assert await said(parent) == asked
             if answer is None:
                 provider.stop_loading()
             else:
-                messages.send(parent, "switched", **answer)
+                messages.send(parent, "changed", **answer)
             if answer == {"error": None}:
-                await switching
+                await changing
             else:
                 with pytest.raises(ConfigurationError, match=r"no such version|shutting down"):
-                    await switching
+                    await changing
         waiting.cancel()

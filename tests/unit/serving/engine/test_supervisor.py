@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from serving.engine.memory import ServiceCounts
-from serving.engine.provider import EnginePlan, LocalEngine
+from serving.engine.provider import EnginePlan, LocalEngines
 from serving.engine.supervisor import Supervisor
 from serving.engine.worker_args import REFRESH_HEARTBEAT
 from serving.engine.worker_process import WorkerProcess
 from serving.errors import ConfigurationError
-from serving.model import Model
+from serving.model import Model, configured_models
 from serving.settings import Settings
 from serving.tasks.base import TaskParts
 from serving.tasks.image_classification import ImageClassification, image_signatures
@@ -43,13 +43,18 @@ def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
 ) -> None:
     started: list[Supervisor] = []
     monkeypatch.setattr(Supervisor, "_start_due", started.append)
-    provider = LocalEngine(Settings(), lambda _: EnginePlan("no:Backend", abandoning(provider)))
+    models = configured_models(Settings())
+    provider = LocalEngines(Settings(), lambda _: EnginePlan("no:Backend", abandoning(provider)), models)
+
+    async def first() -> None:
+        await anext(provider.engines())
+
     with pytest.raises(ConfigurationError, match="shutting down"):
-        asyncio.run(provider.first())
+        asyncio.run(first())
     assert not started
 
 
-def abandoning(provider: LocalEngine) -> tuple[Signature, ...]:
+def abandoning(provider: LocalEngines) -> tuple[Signature, ...]:
     """The signatures of a model whose service is ended while they are read."""
     provider.stop_loading()
     return image_signatures((2, 2), 2)

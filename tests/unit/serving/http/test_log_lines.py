@@ -48,6 +48,16 @@ def test_of_many_refusals_the_first_have_lines_and_the_others_one(
     assert f'status="503"}} {request_context.LINES_A_SECOND + 31}.0' in metrics.text().decode()
 
 
+def test_the_model_that_was_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings())
+    for context in (RequestContext("an id", model="sentiment"), RequestContext("an id")):
+        request_context.record(
+            Metrics(), context, 200, method="TCP", path="tcp", series="tcp", client="", timed=False
+        )
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line.get("model") for line in lines] == ["sentiment", None]
+
+
 def test_probes_that_are_refused_are_no_news(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings())
     metrics = Metrics()

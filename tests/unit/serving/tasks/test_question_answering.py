@@ -239,10 +239,9 @@ def test_windows_are_as_long_as_the_model_takes(
     assert windows[-1][1] == 1000
 
 
-@pytest.mark.parametrize("queue_size", [256, 12, 1])
-def test_windows_are_as_many_as_one_request_may_have(tmp_path: Path, queue_size: int) -> None:
-    task = made(saved(tmp_path), Settings(queue_size=queue_size))
-    most = max(1, min(MAX_WINDOWS, queue_size // 2))
+def test_a_context_has_so_many_windows_at_most(tmp_path: Path) -> None:
+    task = made(saved(tmp_path))
+    most = MAX_WINDOWS
     fits = "bread " * (58 + 26 * (most - 1))  # words of a window, and those that each more of them has
     prepared = task.preprocess({"question": QUESTION, "context": fits})
     assert len(prepared.items) == most
@@ -250,6 +249,14 @@ def test_windows_are_as_many_as_one_request_may_have(tmp_path: Path, queue_size:
         TextTooLongError, match=f"makes {most + 1} windows of 64 tokens; at most {most} "
     ):
         task.preprocess({"question": QUESTION, "context": fits + "bread"})
+
+
+def test_windows_are_estimated_from_bytes(tmp_path: Path) -> None:
+    task = made(saved(tmp_path))
+    assert [task.likely_items(size) for size in (1, 4 * 64, 4 * 64 + 1, 10**9)] == [1, 1, 2, MAX_WINDOWS]
+    for windows in (2, 8, 32):
+        context = "tea " * (58 + 26 * (windows - 1))
+        assert 0.7 * windows < task.likely_items(len(context)) < 1.3 * windows
 
 
 def test_a_question_leaves_room_for_the_context(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ WIDTH = 120  # of a table in a file or a notebook
 def command() -> str:
     """Returns the command line that repeats this measurement, without the machine's folders."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["python", "-m", "benchmarks", *words])
+    is_benchmark = "benchmarks" in Path(sys.argv[0]).parts
+    return shlex.join([*(["python", "-m", "benchmarks"] if is_benchmark else ["servery"]), *words])
 
 
 def read_json(path: Path) -> dict[str, Any]:

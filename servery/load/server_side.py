@@ -1,5 +1,6 @@
 """Figures that our service reports about itself: `/model`, and `/metrics` before and after a load."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ def describe(base: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Scrape:
-    """Samples of `/metrics` at one time, by name and labels."""
+    """Samples of `/metrics` at one time, by name and labels; those of all models are added up."""
 
     samples: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -42,13 +43,12 @@ class Scrape:
         response = get(f"{base}/metrics")
         if response is None:
             return None
-        return cls(
-            {
-                (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-                for family in text_string_to_metric_families(response.text)
-                for sample in family.samples
-            }
-        )
+        samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        for family in text_string_to_metric_families(response.text):
+            for sample in family.samples:
+                labels = sorted(item for item in sample.labels.items() if item[0] != "model")
+                samples[sample.name, tuple(labels)] += sample.value
+        return cls(samples)
 
     def since(self, before: "Scrape") -> "Scrape":
         """Returns the differences to an earlier scrape."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hdrh.histogram import HdrHistogram
 
-from benchmarks.http_client import Answer
+from servery.load.http_client import Answer
 
 LONGEST_US = 600_000_000
 DIGITS = 3  # a value is kept within a thousandth of itself

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from itertools import accumulate, cycle, islice, repeat
 
-from benchmarks.http_client import LOST, Answer
-from benchmarks.other_wires import WireClient
-from benchmarks.recorder import Recorder, put, stable
+from servery.load.http_client import LOST, Answer
+from servery.load.other_wires import WireClient
+from servery.load.recorder import Recorder, put, stable
 
 MOST_WAITING = 10_000  # requests of an open loop under way; a further one is not sent, and counted
 RECONNECT_S = 0.05

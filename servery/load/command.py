@@ -1,6 +1,6 @@
 """Load on a running server, in a closed or an open loop, as its clients see it.
 
-`python -m benchmarks load URL --concurrency 1,4,16` and `... --rate 120 --arrivals poisson`. Windows
+`servery load URL --concurrency 1,4,16` and `... --rate 120 --arrivals poisson`. Windows
 are measured until throughput and median latency agree over three of them. The report also has the
 server's own figures: the stages in Server-Timing, the batches in /metrics.
 """
@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from benchmarks import payloads, report
-from benchmarks.loops import Arrivals
-from benchmarks.machine import write_results
-from benchmarks.measured import Measured, plot_latencies, plot_throughput
-from benchmarks.options import numbers
-from benchmarks.payloads import Protocol
-from benchmarks.server_side import describe
-from benchmarks.target import Plan, Target
+from servery.load import payloads, report
+from servery.load.loops import Arrivals
+from servery.load.machine import write_results
+from servery.load.measured import Measured, plot_latencies, plot_throughput
+from servery.load.options import numbers
+from servery.load.payloads import Protocol
+from servery.load.server_side import describe
+from servery.load.target import Plan, Target
 
 
 def limit_per_second(path: Path | None, precision: str) -> float | None:
@@ -105,3 +105,7 @@ def main(
         loads = numbers(concurrency)
         results = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
     publish(target, results, limit, json_file, csv_file, plot)
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command()(main)

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import psutil
 
-from benchmarks import payloads, wrk
-from benchmarks.http_client import Connections, address, post
-from benchmarks.loops import Arrivals, ClosedLoop, OpenLoop, one_window, windows_of
-from benchmarks.measured import Measured
-from benchmarks.other_wires import GrpcClient, TcpClient, WireClient, call, frame
-from benchmarks.payloads import NOT_HTTP, Payload, Protocol
-from benchmarks.recorder import Recorder, merged, ms
-from benchmarks.server_side import Scrape
+from servery.load import payloads, wrk
+from servery.load.http_client import Connections, address, post
+from servery.load.loops import Arrivals, ClosedLoop, OpenLoop, one_window, windows_of
+from servery.load.measured import Measured
+from servery.load.other_wires import GrpcClient, TcpClient, WireClient, call, frame
+from servery.load.payloads import NOT_HTTP, Payload, Protocol
+from servery.load.recorder import Recorder, merged, ms
+from servery.load.server_side import Scrape
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import grpc
 import orjson
 
-from benchmarks.http_client import LOST, Answer
+from servery.load.http_client import LOST, Answer
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving_client import tcp
 

@@ -1,0 +1,26 @@
+"""`servery check`: a Python task, without a service."""
+
+import faulthandler
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serving.tasks.python import check
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    task: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The task.")],
+    model_dir: Annotated[
+        Path | None, typer.Option(help="The model's folder; without it, an empty one.")
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option(help="JSON to ask, in place of the class's example.")
+    ] = None,
+) -> None:
+    """Loads a Python task, asks it once and twice in a batch, and says what is wrong."""
+    faulthandler.enable()  # a crash of the task names its line
+    raise typer.Exit(check.run(task, model_dir, request))

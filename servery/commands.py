@@ -1,0 +1,80 @@
+"""The commands. Each is imported when it is called: some need packages of an extra, or take a second."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+
+import servery
+from servery.extras import missing_extra
+from serving.errors import ConfigurationError
+
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, as `servery --help` has it."""
+
+    help: str
+
+    target: str
+    """Its Typer application, `module:attribute`."""
+
+    def load(self) -> Any:  # Any: a click command, which Typer brings in a form of its own
+        """Imports it. Raises ModuleNotFoundError where an extra is missing."""
+        module, _, attribute = self.target.partition(":")
+        return typer.main.get_command(getattr(import_module(module), attribute))
+
+    def run(self, name: str, arguments: Sequence[str]) -> None:
+        """Runs it with these arguments; ends with its exit code."""
+        try:
+            self.load()(args=list(arguments), prog_name=f"servery {name}")
+        except ConfigurationError as error:
+            reason = str(error)
+        except ModuleNotFoundError as error:
+            if (words := missing_extra(error.name or "")) is None:
+                raise
+            reason = words
+        typer.echo(f"servery {name}: {reason}", err=True)
+        raise typer.Exit(1)
+
+
+COMMANDS = {
+    "serve": Command("Serves models: a page and an API, until Ctrl-C.", "servery.serve:app"),
+    "ask": Command("Asks a running service.", "serving_client.__main__:app"),
+    "check": Command("Tries a Python task, without a service.", "servery.check:app"),
+    "export": Command("Turns weights or an ONNX file into a model folder.", "training.export:app"),
+    "load": Command("Measures a running server under load.", "servery.load.command:app"),
+    "quantise": Command("Adds files in int8 to a model folder.", "training.export:quantise_app"),
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(help=servery.__doc__)
+def group() -> None:
+    """Has the commands below it, even if there is only one."""
+
+
+def add(name: str, command: Command) -> None:
+    """Adds a command that hands its arguments on, `--help` among them."""
+
+    @app.command(name, help=command.help, context_settings=PASSED_ON)
+    def run(context: typer.Context) -> None:
+        if (folder := os.getcwd()) not in sys.path:  # noqa: PTH109 sys.path has text
+            sys.path.append(folder)  # Python tasks lie there; last, it shadows nothing
+        command.run(name, context.args)
+
+
+for _name, _command in COMMANDS.items():
+    add(_name, _command)

@@ -1,0 +1,346 @@
+"""Several models: a tab for each, which keeps what was done in it, and opens when its model is ready."""
+
+import re
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
+
+from tests.browser.conftest import Opener
+from tests.browser.pictures_of_food import EGG
+from tests.browser.stub_api import MODEL, StubApi, until
+from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT, serve_several
+from tests.browser.test_access import PHONE, tab_to, violations
+
+pytestmark = pytest.mark.slow
+
+MODELS = (MODEL, SENTIMENT, READER, FLOWERS, GRAPH)
+NAMES = [str(model["name"]) for model in MODELS]
+
+
+@pytest.fixture
+def states(stub: StubApi) -> dict[str, str]:
+    """States of five models in one service."""
+    return serve_several(stub, *MODELS)
+
+
+@pytest.fixture
+def page(open_page: Opener, forgetful_url: str, states: dict[str, str]) -> Page:
+    """The page before them, opened."""
+    assert states
+    return open_page(url=forgetful_url)
+
+
+def tab(page: Page, name: str) -> Locator:
+    return page.get_by_role("tab", name=name)
+
+
+def choose(page: Page, name: str) -> None:
+    """Opens a tab and waits for its panel."""
+    tab(page, name).click()
+    is_open(page, name)
+
+
+def is_open(page: Page, name: str) -> None:
+    """Waits until this tab is open, and no other."""
+    expect(page.locator("#page")).to_have_attribute("data-name", name)
+    expect(page.get_by_role("tab", selected=True)).to_have_text(re.compile(f"^{re.escape(name)}"))
+    expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
+    assert page.locator("#page").count() == 1
+
+
+def test_one_model_has_no_tabs(open_page: Opener) -> None:
+    page = open_page()
+    expect(page.get_by_role("tablist")).to_have_count(0)
+    expect(page.get_by_role("tabpanel")).to_have_count(0)
+    assert page.locator("nav").count() == 0
+
+
+def test_every_tab_asks_its_own_model(page: Page, stub: StubApi) -> None:
+    is_open(page, "food11")
+    assert page.get_by_role("tab").all_inner_texts() == NAMES
+    page.get_by_role("button", name="Soup").click()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    choose(page, "sentiment")
+    page.get_by_label("Your text").fill("wonderful\nlate")
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    choose(page, "reader")
+    expect(page).to_have_title("Ask about a text")
+    page.get_by_role("button", name="Who built the bridge?").click()
+    expect(page.locator(".card-sentence")).to_have_text("Anna Lindqvist, 87 %")
+    for name in ("flowers", "sums"):
+        choose(page, name)
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    assert {re.split(r"\?", asked.path)[0] for asked in stub.asked} == {
+        *(f"/predict/{name}" for name in NAMES[:4]),
+        "/v2/models/sums/infer",
+    }
+    choose(page, "sentiment")  # everything is as it was left
+    assert page.locator(".card-sentence").all_inner_texts() == ["Positive, 97 %", "Negative, 91 %"]
+    expect(page.get_by_label("Your text")).to_have_value("wonderful\nlate")
+    choose(page, "food11")
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    expect(page).to_have_title("What food is this?")
+    assert len(stub.asked) == 6
+
+
+def test_the_address_keeps_the_tab_and_nothing_typed_is_lost(page: Page, forgetful_url: str) -> None:
+    choose(page, "reader")
+    assert page.url == f"{forgetful_url}/#reader"
+    page.get_by_label("Question").fill("Who?")
+    choose(page, "sentiment")
+    page.get_by_label("Your text").fill("wonderful")
+    page.reload()
+    is_open(page, "sentiment")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    page.go_back()
+    is_open(page, "reader")
+    expect(page.get_by_label("Question")).to_have_value("Who?")
+    page.go_back()
+    is_open(page, "food11")
+    page.go_forward()
+    is_open(page, "reader")
+    page.goto(f"{forgetful_url}/flowers")  # as it is without a script
+    is_open(page, "flowers")
+    assert page.url == f"{forgetful_url}/#flowers"
+    page.goto(f"{forgetful_url}/#nothing")
+    is_open(page, "food11")
+
+
+def test_by_keyboard(page: Page) -> None:
+    tab_to(page, "[role=tab]")
+    expect(tab(page, "food11")).to_be_focused()
+    for key, name in [
+        ("ArrowRight", "sentiment"),
+        ("ArrowRight", "reader"),
+        ("ArrowLeft", "sentiment"),
+        ("End", "sums"),
+        ("ArrowRight", "food11"),
+        ("ArrowLeft", "sums"),
+        ("Home", "food11"),
+        ("ArrowRight", "sentiment"),
+    ]:
+        page.keyboard.press(key)
+        is_open(page, name)
+        expect(tab(page, name)).to_be_focused()
+    outline = "tab => getComputedStyle(tab).outlineStyle"
+    assert tab(page, "sentiment").evaluate(outline) == "solid"
+    page.keyboard.press("Tab")  # the other tabs are not stops
+    expect(page.get_by_label("Your text")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    expect(tab(page, "sentiment")).to_be_focused()
+
+
+def test_a_request_goes_on_while_another_tab_is_open(page: Page, stub: StubApi) -> None:
+    stub.held.clear()
+    page.locator("#photos").set_input_files(EGG)
+    until(lambda: stub.inside == 1, "a request")
+    choose(page, "sentiment")
+    stub.held.set()
+    expect(page.locator("#say")).to_have_text("fried-egg.jpg: Soup, 92 %")
+    expect(page.locator(".card")).to_have_count(0)
+    choose(page, "food11")
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+
+
+def test_photos_go_to_the_tab_that_is_open(open_page: Opener, stub: StubApi, forgetful_url: str) -> None:
+    serve_several(stub, MODEL, {**MODEL, "name": "rooms"}, SENTIMENT)
+    page = open_page(url=forgetful_url)
+    choose(page, "rooms")
+    choose(page, "sentiment")
+    paste = """() => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(9)], "pasted.png", { type: "image/png" }));
+      dispatchEvent(new ClipboardEvent("paste", { clipboardData: data }));
+    }"""
+    page.evaluate(paste)
+    choose(page, "rooms")
+    page.evaluate(paste)
+    expect(page.locator(".card-name")).to_have_text(["pasted.png"])
+    until(lambda: stub.asked, "a request")
+    choose(page, "food11")
+    expect(page.locator(".card")).to_have_count(0)
+    assert [asked.path for asked in stub.asked] == ["/predict/rooms?top_k=5"]
+
+
+def test_a_model_that_warms_up_opens_by_itself(
+    open_page: Opener, stub: StubApi, forgetful_url: str
+) -> None:
+    states = serve_several(stub, MODEL, SENTIMENT, {**READER, "name": "warming"})
+    states["warming"] = "loading"
+    page = open_page(url=forgetful_url)
+    expect(tab(page, "warming (loading)")).to_be_visible()
+    choose(page, "warming")
+    expect(page.locator("#lead")).to_have_text(
+        "This model is still warming up. This tab opens by itself as soon as the model is ready."
+    )
+    expect(page.locator("#alarm")).to_contain_text("The model is loading.")
+    assert violations(page) == []
+    choose(page, "sentiment")  # the others are in service
+    page.get_by_label("Your text").fill("wonderful")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    choose(page, "warming")
+    states["warming"] = "ready"
+    expect(page.get_by_label("Question")).to_be_visible()
+    expect(page.locator("#say")).to_have_text("The model is ready.")
+    expect(page.get_by_role("tab", selected=True)).to_have_text("warming")
+    choose(page, "sentiment")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+
+
+def test_a_model_that_fails_and_comes_back(open_page: Opener, stub: StubApi, forgetful_url: str) -> None:
+    states = serve_several(stub, READER, {**SENTIMENT, "name": "failing"})
+    states["failing"] = "unavailable"
+    page = open_page(url=forgetful_url)
+    choose(page, "failing")
+    expect(page.locator("#lead")).to_contain_text("The service says: failing <unavailable>")
+    states["failing"] = "ready"
+    page.get_by_label("Your text").fill("wonderful")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    states["failing"] = "unavailable"
+    page.get_by_label("Your text").fill("late")
+    expect(page.locator("#service")).to_have_attribute("data-state", "unavailable")
+    expect(page.locator("#service-text")).to_contain_text("The model is not available.")
+    expect(page.locator(".card")).to_have_attribute("data-state", "waiting")
+    expect(tab(page, "failing (not available)")).to_be_visible()
+    choose(page, "reader")
+    page.get_by_role("button", name="Who built the bridge?").click()
+    expect(page.locator(".card-sentence")).to_have_text("Anna Lindqvist, 87 %")
+    states["failing"] = "ready"
+    choose(page, "failing")
+    expect(page.locator(".card-sentence")).to_have_text("Negative, 91 %")
+
+
+def test_the_service_is_down_and_up_again(page: Page, stub: StubApi) -> None:
+    choose(page, "sentiment")
+    stub.down()
+    page.get_by_label("Your text").fill("wonderful")
+    expect(page.locator(".card")).to_have_attribute("data-state", "waiting")
+    choose(page, "reader")
+    expect(page.locator("#service")).to_have_attribute("data-state", "down")
+    stub.up()
+    expect(page.locator("#service")).to_have_attribute("data-state", "ready")
+    choose(page, "sentiment")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+
+
+def test_other_models_come_into_service(page: Page, stub: StubApi) -> None:
+    choose(page, "sentiment")
+    page.get_by_label("Your text").fill("wonderful")
+    serve_several(stub, MODEL, SENTIMENT, {**READER, "name": "second"})
+    page.evaluate("dispatchEvent(new Event('online'))")
+    expect(page.get_by_role("tab")).to_have_text(["food11", "sentiment", "second"])
+    is_open(page, "sentiment")
+    expect(page.get_by_label("Your text")).to_have_value("wonderful")
+
+
+def test_what_was_done_outlives_a_page_server_that_has_forgotten_the_model(page: Page) -> None:
+    page.get_by_role("button", name="Soup").click()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    model = {"view": "waiting", "shape": "x", "heading": "food11", "lead": "", "labels": []}
+    models = [{"name": name, "state": "loading"} for name in NAMES]
+    answer = {"state": "loading", "reason": None, "model": model, "models": models}
+    page.route("**/status?model=food11", lambda route: route.fulfill(json=answer))
+    page.evaluate("dispatchEvent(new Event('online'))")
+    expect(page.locator("#service")).to_have_attribute("data-state", "loading")
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    expect(page.locator("#heading")).to_have_text("What food is this?")
+
+
+def test_a_tab_that_opens_slowly(page: Page) -> None:
+    routes: list[Route] = []
+    page.route("**/reader", lambda route: routes.append(route))  # Playwright marks it
+    tab(page, "reader").click()
+    expect(page.get_by_role("tab", selected=True)).to_have_text("reader")
+    expect(page.locator("#page")).to_have_attribute("inert", "")  # nothing goes to the other model
+    tab(page, "food11").click()
+    expect(page.locator("#page")).not_to_have_attribute("inert", "")
+    page.get_by_role("button", name="Soup").click()
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    routes.pop().continue_()
+    page.unroute("**/reader")
+    choose(page, "sentiment")
+    choose(page, "reader")
+
+
+def test_a_tab_that_cannot_be_opened(page: Page) -> None:
+    page.route("**/reader", lambda route: route.abort())
+    tab(page, "reader").click()
+    expect(page.locator(".problem")).to_contain_text("This page's server does not answer.")
+    is_open(page, "food11")
+    page.unroute("**/reader")
+    choose(page, "reader")
+
+
+def test_models_in_service_are_watched_seldom(page: Page, states: dict[str, str]) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.install()
+    page.reload()
+    expect(page.locator("#service")).to_have_attribute("data-state", "ready")
+    page.clock.run_for(25_000)
+    assert len([url for url in asked if "/status" in url]) == 1
+    states["reader"] = "loading"
+    page.clock.run_for(6000)
+    expect(tab(page, "reader (loading)")).to_be_visible()
+    states["reader"] = "ready"
+    page.clock.run_for(2000)
+    expect(tab(page, "reader (loading)")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(
+    open_page: Opener, stub: StubApi, forgetful_url: str, scheme: Literal["light", "dark"]
+) -> None:
+    states = serve_several(stub, *MODELS, {**READER, "name": f"never-{scheme}"})
+    states.update({"reader": "loading", f"never-{scheme}": "unavailable"})
+    page = open_page(url=forgetful_url, color_scheme=scheme, reduced_motion="reduce")
+    assert violations(page) == []
+    for name in (f"never-{scheme}", "sentiment"):
+        choose(page, name)
+        assert violations(page) == []
+
+
+@pytest.mark.parametrize("size", [PHONE, {"viewport": {"width": 1200, "height": 740}}])
+def test_many_models_with_long_names(
+    open_page: Opener, stub: StubApi, forgetful_url: str, size: dict[str, Any]
+) -> None:
+    names = [f"{'a-model-of-' * (place % 9)}{place}" for place in range(30)]
+    serve_several(stub, *({**SENTIMENT, "name": name} for name in names))
+    page = open_page(url=forgetful_url, **size)
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    for name in (names[17], names[29], names[0]):
+        page.get_by_role("tab", name=name, exact=True).click()
+        is_open(page, name)
+        assert page.evaluate(overflow) <= 0
+        expect(tab(page, name).first).to_be_in_viewport(ratio=0.99)
+    tops = page.get_by_role("tab").evaluate_all("tabs => tabs.map(t => t.getBoundingClientRect().top)")
+    assert (len(set(tops)) == 1) == (size is PHONE)  # a row to scroll, or several rows
+
+
+def test_without_script(open_page: Opener, stub: StubApi, forgetful_url: str) -> None:
+    serve_several(stub, *MODELS)
+    page = open_page(url=forgetful_url, java_script_enabled=False, viewport=PHONE["viewport"])
+    for name in NAMES:
+        link = page.get_by_role("link", name=name)
+        expect(link).to_be_in_viewport()
+        link.click()
+        assert page.url == f"{forgetful_url}/{name}"
+        expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
+    page.get_by_role("link", name="sentiment").click()
+    page.get_by_label("Your text").fill("a wonderful day")
+    page.get_by_role("button", name="Classify").click()
+    assert page.url == f"{forgetful_url}/sentiment"
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+
+
+def test_a_model_that_warms_up_opens_without_script(
+    open_page: Opener, stub: StubApi, forgetful_url: str
+) -> None:
+    states = serve_several(stub, MODEL, {**READER, "name": "slow"})
+    states["slow"] = "loading"
+    page = open_page("/slow", url=forgetful_url, java_script_enabled=False)
+    expect(page.get_by_text("This model is still warming up.")).to_be_visible()
+    states["slow"] = "ready"
+    expect(page.get_by_label("Question")).to_be_visible()

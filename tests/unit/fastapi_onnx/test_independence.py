@@ -1,0 +1,152 @@
+"""`fastapi_onnx.independence` and what leads to it: whether a graph's items share batches."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from fastapi_onnx.backend import OnnxBackend
+from serving.engine import describe
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.tensors import NOT_COMPARED, Signature
+from tests import graphs
+from tests.graphs import model, node, value
+
+
+def described(made: onnx.ModelProto, folder: Path) -> Signature:
+    """The signature to serve."""
+    backend, read = OnnxBackend(), Model.read(graphs.saved(made, folder / "graph"))
+    (signature,) = backend.compare_items(read, backend.signatures(read))
+    return signature
+
+
+def graph(
+    nodes: Sequence[onnx.NodeProto],
+    batch: int | str | None,
+    kind: int = TensorProto.FLOAT,
+    **weights: Sequence[float],
+) -> onnx.ModelProto:
+    """From `x` [batch, 4] to `y` of the same shape."""
+    tensors = [numpy_helper.from_array(np.array(data), name) for name, data in weights.items()]
+    axes = [batch, 4]
+    return model(nodes, [value("x", kind, axes)], [value("y", kind, axes)], tensors)
+
+
+def centred(batch: int | str | None, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """`y` is `x` less the mean of the batch."""
+    nodes = [node("ReduceMean", "x axes", "mean", keepdims=1), node("Sub", "x mean", "y")]
+    return graph(nodes, batch, kind, axes=[0])
+
+
+@pytest.mark.parametrize("batch", ["N", None, 1, 2, 8])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32])
+def test_independent_items_share_batches(tmp_path: Path, batch: int | str | None, kind: int) -> None:
+    signature = described(graph([node("Abs", "x", "y")], batch, kind), tmp_path)
+    assert (signature.is_batched, signature.batch_note) == (True, "")
+    assert signature.inputs[0].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("batch", "shape"), [("N", ("N", 4)), (None, ("batch", 4)), (2, (2, 4)), (8, (8, 4))]
+)
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_items_that_depend_on_each_other_share_none(
+    tmp_path: Path, batch: int | str | None, shape: tuple[int | str, ...], kind: int
+) -> None:
+    signature = described(centred(batch, kind), tmp_path)
+    assert (signature.is_batched, signature.batch_size) == (False, 1)
+    assert "items depend on each other" in signature.batch_note
+    assert signature.inputs[0].shape == signature.outputs[0].shape == shape
+
+
+def test_an_item_that_depends_on_its_place_shares_no_batch(tmp_path: Path) -> None:
+    made = graph([node("Add", "x places", "y")], 3, TensorProto.DOUBLE, places=[0.0, 0.0, 1.0, 0.0])
+    assert described(made, tmp_path / "columns").is_batched
+    made.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(np.array([[0.0], [0.0], [1.0]]), "places")
+    )
+    assert not described(made, tmp_path / "rows").is_batched
+
+
+def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
+    weights = [numpy_helper.from_array(np.array(0), "axis")]
+    for kind in (TensorProto.INT64, TensorProto.FLOAT):
+        shaped = [value("x", kind, ["N"])], [value("y", kind, ["N"])]
+        signature = described(
+            model([node("CumSum", "x axis", "y")], *shaped, weights), tmp_path / str(kind)
+        )
+        assert not signature.is_batched
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ([node("RandomNormalLike", "x", "n"), node("Add", "x n", "y")], "differ from call to call"),
+        ([node("Reshape", "x shape", "z"), node("Add", "x z", "y")], "cannot compute made-up items"),
+    ],
+    ids=["random", "refused"],
+)
+def test_a_graph_that_cannot_be_tried_is_served_as_declared(
+    tmp_path: Path, nodes: Sequence[onnx.NodeProto], said: str
+) -> None:
+    signature = described(graph(nodes, "N", shape=[-1, 2]), tmp_path)
+    assert signature.is_batched
+    assert signature.batch_note.startswith(NOT_COMPARED)
+    assert said in signature.batch_note
+
+
+def test_scales_of_the_whole_batch_are_no_dependence(tmp_path: Path) -> None:
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "q scale zero"),
+        node("DequantizeLinear", "q scale zero", "y"),
+    ]
+    signature = described(graph(nodes, "N"), tmp_path)
+    assert (signature.is_batched, signature.batch_note) == (True, "")
+
+
+def test_the_lengths_are_tried_until_one_fits(tmp_path: Path) -> None:
+    shape = numpy_helper.from_array(np.array([-1, 64]), "shape")
+    axis = numpy_helper.from_array(np.array([0]), "axis")
+    made = model(
+        [node("Reshape", "x shape", "parts"), node("ReduceMax", "parts axis", "most", keepdims=1),
+         node("Sub", "parts most", "differences"), node("Shape", "x", "size"),
+         node("Reshape", "differences size", "y")],
+        [value("x", axes=["N", "n"])],
+        [value("y", axes=["N", "n"])],
+        [shape, axis],
+    )  # fmt: skip
+    assert not described(made, tmp_path).is_batched
+
+
+def test_a_limit_makes_the_first_axis_one_of_many(tmp_path: Path) -> None:
+    graphs.saved(centred("N"), tmp_path, "1")
+    written = {"name": "m", "version": "1", "task": "tensor", "limits": {"N": 9}}
+    (tmp_path / "model.json").write_text(json.dumps(written))
+    (signature,) = OnnxBackend().signatures(Model.read(tmp_path))
+    assert (signature.is_batched, signature.limits) == (False, {"N": 9})
+    assert "has a limit for the first axis, N" in signature.batch_note
+
+
+@pytest.mark.parametrize(("reader", "said"), [("Crashing", "signal 6"), ("Endless", "too long")])
+def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader: str, said: str) -> None:
+    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    (signature,) = describe.signatures(f"tests.fake.graph_readers:{reader}", read)
+    assert signature.is_batched
+    assert signature.batch_note.startswith(NOT_COMPARED)
+    assert said in signature.batch_note
+
+
+def test_the_describing_process_compares(tmp_path: Path) -> None:
+    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    (signature,) = describe.signatures("fastapi_onnx.backend:OnnxBackend", read)
+    assert not signature.is_batched
+
+
+def test_an_input_of_unknown_rank_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the number of axes of the input x is not known"):
+        described(model([node("Abs", "x", "y")], [value("x", axes=None)], [value("y")]), tmp_path)

@@ -1,0 +1,28 @@
+"""The group of commands, and what is said where an extra is missing."""
+
+import pytest
+from typer.testing import CliRunner
+
+from servery import extras, serve
+from servery.commands import COMMANDS, app
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_listed(name: str) -> None:
+    assert f"\n  {name} " in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("torch.nn", "pt"), ("hdrh", "bench"), ("ray", "ray"), ("serving", None), ("", None)],
+)
+def test_a_package_is_brought_by_an_extra(module: str, extra: str | None) -> None:
+    words = extras.missing_extra(module)
+    assert words == (f"this needs the extra {extra}: pip install 'servery[{extra}]'" if extra else None)
+
+
+def test_a_backend_without_its_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda _: None)
+    result = CliRunner().invoke(app, ["serve", "--backend=pt"])
+    assert result.exit_code == 1
+    assert result.output == "servery serve: this needs the extra pt: pip install 'servery[pt]'\n"
