@@ -41,6 +41,14 @@ class TorchBackend:
             raise ConfigurationError("PyTorch serves no graph in tensor form; fastapi_onnx does")
         return (signature_of(model),)
 
+    def compare_items(
+        self,
+        model: Model,  # noqa: ARG002 of the other backend's graphs
+        signatures: Sequence[Signature],
+    ) -> tuple[Signature, ...]:
+        """Returns the signatures as they are: texts share batches."""
+        return tuple(signatures)
+
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         device, fallback = choose_device(wanted_device(settings), *settings.devices[:1])

@@ -234,7 +234,7 @@ def export_to(out: Path, tokenizer: Tokenizer, weights: Path, temperature: float
     )
     folder = out / description.version
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(out / TOKENIZER))
+    tokenizer.save(str(out / TOKENIZER), pretty=False)
     network = TextCnn.of(load_file(weights))
     torch_export.scale_logits(network, 1 / temperature)
     network = TextCnn.of(torch_export.save_weights(network.state_dict(), folder / "model.safetensors"))
