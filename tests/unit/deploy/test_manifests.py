@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import yaml
 from jsonschema import ValidationError
 from kubernetes_validate.utils import all_versions
 
+from serving import __version__
 from serving.app import create_app
 from serving.metrics import Metrics
 from serving.model import Model, configured_models
@@ -148,7 +148,7 @@ def test_its_image_is_one_that_we_build(pod: Any) -> None:
     project, _, name = image.partition("/")
     assert project == "food-classifier"
     assert (ROOT / name.removesuffix("-gpu") / "Dockerfile").exists()
-    assert tag == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert tag == __version__
     if name.endswith("-gpu"):
         assert "-gpu:" in (ROOT / "docker" / "docker-compose-gpu.yaml").read_text()
 
@@ -370,12 +370,11 @@ def test_the_pods_of_ray_fit_its_replicas() -> None:
         scaling["min_replicas"],
         scaling["max_replicas"],
     )
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     locked = (ROOT / "serving_ray" / "requirements.txt").read_text()
     assert f"ray=={RAY['spec']['rayClusterConfig']['rayVersion']} " in locked
     for pod in (head, worker):
         (container,) = pod["containers"]
-        assert container["image"] == f"food-classifier/serving_ray:{project['version']}"
+        assert container["image"] == f"food-classifier/serving_ray:{__version__}"
         security = pod["securityContext"] | container["securityContext"]
         user = f"USER {security['runAsUser']}:{security['runAsGroup']}"
         assert user in (ROOT / "serving_ray" / "Dockerfile").read_text().splitlines()

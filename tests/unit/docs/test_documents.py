@@ -11,6 +11,7 @@ import pytest
 from benchmarks import chapters, plots
 from docs import hooks, tables
 from flask_app.settings import Settings as PageSettings
+from serving import __version__
 from serving.settings import ROOT, Settings
 
 DOCUMENTS = [
@@ -129,3 +130,16 @@ def test_the_site_has_every_document() -> None:
     assert outside == {ROOT / path for path in hooks.SITE_PATHS if path.endswith(".md")}
     for path in (*(ROOT / "docs").glob("*.md"), *map(Path, hooks.SITE_PATHS.values())):
         assert path.suffix != ".md" or f": {path.name}\n" in navigation
+
+
+def test_everything_has_the_same_version() -> None:
+    (newest, *_) = re.findall(
+        r"^## (\S+), \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
+    images = {
+        version
+        for path in ROOT.glob("*/Dockerfile")
+        for version in re.findall(r"^ARG VERSION=(.*)$", path.read_text(), re.M)
+    }
+    tags = set(re.findall(r'newTag: "(.*?)"', (ROOT / "docs" / "deployment.md").read_text()))
+    assert {newest} == images == tags == {__version__}
