@@ -489,7 +489,7 @@ def test_several_web_processes_share_the_port() -> None:
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(lambda client: client.predict(command()), clients))
         assert {answer.status for answer in answers} == {200}
-        assert service.answered(200, "ok") == 32
+        wait_for(lambda: service.answered(200, "ok") == 32)  # the last ones are counted after the answer
 
 
 @pytest.mark.parametrize("webs", ["1", "2"])

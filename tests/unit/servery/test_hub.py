@@ -26,6 +26,7 @@ FILES = {
     "onnx/model_quantized.onnx": b"a graph in int8",
     "training_args.bin": b"a pickle",
 }
+ONLINE = {"HF_HUB_OFFLINE": "0"}  # whatever other tests have left in the environment
 FETCH = """
 import sys
 from servery import hub
@@ -51,7 +52,7 @@ def fetch(
     done = subprocess.run(
         [sys.executable, "-c", FETCH, repository, revision, *(kinds or ("onnx",))],
         cwd=servers.ROOT,
-        env={**os.environ, "HF_HOME": str(home), "HF_ENDPOINT": url, **environment},
+        env=os.environ | ONLINE | {"HF_HOME": str(home), "HF_ENDPOINT": url, **environment},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
