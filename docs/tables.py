@@ -24,6 +24,10 @@ from serving.description import ImagePipeline, Int8Verdict, ModelDescription, Te
 from serving.errors import RequestError, RetryableError, ServingError
 from serving.settings import ROOT, Settings
 from serving.task_kinds import KINDS, PYTHON
+from serving.tasks.registry import task_class
+
+Devices = dict[str, tuple[str, ...]]
+"""Device -> precisions."""
 
 BASES = (ServingError, RequestError, RetryableError)
 """Classes that group errors; the service answers with their subclasses."""
@@ -35,6 +39,42 @@ SECTIONS = {
     Int8Verdict.__name__: "int8",
 }
 """Object in model.json -> its section in docs/model-json.md."""
+
+IMAGES: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp16", "fp32")}
+GRAPHS: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp32",)}
+TORCH_TEXTS: Devices = {"cpu": ("fp32",), "cuda": ("fp16", "fp32")}
+SUPPORTED: dict[tuple[str, str], Devices] = {
+    ("image-classification", "fastapi_onnx"): IMAGES,
+    ("image-classification", "fastapi_pt"): IMAGES,
+    ("text-classification", "fastapi_onnx"): GRAPHS,
+    ("text-classification", "fastapi_pt"): TORCH_TEXTS,
+    ("question-answering", "fastapi_onnx"): GRAPHS,
+    ("question-answering", "fastapi_pt"): TORCH_TEXTS,
+    ("tensor", "fastapi_onnx"): GRAPHS,
+    ("tensor", "fastapi_pt"): {"cpu": (), "cuda": ()},
+}
+"""Task and backend -> precisions on each device. A Python task computes as its class does."""
+
+PRECISIONS = {
+    "fp32": "always there. A graph is computed in the types of its file.",
+    "fp16": "on a GPU: images with both backends, texts with PyTorch. "
+    "`auto` takes it if it agrees with fp32.",
+    "bf16": "on CPUs that have instructions for it, computed by OpenVINO or PyTorch. "
+    "`auto` takes it if it agrees with fp32 and is faster.",
+    "int8": "on CPUs, from a file that `servery export` or `servery quantise` writes. `auto` takes it "
+    "if the file is fit, agrees with fp32 and is faster; graphs of the task `tensor` never run in int8 "
+    "unless `SERVING_PRECISION=int8` is set.",
+}
+
+PROTOCOLS = {
+    "native": ("[native HTTP](api.md)", ("requests",)),
+    "v2": ("[v2 over HTTP](protocols.md#open-inference-protocol-v2)", ("requests", "tensors")),
+    "grpc": ("[v2 over gRPC](protocols.md#grpc)", ("requests", "tensors")),
+    "tfserving": ("[TensorFlow Serving](protocols.md#tensorflow-serving)", ("requests", "tensors")),
+    "torchserve": ("[TorchServe](protocols.md#torchserve)", ("requests",)),
+    "tcp": ("[TCP](protocols.md#tcp)", ("requests",)),
+}
+"""Protocol -> its name, and how clients may call a model in it."""
 
 
 def settings_table(settings: type[BaseSettings]) -> str:
@@ -163,6 +203,37 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
+def supported_table() -> str:
+    """One row for each task and backend: the precisions on each device."""
+    rows = []
+    for (task, backend), devices in SUPPORTED.items():
+        cells = [", ".join(precisions) or "not served" for precisions in devices.values()]
+        rows.append([f"`{task}`", f"`{backend}`", *cells])
+    rows.append([f"`{PYTHON.name}`", "both", "your code decides", "your code decides"])
+    return table(["task", "backend", "CPU", "GPU (CUDA)"], rows)
+
+
+def precisions_table() -> str:
+    """One row for each value of SERVING_PRECISION but `auto`."""
+    return table(["precision", "where it exists"], [[f"`{k}`", text] for k, text in PRECISIONS.items()])
+
+
+def protocols_table() -> str:
+    """One row for each protocol: how clients may call the models of each task."""
+    ways = {
+        kind.name: (
+            "requests" if (task := task_class(kind)).request_signature is not None else "",
+            "tensors" if task.tensor_signature is not None else "",
+        )
+        for kind in (*KINDS, PYTHON)
+    }
+    rows = [
+        [title, *(", ".join(way for way in ways[task] if way in known) or "no" for task in ways)]
+        for title, known in PROTOCOLS.values()
+    ]
+    return table(["protocol", *(f"`{task}`" for task in ways)], rows)
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A table whose columns are all aligned to the left."""
     return markdown(head, rows).replace("---:", "---")
@@ -192,6 +263,11 @@ def parts() -> dict[str, dict[str, str]]:
             "sizing": sizing(chapters.read(chapters.RESULTS, "scale")),
             "simulation": chapters.simulation(),
             "validation": chapters.validation(),
+        },
+        "docs/supported.md": {
+            "tasks": supported_table(),
+            "precisions": precisions_table(),
+            "protocols": protocols_table(),
         },
     }
 
