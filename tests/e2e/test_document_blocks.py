@@ -84,7 +84,7 @@ class Page:
             if SERVES.search(command):
                 self._start(command, {})
                 continue
-            printed = self._printed(block, ["bash", "-o", "pipefail", "-c", self._with_ports(command)])
+            printed = self._printed(block, ["bash", "-eo", "pipefail", "-c", self._with_ports(command)])
             if promised:
                 assert comparable(printed) == comparable(promised), block.place
             else:
@@ -159,19 +159,23 @@ def all_are_ready(url: str) -> bool:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Yields each command of a block, and what is promised to be printed; "" where nothing is."""
+    """Yields the commands of a block, and what each is promised to print; "" where nothing is.
+
+    Lines without prompts are one command, but for those that start a service.
+    """
     has_prompts = text.startswith("$ ")
     command, promised = "", ""
     for line in text.splitlines():
-        is_continued = command.endswith(("\\", "|")) and not promised
-        if is_continued:
+        if command.endswith(("\\", "|")) and not promised:
             command += f"\n{line}"
-        elif line.startswith("$ ") or not has_prompts:
+        elif has_prompts and not line.startswith("$ "):
+            promised += f"{line}\n"
+        elif command and not (has_prompts or SERVES.search(command) or SERVES.search(line)):
+            command += f"\n{line}"
+        else:
             if command:
                 yield command, promised
             command, promised = line.removeprefix("$ "), ""
-        else:
-            promised += f"{line}\n"
     yield command, promised
 
 
@@ -231,7 +235,9 @@ def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
 def test_commands_and_what_they_print() -> None:
     text = '$ printf a |\n    cat\n{"a": 1}\n$ ls \\\n    -l\n'
     assert list(commands(text)) == [("printf a |\n    cat", '{"a": 1}\n'), ("ls \\\n    -l", "")]
-    assert list(commands("ls\ncat |\n  wc\n")) == [("ls", ""), ("cat |\n  wc", "")]
+    text = "cd models\nls |\n  wc\nmake run  # or servery serve\ncurl a\ncurl b\n"
+    parts = ["cd models\nls |\n  wc", "make run  # or servery serve", "curl a\ncurl b"]
+    assert list(commands(text)) == [(part, "") for part in parts]
 
 
 def test_times_and_digits_are_left_out() -> None:
