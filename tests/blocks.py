@@ -29,10 +29,10 @@ class Block:
     """What it needs; empty: it runs."""
 
     served: str
-    """Folder of the model that the service must have, of a comment above; empty: the default ones."""
+    """Folder of the model that the service must have, of a comment above; empty: what runs already."""
 
     file: str
-    """Name of the Python file that holds it, if the paragraph above begins with one."""
+    """Name of the Python file that holds it, the last one in the paragraph above; empty: none."""
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -44,7 +44,7 @@ def blocks(path: Path) -> Iterator[Block]:
         note = re.fullmatch(r"\*Needs (.+)\.\*", above)
         served = re.fullmatch(r"<!-- served: (\S+) -->", above)
         paragraph = re.split(r"\n\n|^```\n", before, flags=re.MULTILINE)[-1]
-        file = re.search(r"^`(\w+\.py)`", paragraph, re.MULTILINE)
+        *_, file = (None, *re.finditer(r"`(\w+\.py)`", paragraph))
         place = f"{path.name}:{before.count(chr(10)) + 1}"
         found = [group[1] if group else "" for group in (note, served, file)]
         yield Block(place, match[1], match[2], *found)

@@ -25,7 +25,7 @@ from tests.blocks import DATA, PAGES, PYTHON, SHELL, Block, blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
-SERVES = re.compile(r"(?:^|\s)(?:make run|servery serve|python -m serving)\b")
+SERVES = re.compile(r"(?:^|[\s/])(?:make run|servery serve|python -m serving)\b")
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 PROGRAMS = {
     "python": 'exec "{python}" "$@"',
@@ -72,7 +72,7 @@ class Page:
     def _python(self, block: Block) -> None:
         """Runs a program, or writes the module and imports it."""
         if block.file:
-            (self.folder / block.file).write_text(block.text)
+            (self.folder / block.file).write_text(self._with_ports(block.text))
             self._printed(block, [sys.executable, "-c", f"import {Path(block.file).stem}"])
             return
         printed = self._printed(block, [sys.executable, "-c", self._with_ports(block.text)])
@@ -118,8 +118,11 @@ class Page:
             (folder / "model.json").write_text(block.text)
 
     def _serve_models(self, served: str) -> None:
-        """Makes sure that the service has the model in this folder; without one, three models."""
-        if self._served != served:
+        """Makes sure that a service runs: the page's last one, or one of this folder's model.
+
+        The first service of a page that starts none has three models.
+        """
+        if self._service is None or served not in ("", self._served):
             models = served or "models/food11,exports/sentiment,exports/questions"
             self._start("python -m serving fastapi_onnx", {"SERVING_MODELS": models})
             self._served = served
@@ -194,6 +197,8 @@ def page_in(folder: Path) -> Iterator[Page]:
         program = folder / "bin" / name
         program.write_text(f"#!/bin/bash\n{script.format(python=sys.executable)}\n")
         program.chmod(0o755)
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "bin").symlink_to(folder / "bin")
     for name in ("README.md", "flask_app", "notebooks"):
         (folder / name).symlink_to(servers.ROOT / name)
     food = servers.ROOT / "models" / "food11"
