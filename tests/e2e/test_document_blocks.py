@@ -34,7 +34,8 @@ PROGRAMS = {
 }
 """`make run` is what the Makefile runs after it has installed the packages."""
 
-CHANGING = r"dur=[\d.]+|[\d.]+ ms\b|python [\d.]+\b|\b[0-9a-f]{32}\b"
+CHANGING = r"dur=[\d.]+|[\d.]+ ms\b|[\d.]+ ?%|python [\d.]+\b|\b[0-9a-f]{32}\b"
+"""Times, versions and ids, and percentages, which differ between precisions."""
 
 
 class Page:
@@ -145,7 +146,7 @@ class Page:
 
     def stop(self) -> None:
         """Ends the service."""
-        if self._service is not None:
+        if self._service is not None and self._service.poll() is None:
             os.killpg(self._service.pid, signal.SIGTERM)
             try:
                 self._service.wait(30)
@@ -211,7 +212,8 @@ def page_in(folder: Path) -> Iterator[Page]:
     (folder / "models" / "food11" / "2" / "model.json").write_text(second)
     exports.saved(folder / "exports" / "sentiment", exports.word_piece(), {}, names=NAMES)
     exports.asked(folder / "exports" / "questions", exports.word_piece(), {}, names=NAMES)
-    (folder / "path" / "to" / "export").symlink_to(folder / "exports" / "sentiment")
+    for name in ("export", "folder"):
+        (folder / "path" / "to" / name).symlink_to(folder / "exports" / "sentiment")
     (folder / "models" / "distance" / "1").mkdir(parents=True)
     np.save(folder / "models" / "distance" / "1" / "points.npy", [[0.0, 0.0], [1.44, 1.92]])
     for name in ("a.jpg", "b.jpg", "photo.jpg"):
