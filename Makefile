@@ -22,7 +22,7 @@ unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: run run-ray test test-all test-gpu test-triton test-wheel test-ray test-docker test-transformers
+.PHONY: run run-ray test test-all test-docs test-gpu test-triton test-wheel test-ray test-docker test-transformers
 .PHONY: triton-repository bench bench-gpu
 .PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
 
@@ -37,6 +37,9 @@ test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser t
 
 test-all: test .venv/dev-all.installed  ## everything that needs no GPU: what `test` runs, then the tests marked slow
 	$(BIN)/python -m pytest -m slow
+
+test-docs: .venv/dev-all.installed  ## the blocks of code in README.md and docs/, as printed; part of test-all
+	$(BIN)/python -m pytest -m slow tests/e2e/test_document_blocks.py
 
 test-gpu: .venv/gpu.installed  ## what needs a GPU; fails where there is none
 	$(BIN)/python -m pytest -m gpu tests/gpu -k fastapi_onnx  # apart: each brings a cuDNN of its own

@@ -1,17 +1,18 @@
 """Writes the generated parts of README.md and docs/: `python -m docs.tables`, or `make docs-tables`.
 
-A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings, errors
-and the path of a request come from the code, figures from `benchmarks/results/`. A part that is out of
-date fails a test.
+A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings, errors,
+model.json and the path of a request come from the code, figures from `benchmarks/results/`. A part that
+is out of date fails a test.
 """
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from pydantic_settings import BaseSettings
 
 from benchmarks import chapters
@@ -19,11 +20,61 @@ from benchmarks.markdown import markdown
 from benchmarks.simulation.sizing import sizing
 from flask_app.settings import Settings as PageSettings
 from servery.commands import COMMANDS
+from serving.description import ImagePipeline, Int8Verdict, ModelDescription, TextPipeline, Thresholds
 from serving.errors import RequestError, RetryableError, ServingError
 from serving.settings import ROOT, Settings
+from serving.task_kinds import KINDS, PYTHON
+from serving.tasks.registry import task_class
+
+Devices = dict[str, tuple[str, ...]]
+"""Device -> precisions."""
 
 BASES = (ServingError, RequestError, RetryableError)
 """Classes that group errors; the service answers with their subclasses."""
+
+SECTIONS = {
+    ImagePipeline.__name__: "image",
+    TextPipeline.__name__: "text",
+    Thresholds.__name__: "thresholds",
+    Int8Verdict.__name__: "int8",
+}
+"""Object in model.json -> its section in docs/model-json.md."""
+
+IMAGES: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp16", "fp32")}
+GRAPHS: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp32",)}
+TORCH_TEXTS: Devices = {"cpu": ("fp32",), "cuda": ("fp16", "fp32")}
+SUPPORTED: dict[tuple[str, str], Devices] = {
+    ("image-classification", "fastapi_onnx"): IMAGES,
+    ("image-classification", "fastapi_pt"): IMAGES,
+    ("text-classification", "fastapi_onnx"): GRAPHS,
+    ("text-classification", "fastapi_pt"): TORCH_TEXTS,
+    ("question-answering", "fastapi_onnx"): GRAPHS,
+    ("question-answering", "fastapi_pt"): TORCH_TEXTS,
+    ("tensor", "fastapi_onnx"): GRAPHS,
+    ("tensor", "fastapi_pt"): {"cpu": (), "cuda": ()},
+}
+"""Task and backend -> precisions on each device. A Python task computes as its class does."""
+
+PRECISIONS = {
+    "fp32": "always there. A graph is computed in the types of its file.",
+    "fp16": "on a GPU: images with both backends, texts with PyTorch. "
+    "`auto` takes it if it agrees with fp32.",
+    "bf16": "on CPUs that have instructions for it, computed by OpenVINO or PyTorch. "
+    "`auto` takes it if it agrees with fp32 and is faster.",
+    "int8": "on CPUs, from a file that `servery export` or `servery quantise` writes. `auto` takes it "
+    "if the file is fit, agrees with fp32 and is faster; graphs of the task `tensor` never run in int8 "
+    "unless `SERVING_PRECISION=int8` is set.",
+}
+
+PROTOCOLS = {
+    "native": ("[native HTTP](api.md)", ("requests",)),
+    "v2": ("[v2 over HTTP](protocols.md#open-inference-protocol-v2)", ("requests", "tensors")),
+    "grpc": ("[v2 over gRPC](protocols.md#grpc)", ("requests", "tensors")),
+    "tfserving": ("[TensorFlow Serving](protocols.md#tensorflow-serving)", ("requests", "tensors")),
+    "torchserve": ("[TorchServe](protocols.md#torchserve)", ("requests",)),
+    "tcp": ("[TCP](protocols.md#tcp)", ("requests",)),
+}
+"""Protocol -> its name, and how clients may call a model in it."""
 
 
 def settings_table(settings: type[BaseSettings]) -> str:
@@ -98,6 +149,91 @@ def meaning(kind: type[ServingError]) -> str:
     return " ".join((kind.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
+def fields_table(model: type[BaseModel]) -> str:
+    """One row for each field of an object in model.json: its JSON type, default and meaning."""
+    rows = []
+    for name, schema in model.model_json_schema()["properties"].items():
+        field = model.model_fields[name]
+        has_default = not field.is_required() and field.default not in (None, "", [], {})
+        default = f"`{json.dumps(field.default)}`" if has_default else ""
+        meaning = " ".join(schema.get("description", "").split())
+        kind = json_type(schema)
+        if field.is_required():
+            default = "required"
+            kind += " or null" * ({"type": "null"} in schema.get("anyOf", []))
+        rows.append([f"`{name}`", kind, default, meaning])
+    return table(["field", "type", "default", "meaning"], rows)
+
+
+def json_type(schema: dict[str, Any]) -> str:  # Any: a JSON schema
+    """The JSON type of a field in words, with limits of its numbers; null, a default, is left out."""
+    if "$ref" in schema:
+        return f"[object](#{SECTIONS[schema['$ref'].rpartition('/')[2]]})"
+    if "anyOf" in schema:
+        parts = [json_type(part) for part in schema["anyOf"] if part != {"type": "null"}]
+        return " or ".join(part for part in parts if part != "integer" or "number" not in parts)
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return " or ".join(f'`"{value}"`' for value in values)
+    kind: str = schema["type"]
+    if kind == "array":
+        item = json_type(schema.get("items") or schema["prefixItems"][0])
+        return f"array of {schema['maxItems']}: {item}" if "prefixItems" in schema else f"array: {item}"
+    if kind == "object":
+        return f"object: {json_type(schema['additionalProperties'])}"
+    least = "above 0" if "exclusiveMinimum" in schema else f"from {schema.get('minimum')}"
+    if kind == "integer" and "exclusiveMinimum" in schema:
+        least = "from 1"
+    if "maximum" in schema:
+        return f"{kind} {least} to {schema['maximum']}"
+    return f"{kind} {least}" if {"minimum", "exclusiveMinimum"} & set(schema) else kind
+
+
+def needs_table() -> str:
+    """One row a task: the fields that it needs beside name and version."""
+    names = [[f"`{name}`" for name in kind.needs] for kind in (*KINDS, PYTHON)]
+    rows = [
+        [f"[`{kind.name}`](#{anchor(kind.name)})", " and ".join(needed)]
+        for kind, needed in zip((*KINDS, PYTHON), names, strict=True)
+    ]
+    return table(["`task`", "needs"], rows)
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading that GitHub and the site agree on."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def supported_table() -> str:
+    """One row for each task and backend: the precisions on each device."""
+    rows = []
+    for (task, backend), devices in SUPPORTED.items():
+        cells = [", ".join(precisions) or "not served" for precisions in devices.values()]
+        rows.append([f"`{task}`", f"`{backend}`", *cells])
+    rows.append([f"`{PYTHON.name}`", "both", "your code decides", "your code decides"])
+    return table(["task", "backend", "CPU", "GPU (CUDA)"], rows)
+
+
+def precisions_table() -> str:
+    """One row for each value of SERVING_PRECISION but `auto`."""
+    return table(["precision", "where it exists"], [[f"`{k}`", text] for k, text in PRECISIONS.items()])
+
+
+def protocols_table() -> str:
+    """One row for each protocol: how clients may call the models of each task."""
+    ways = {
+        kind.name: (
+            "requests" if (task := task_class(kind)).request_signature is not None else "",
+            "tensors" if task.tensor_signature is not None else "",
+        )
+        for kind in (*KINDS, PYTHON)
+    }
+    rows = [
+        [title, *(", ".join(way for way in ways[task] if way in known) or "no" for task in ways)]
+        for title, known in PROTOCOLS.values()
+    ]
+    return table(["protocol", *(f"`{task}`" for task in ways)], rows)
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A table whose columns are all aligned to the left."""
     return markdown(head, rows).replace("---:", "---")
@@ -113,12 +249,25 @@ def parts() -> dict[str, dict[str, str]]:
             "service settings": settings_table(Settings),
             "page settings": settings_table(PageSettings),
         },
+        "docs/model-json.md": {
+            "needs": needs_table(),
+            "model": fields_table(ModelDescription),
+            "image": fields_table(ImagePipeline),
+            "text": fields_table(TextPipeline),
+            "int8": fields_table(Int8Verdict),
+            "thresholds": fields_table(Thresholds),
+        },
         "docs/performance.md": {"figures": chapters.chapters()},
         "docs/ray.md": {"ray": chapters.ray()},
         "docs/scale.md": {
             "sizing": sizing(chapters.read(chapters.RESULTS, "scale")),
             "simulation": chapters.simulation(),
             "validation": chapters.validation(),
+        },
+        "docs/supported.md": {
+            "tasks": supported_table(),
+            "precisions": precisions_table(),
+            "protocols": protocols_table(),
         },
     }
 

@@ -41,32 +41,32 @@ class ImagePipeline(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     resize: Side | Size
-    """Length of the short side, or [height, width]; antialiased."""
+    """Length in pixels to which the short side is resized, or `[height, width]`. Antialiased."""
 
     filter: Literal["bilinear", "bicubic", "lanczos", "hamming", "box"] = Field(
         default="bilinear", exclude_if=lambda value: value == "bilinear"
     )
-    """Filter of both resizes."""
+    """Filter for `resize` and `enlarge`."""
 
     exact: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Whether the resizes round as Pillow does; faster code is off by one in some of the pixels."""
+    """Whether pixels are rounded exactly as by Pillow. Otherwise faster code is off by one in some."""
 
     center_crop: Side | None = None
-    """Side of the square that is cropped from the centre."""
+    """Side in pixels of the square that is cropped from the centre after `resize`; null: no crop."""
 
     crop_rounding: Literal["nearest", "down"] = Field(
         default="nearest", exclude_if=lambda value: value == "nearest"
     )
-    """Way to a whole pixel, where the centre's crop would begin between two."""
+    """How the crop's corner is rounded if it lies between two pixels."""
 
     enlarge: Size | None = None
-    """Size to which the crop is resized, [height, width]."""
+    """Size to which the crop is resized, `[height, width]`; null: the crop's own size."""
 
     mean: tuple[float, float, float]
-    """Subtracted from pixels in [0, 1], per channel."""
+    """Mean of each channel (R, G, B), subtracted from pixels between 0 and 1."""
 
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
-    """Divisor after the subtraction, per channel."""
+    """Standard deviation of each channel, by which the difference is divided."""
 
     @model_validator(mode="after")
     def check_output_is_fixed(self) -> "ImagePipeline":
@@ -87,34 +87,40 @@ class ImagePipeline(BaseModel):
 
 
 class TextPipeline(BaseModel):
-    """Preprocessing of a text, beside what `tokenizer.json` says, and what its logits mean."""
+    """Preprocessing of a text beyond `tokenizer.json`, and the meaning of the logits."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     max_tokens: PositiveInt
-    """Most tokens of a text, the special ones among them."""
+    """Maximum number of tokens in a text, including special tokens."""
 
     pad_token_id: NonNegativeInt | None
-    """Token behind the shorter texts of a batch; None: only texts of the same length share one."""
+    """Token that pads the shorter texts of a batch; null: only texts of equal length share a batch."""
 
     truncation_side: Literal["left", "right"] = "right"
-    """End at which a long text is truncated."""
+    """End at which a long text is cut off."""
 
     activation: Literal["softmax", "sigmoid"] = "softmax"
-    """`sigmoid` if the classes do not exclude each other."""
+    """How logits become probabilities: `softmax` for classes that exclude each other, else `sigmoid`."""
 
 
 class Thresholds(BaseModel):
-    """Limits of certainty: an answer below either of them is uncertain."""
+    """Limits of certainty: the page calls an answer below either of them uncertain."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     probability: float = Field(ge=0, le=1)
+    """Minimum probability of the best class."""
+
     margin: float = Field(ge=0, le=1)
+    """Minimum difference between the probabilities of the two best classes."""
 
 
 class Int8Verdict(BaseModel):
-    """Whether an int8 file agrees with fp32, as far as the service asks.
+    """Whether an int8 file agrees with fp32.
 
-    `servery export` writes more (`training.int8_verdict.Verdict`), which is kept.
+    These are the fields that the service reads; `servery export` writes more
+    (`training.int8_verdict.Verdict`), which are kept.
     """
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
@@ -123,17 +129,17 @@ class Int8Verdict(BaseModel):
     """Whether `SERVING_PRECISION=auto` may serve it."""
 
     reason: str
-    """What speaks for or against it, in words."""
+    """Reason for the verdict, in words."""
 
     sample_difference: float
-    """`precision_check.mean_difference` from fp32 on the sample images; the check at load repeats it."""
+    """Mean difference from fp32 on the sample inputs. The service measures it again at start."""
 
     method: str = ""
-    """How the file was made; empty for a file that was made elsewhere."""
+    """How the file was quantised; empty if unknown."""
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Of a model."""
+"""Pattern of a model's name."""
 
 
 class ModelDescription(BaseModel):
@@ -142,61 +148,73 @@ class ModelDescription(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=NAME)]
+    """Name by which clients call the model."""
+
     version: Annotated[str, Field(pattern="^[1-9][0-9]*$")]
-    """Subfolder that holds the weights."""
+    """Subfolder that holds the weights: a whole number from 1."""
 
     title: str = Field(default="", exclude_if=lambda value: not value)
-    """Heading of the page, such as `What food is this?`."""
+    """Heading of the web page, such as `What food is this?`."""
 
     description: str = ""
-    """What the model does, in a sentence or two; the page shows it, too."""
+    """What the model does, in a sentence or two. The web page shows it below the title."""
 
     task: str = IMAGE_CLASSIFICATION
-    """What a request means: `image-classification`, `text-classification`, `question-answering`,
-    `tensor` for a graph that is asked in tensors only, or `module:Class`, a class of one's own."""
+    """What the model does with a request: `image-classification`, `text-classification`,
+    `question-answering`, `tensor` for a graph that is called with tensors only, or `module:Class` for a
+    Python class of yours."""
 
     labels: list[str] = []
-    """Class names in the order of the outputs."""
+    """Class names, in the order of the network's outputs."""
 
     image: ImagePipeline | None = None
-    """Preprocessing, of an image classifier."""
+    """Preprocessing of images."""
 
     text: TextPipeline | None = None
-    """Preprocessing, of a task about texts; its tokeniser is `tokenizer.json` in the folder."""
+    """Preprocessing of texts. The tokeniser is the file `tokenizer.json` in the model folder."""
 
     limits: dict[str, PositiveInt] = {}
-    """Largest size of each axis of the graph's tensors that varies, by the axis' name in the graph."""
+    """Maximum size of each tensor axis that varies, by the axis' name in the graph; 512 if it is not
+    listed. For a Python task: its own limits."""
 
     aliases: dict[str, Literal["request", "tensor"]] = {}
-    """Other names of the model in the protocols that have names, and the form in which each is asked."""
+    """Further names of the model, and how clients call the model by that name: with requests, or with
+    tensors."""
 
     names: dict[str, str] = {}
-    """Names of the request's and the answer's fields there, in place of the same in capital letters."""
+    """Names of request and answer fields in protocols that call them tensors. By default the name is the
+    field's own in capital letters."""
 
     architecture: str | None = None
-    """Name in torchvision.models; the PyTorch backend needs it."""
+    """Name of the network in `torchvision.models`, for the PyTorch backend."""
 
     body_size: Side | None = None
-    """Side in pixels to which the network reduces its input; None: no reduction."""
+    """Side in pixels to which the PyTorch network reduces its input; null: no reduction."""
 
     instances: PositiveInt | Literal["auto"] | None = None
-    """For this and the next three, see the settings of these names: this model's own, which beat
-    SERVING_INSTANCES and the like, and are beaten by SERVING_INSTANCES__NAME."""
+    """Overrides `SERVING_INSTANCES` for this model; `SERVING_INSTANCES__NAME` overrides both."""
 
     max_batch_size: PositiveInt | Literal["auto"] | None = None
+    """Overrides `SERVING_MAX_BATCH_SIZE` in the same way."""
+
     max_queue_delay_us: NonNegativeInt | None = None
+    """Overrides `SERVING_MAX_QUEUE_DELAY_US` in the same way; in microseconds."""
+
     precision: Literal["auto", "fp32", "fp16", "bf16", "int8"] | None = None
+    """Overrides `SERVING_PRECISION` in the same way."""
 
     files: dict[str, Sha256] = {}
-    """SHA-256 of each file, by its path in the folder; graphs of `tensor` and of tasks about texts may
-    be left out."""
+    """SHA-256 of each file that the service reads, by its path in the model folder. Graphs for texts and
+    tensors need no entry."""
 
     int8: dict[str, SerializeAsAny[Int8Verdict]] = {}
-    """Verdict on each int8 file, by its path in the folder."""
+    """Whether each int8 file agrees with fp32, by its path in the model folder."""
 
     thresholds: Thresholds | None = None
+    """Limits below which the web page calls an answer uncertain."""
+
     accuracy: dict[str, float | int | dict[str, float | int]] = {}
-    """Accuracy, measured through the served pipeline."""
+    """Accuracy, measured through the served pipeline; for people, the service only shows it."""
 
     @model_validator(mode="after")
     def check_task_is_complete(self) -> "ModelDescription":

@@ -1,0 +1,52 @@
+"""docs/supported.md: every task, backend, device, precision and protocol of the code is there."""
+
+import re
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from docs import tables
+from fastapi_onnx.network import cpu_candidates
+from serving.description import ModelDescription
+from serving.model import Model
+from serving.settings import ROOT, Settings
+from serving.task_kinds import KINDS
+
+BACKENDS = [
+    path.parent.name
+    for path in sorted(ROOT.glob("*/__init__.py"))
+    if re.search("^BACKEND = ", path.read_text(), re.MULTILINE)
+]
+
+
+def values(setting: str) -> set[str]:
+    """The values of a setting but `auto`."""
+    return set(get_args(Settings.model_fields[setting].annotation)) - {"auto"}
+
+
+def test_every_task_and_backend_is_listed() -> None:
+    assert len(BACKENDS) >= 2
+    assert set(tables.SUPPORTED) == set(product((kind.name for kind in KINDS), BACKENDS))
+
+
+def test_every_device_and_precision_is_listed() -> None:
+    assert all(set(devices) == values("device") for devices in tables.SUPPORTED.values())
+    listed = {
+        name for devices in tables.SUPPORTED.values() for names in devices.values() for name in names
+    }
+    assert listed == values("precision") == set(tables.PRECISIONS)
+
+
+def test_every_protocol_is_listed() -> None:
+    of_their_own_port = {name.removesuffix("_port") for name in Settings.model_fields if "_port" in name}
+    declared = {"native", *Settings.model_fields["protocols"].default, *of_their_own_port}
+    assert set(tables.PROTOCOLS) == declared
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_precisions_on_a_cpu_are_those_of_the_onnx_backend(kind: Any) -> None:
+    description = ModelDescription.model_construct(name="model", version="1", task=kind.name, files={})
+    candidates = cpu_candidates(Model(ROOT, description), Settings(precision="int8"), "")
+    precisions = {candidate.precision for candidate in candidates}
+    assert precisions == set(tables.SUPPORTED[kind.name, "fastapi_onnx"]["cpu"])
