@@ -60,7 +60,7 @@ def prepared(body: nn.Module, example: Tensor) -> GraphModule:
     swapped = copy.deepcopy(body)
     for name in [name for name, layer in body.named_modules() if isinstance(layer, nn.ReLU6)]:
         activation = nn.ReLU().eval()
-        activation.clips = True  # type: ignore[assignment]  # a mark, which the library keeps
+        setattr(activation, "clips", True)  # noqa: B010 a mark, which the library keeps
         swapped.set_submodule(name, activation)
     options = get_default_qconfig_mapping(ENGINE), (example,)
     made = prepare_fx(swapped, *options)
