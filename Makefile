@@ -11,8 +11,7 @@ BIN := .venv/bin
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
 SIZE_onnx := 360 MB
 SIZE_pt := 5 GB
-MODELS := $(if $(SERVING_MODELS)$(SERVING_MODEL_DIR),,models/food11 models/sentiment)
-SERVE = serve $(MODELS) --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
+SERVE = serve --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
 # the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out
 EXACTLY := --quiet --disable-pip-version-check --no-deps
 # packages go into .venv and are found there, whatever a pip.conf or the environment says

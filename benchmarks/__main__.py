@@ -1,23 +1,28 @@
 """`python -m benchmarks COMMAND`; `servery load` measures any running server."""
 
+import sys
+
 import typer
 
-from benchmarks import (
-    backends,
-    bench,
-    compare,
-    gpu,
-    jobs_command,
-    limit,
-    model,
-    overload,
-    parts,
-    plots,
-    ray,
-    scale,
-    simulate,
-    stress,
-)
+try:
+    from benchmarks import (
+        backends,
+        bench,
+        compare,
+        gpu,
+        jobs_command,
+        limit,
+        model,
+        overload,
+        parts,
+        plots,
+        ray,
+        scale,
+        simulate,
+        stress,
+    )
+except ModuleNotFoundError as error:
+    sys.exit(f"benchmarks: there is no module {error.name}; make .venv/dev-all.installed installs all")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("bench")(bench.main)
