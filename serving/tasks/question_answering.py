@@ -105,7 +105,7 @@ class QuestionAnswering(TextTask):
 
     @classmethod
     def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
-        """Returns the outputs with the start and end logits; see `TextTask`. Raises ConfigurationError."""
+        """Returns the outputs with start and end logits; see `TextTask`. Raises ConfigurationError."""
         by_name = {spec.name: spec for spec in graph.outputs}
         for name in LOGITS:
             shape = by_name[name].shape if name in by_name else ()
