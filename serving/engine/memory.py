@@ -1,15 +1,15 @@
 """Shared memory of one engine: slots, and the state of the engine, its workers and web processes.
 
-`ServiceCounts` is memory shared by all engines of the service. In this code a web process is called a
+`ServiceCounts` is memory shared by all engines of the service. Names in the code call a web process a
 frontend.
 
 The supervisor creates an anonymous file, which a container's small /dev/shm does not limit, and passes
 its descriptor on. Every process maps the file. Every number is aligned and has one writer at a time. A
 record is sent through a pipe only after the numbers of its slot have been written.
 
-A slot is FREE while its frontend owns it, QUEUED while its record is in a work pipe or in a worker's
-inbox, and RUNNING while a worker computes it. It then stays in a finished state until its frontend has
-read the result and set it to FREE.
+A slot is FREE while its web process owns it, QUEUED while its record is in a work pipe or in a worker's
+inbox, and RUNNING while a worker computes it. It then stays in a finished state until its web process
+has read the result and set it to FREE.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class State(IntEnum):
 
 
 class Health(IntEnum):
-    """Health of an engine; decides whether frontends accept requests."""
+    """Health of an engine; decides whether web processes accept requests."""
 
     STARTING = 0
     READY = 1
@@ -64,7 +64,7 @@ class SlotLayout:
     """Sizes that determine the mapping's layout; the same in every process."""
 
     slots: int
-    """Slots of all frontends together: `queue_size` for each frontend."""
+    """Slots of all web processes together: `queue_size` for each."""
 
     frontends: int
     """Number of web processes, or its upper limit: `topology.most_web_processes`."""
@@ -75,10 +75,10 @@ class SlotLayout:
 
     @property
     def slots_per_frontend(self) -> int:
-        """Slots that each frontend owns, which is also the limit for all frontends together.
+        """Slots that each web process owns, which is also the limit for all of them together.
 
-        Thus a single frontend can take all requests that the service admits, even if connections are
-        spread unevenly. Slot s belongs to frontend s // slots_per_frontend.
+        Thus a single web process can take all requests that the service admits, even if connections
+        are spread unevenly. Slot s belongs to web process s // slots_per_frontend.
         """
         return self.slots // self.frontends
 
@@ -98,7 +98,7 @@ class SlotLayout:
 
 @dataclass(frozen=True)
 class EngineFds:
-    """Descriptors and sizes with which a frontend uses an engine; valid in that frontend's process."""
+    """Descriptors and sizes with which a web process uses an engine; valid in that process only."""
 
     frontend: int
     layout: SlotLayout
@@ -110,7 +110,7 @@ class EngineFds:
     """Write ends of the work pipes: interactive, bulk."""
 
     done_fd: int
-    """Read end of the frontend's done pipe."""
+    """Read end of the web process's done pipe."""
 
     wakeup_fd: int
     """Write end of the pipe that wakes the supervisor to check its workers."""
@@ -123,7 +123,7 @@ def row_bytes(spec: TensorSpec, limits: dict[str, int]) -> int:
 
 
 def statistics_row(max_batch: int) -> int:
-    """Returns how many counters a frontend has for one signature; `statistics.py` names them."""
+    """Returns how many counters a web process has per signature; `statistics.py` names them."""
     return TOTALS + PER_BATCH_SIZE * max_batch
 
 
@@ -163,9 +163,9 @@ def anonymous_file(size: int) -> int:
 
 
 class ServiceCounts:
-    """Counts for the whole service, shared by all engines; each frontend writes its own entry.
+    """Counts for the whole service, shared by all engines; each web process writes its own entry.
 
-    The process that starts the frontends creates the counts and clears those of a dead frontend.
+    Whatever starts the web processes creates the counts and clears those of dead ones.
     """
 
     def __init__(self, frontends: int = 1, fd: int | None = None) -> None:
@@ -218,7 +218,7 @@ class SignatureSlots:
 
 
 class Memory:
-    """Views into the mapping: arrays indexed by slot, by worker or by frontend."""
+    """Views into the mapping: arrays indexed by slot, by worker or by web process."""
 
     def __init__(self, fd: int, layout: SlotLayout, counts_fd: int | None) -> None:
         self.fd = fd
@@ -238,7 +238,7 @@ class Memory:
         self.call_overhead_elements = self._array("q", len(layout.signatures))
         self.restarts = self._array("q", 1)
 
-        # frontends: each writes its own entry
+        # web processes: each writes its own entry
         self.in_flight = self._array("i", frontends)
         row = statistics_row(layout.max_batch)
         self.statistics = [[self._array("q", row) for _ in layout.signatures] for _ in range(frontends)]
@@ -365,10 +365,10 @@ class Memory:
 
     @property
     def free_slots(self) -> int:
-        """Number of slots that the frontends together may still take, according to `in_flight`.
+        """Number of slots that all web processes together may still take, according to `in_flight`.
 
-        Two frontends that look at the same moment may exceed the limit by one request each. That is
-        harmless, because each uses its own slots.
+        Two web processes that look at the same moment may exceed the limit by one request each. That
+        is harmless, because each uses its own slots.
         """
         return max(0, self.layout.slots_per_frontend - sum(self.in_flight))
 
@@ -378,7 +378,7 @@ class Memory:
         return min((cap for cap in self.cap.tolist() if cap), default=0)
 
     def owner(self, slot: int) -> int:
-        """Returns the index of the frontend that owns a slot."""
+        """Returns the index of the web process that owns a slot."""
         return slot // self.layout.slots_per_frontend
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ def decode_json(
         try:
             return decoder.decode(data)
         except msgspec.ValidationError as error:
-            SYNTAX.decode(data)  # if the text is not JSON further on, that is the error to report
+            SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
             raise InvalidRequestError(f"the {name} is not as documented: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec reports it as truncated data

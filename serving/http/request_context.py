@@ -19,7 +19,7 @@ from serving.errors import InternalError, ServingError, by_status
 from serving.logging import LEVELS, logger
 from serving.metrics import Metrics
 
-CLIENT_GONE = 499  # nginx's status for a client that disconnected; shown only in log and metrics
+CLIENT_GONE = 499  # nginx's number for a client that disconnected; only the log and the metrics show it
 HIDDEN = "the server failed; the request may be tried again"
 HEALTH_PATH = "/grpc.health.v1.Health/Check"
 QUIET_PATHS = {"/health/live", "/health/ready", "/metrics", HEALTH_PATH}

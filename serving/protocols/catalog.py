@@ -135,7 +135,7 @@ class ModelCatalog:
         """
         entry = self.entries.get(name)
         if entry is None:
-            self._service.model(self.owner(name))  # raises the reason if it is not in service
+            self._service.model(self.owner(name))  # says why it is not in service
             raise NotFoundError(f"{name} has no such form")
         if version is not None and version != entry.version:
             raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {entry.version} is")

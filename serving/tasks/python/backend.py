@@ -243,7 +243,7 @@ def declared_type(
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(getattr(declared, name))
         schema: Any = adapter.json_schema(mode=mode)
-    except Exception as error:  # from pydantic or from the type's own code
+    except Exception as error:  # pydantic's own, and those of the type
         raise ConfigurationError(f"{name} is no type that pydantic takes: {summary(error)}") from error
     if len(json.dumps(schema)) > MAX_SCHEMA:
         logger().warning("a JSON schema is too large to be shown", type=name, limit=MAX_SCHEMA)
