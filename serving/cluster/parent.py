@@ -238,7 +238,7 @@ class Cluster:
                 raise ConfigurationError(f"a web process ended with exit code {code}")
 
     def _watch(self) -> None:
-        """Schedules pings while web processes may have connections (TCP and gRPC never report any)."""
+        """Schedules pings while web processes may have connections; TCP and gRPC report none."""
         needed = (
             self._stopping
             or self._settings.tcp_port is not None

@@ -105,7 +105,7 @@ class Slots:
                     future.exception()  # otherwise asyncio logs that it was never retrieved
 
     def resize(self, count: int, bulk: bool) -> None:
-        """Takes up to `count` slots if enough are free, or frees those beyond; no slot may be in use."""
+        """Takes free slots, up to `count` in all, or frees those beyond; no slot may be in use yet."""
         more = min(count - len(self.indices), self.client.free_slots(bulk))
         if more > 0:
             self.indices += self.client.acquire(bulk, more).indices

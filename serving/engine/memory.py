@@ -1,7 +1,6 @@
 """Shared memory of one engine: slots, and the state of the engine, its workers and web processes.
 
-`ServiceCounts` is memory shared by all engines of the service. Names in the code call a web process a
-frontend.
+`ServiceCounts` is memory shared by all engines of the service. In names, a web process is a frontend.
 
 The supervisor creates an anonymous file, which a container's small /dev/shm does not limit, and passes
 its descriptor on. Every process maps the file. Every number is aligned and has one writer at a time. A

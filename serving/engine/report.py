@@ -19,7 +19,7 @@ class Profile:
     """Batch size of the first signature beyond which throughput hardly grows."""
 
     max_batch_elements: list[int]
-    """Largest worthwhile batch of each signature whose sizes vary, in elements of the largest input."""
+    """Largest worthwhile batch of each signature if sizes vary, in elements of the largest input."""
 
     call_overhead_elements: list[int]
     """Fixed overhead of a call for each signature, as the number of elements computed in that time. If

@@ -14,7 +14,7 @@ PREFIX = "serving-scratch-"
 
 
 def create(prefix: str = PREFIX, parent: Path | None = None) -> Path | None:
-    """Creates a private folder in `parent`, by default the temporary folder; None if not writable."""
+    """Creates a private folder, by default in the temporary folder; returns None if not writable."""
     try:
         parent = parent or Path(tempfile.gettempdir())
         sweep(parent, prefix)

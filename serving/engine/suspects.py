@@ -29,10 +29,10 @@ class Suspects:
         """Record of the suspect being retried, or of the last one; 0: none."""
 
     def empty_inbox(self, index: int, killed: bool) -> None:
-        """Empties a dead worker's inbox: reports finished items, requeues new ones, suspects the rest.
+        """Empties a dead worker's inbox: reports finished items and requeues those not yet started.
 
-        `killed` means that SIGKILL ended the worker, sent by an operator or by the kernel for lack of
-        memory. Its items then become suspects only the second time.
+        The other items become suspects. `killed` means that SIGKILL ended the worker, sent by an
+        operator or by the kernel for lack of memory; items then become suspects only the second time.
         """
         memory, inbox = self._memory, self._memory.inbox[index]
         for place, value in enumerate(inbox.tolist()):

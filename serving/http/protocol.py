@@ -54,7 +54,7 @@ class Connections:
         return self.open <= self.most or self.make_room()
 
     def closed(self) -> None:
-        """Uncounts a connection."""
+        """Removes a connection from the count."""
         self.open -= 1
 
     def mark_idle(self, connection: asyncio.Transport) -> None:

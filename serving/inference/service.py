@@ -57,7 +57,7 @@ class InferenceService:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Starts serving; the block begins when the default model is ready."""
+        """Serves until the block ends; the block begins when the default model is ready."""
         self.threads.start()
         engines = self.provider.engines()
         first = await anext(engines)
@@ -190,7 +190,7 @@ class InferenceService:
             await self.provider.load(model, self.adopt)
 
     def _path(self, name: str) -> Path:
-        """Returns the path of a model's folder. Raises NotFoundError."""
+        """Returns the path of a model, a folder or an .onnx file. Raises NotFoundError."""
         if name in self.known:
             return self.known[name].path
         stored = stored_models(self.settings)
