@@ -53,7 +53,7 @@ class Totals:
     failures: int = 0
     failure_ns: int = 0
     decode_ns: int = 0
-    """Of successful requests; decode, queue, infer and output add up to `success_ns`."""
+    """For successful requests only; decode, queue, infer and output add up to `success_ns`."""
 
     queue_ns: int = 0
     infer_ns: int = 0

@@ -89,7 +89,7 @@ class CatalogEntry:
 
     @property
     def is_quick_to_parse(self) -> bool:
-        """Whether even large JSON is: base64 is a single string, unlike lists of numbers or texts."""
+        """Whether even large JSON is quick: base64 is one string, unlike lists of numbers or texts."""
         return all(spec.is_bytes for spec in self.inputs)
 
     @property
