@@ -1,4 +1,4 @@
-"""The engine that all services share; it imports neither torch nor onnxruntime."""
+"""The server that all backends share; it imports neither torch nor onnxruntime."""
 
 from serving.tasks.python.task import PythonTask as PythonTask
 

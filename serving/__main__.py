@@ -23,12 +23,12 @@ from serving.settings import Settings
 
 
 def main() -> int:
-    """Serves with one web process, or under `cluster.Cluster` where there may be several."""
+    """Runs a service, with one web process or with several under `cluster.parent.Cluster`."""
     fill_standard_streams()
     if sys.argv[1:2] == ["check"]:
         from serving.tasks.python import check
 
-        faulthandler.enable()  # a crash of the task names its line
+        faulthandler.enable()  # shows the line if the task crashes the process
         return check.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
     parser.add_argument("package", help="fastapi_onnx or fastapi_pt")
@@ -44,16 +44,16 @@ def main() -> int:
 
 
 def fill_standard_streams() -> None:
-    """Opens /dev/null for closed standard streams, or another file would take their numbers."""
+    """Opens /dev/null for closed standard streams; otherwise other files would take their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # in this order: each takes the lowest free number, its own
+        if getattr(sys, name) is None:  # in this order each gets its own number, the lowest free one
             stream = Path(os.devnull).open(mode)  # noqa: SIM115 until this process ends
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
 
 
 def serve(package: str, options: dict[str, Any]) -> int:
-    """Serves; `options` override those of the environment. Raises ConfigurationError."""
+    """Serves; `options` override the environment's settings. Raises ConfigurationError."""
     settings = Settings.read(**options)
     os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in options.items()}
     try:

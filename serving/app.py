@@ -1,4 +1,4 @@
-"""`create_app`: puts settings, model, inference service, protocols and middleware together."""
+"""`create_app`: assembles settings, models, inference service, protocols and middleware."""
 
 import copy
 import warnings
@@ -58,11 +58,11 @@ def create_app(
     """Returns the ASGI application; `app.state.service` is its inference service.
 
     `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. `models` are
-    those that the settings name, if they have been read. Without `provider`, the application starts its
-    own engines. Raises ConfigurationError when a model cannot be described.
+    the models named in the settings, if they have been read already. Without `provider`, the application
+    starts its own engines. Raises ConfigurationError if a model's description is invalid.
     """
     configure_logging(settings)
-    models = models or configured_models(settings)  # a mistake there ends the start now
+    models = models or configured_models(settings)  # now, so that errors stop the start early
     provider = provider or LocalEngines(settings, planner(backend, settings), models)
     metrics = Metrics(provider.shares_ports)
     service = InferenceService(settings, metrics, provider, models)
@@ -83,30 +83,30 @@ def create_app(
         description="A request in, the model's answer out. See `/model` for what is served.",
         lifespan=lifespan,
         redoc_url=None,
-        redirect_slashes=False,  # the redirect would lead to whatever the Host header says
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # asked at every request
+        redirect_slashes=False,  # redirects would go to whatever the Host header says
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # saves work at every request
     )
     app.state.service = service
     app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
     errors: dict[str, ErrorShape] = {}
     for router in routers(pipeline, catalog, errors):
-        app.router.routes.extend(router.routes)  # `include_router` adds a layer to every request: 20 us
+        app.router.routes.extend(router.routes)  # `include_router` would cost 20 us per request
     for route in app.router.routes:
         if isinstance(route, APIRoute) and route.methods == {"GET"}:
-            route.methods.add("HEAD")  # answered as GET; the HTTP server leaves the body out
+            route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
     app.middleware_stack = middleware_stack(app, settings, metrics, errors, tracer)
     return app
 
 
 def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:
-    """Returns the OpenAPI document, with what the models in service take and answer."""
-    with warnings.catch_warnings():  # of operations with one name: they get names of their own
+    """Returns the OpenAPI document, including requests and answers of the models in service."""
+    with warnings.catch_warnings():  # about duplicate operation ids, which are replaced later
         warnings.simplefilter("ignore", UserWarning)
         schema = copy.deepcopy(FastAPI.openapi(app))
     entries: dict[str, list[CatalogEntry]] = {}
     for entry in catalog.entries.values():
         entries.setdefault(entry.model.description.name, []).append(entry)
-    if entries:  # else all have been unloaded
+    if entries:  # empty if all models have been unloaded
         describe_models(schema, [*entries.values()])
     return schema
 
@@ -118,7 +118,7 @@ def middleware_stack(
     errors: dict[str, ErrorShape],
     tracer: "Tracer | None",
 ) -> ASGIApp:
-    """Returns the layers around the router, in place of FastAPI's: one of them answers all errors."""
+    """Returns the middleware around the router; unlike FastAPI's, it handles errors in one place."""
     stack: ASGIApp = ErrorMiddleware(AsyncExitStackMiddleware(app.router), errors)
     if settings.cors_origins:
         stack = CORSMiddleware(
@@ -134,7 +134,7 @@ def middleware_stack(
 def routers(
     pipeline: Pipeline, catalog: ModelCatalog, errors: dict[str, ErrorShape]
 ) -> Iterator[APIRouter]:
-    """Yields the paths of the native API and of the protocols that are on; adds their errors' shapes."""
+    """Yields the routers of the native API and of enabled protocols; adds their formats to `errors`."""
     settings = pipeline.service.settings
     yield native.create_router(pipeline)
     if settings.admin_key:
@@ -153,7 +153,7 @@ def routers(
 def grpc_server(
     pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AbstractAsyncContextManager[None]:
-    """Returns the gRPC server where a port is set; nothing of gRPC is imported otherwise."""
+    """Returns the gRPC server if a port is set; otherwise gRPC is not even imported."""
     if pipeline.service.settings.grpc_port is None:
         return nullcontext()
     from serving.protocols.v2 import grpc
@@ -162,7 +162,7 @@ def grpc_server(
 
 
 def make_tracer(settings: Settings) -> "Tracer | None":
-    """Returns what makes traces where a collector is set; nothing of it is imported otherwise."""
+    """Returns the tracer if a collector is set; otherwise OpenTelemetry is not even imported."""
     if settings.otlp_endpoint is None:
         return None
     from serving.http.tracing import Tracer

@@ -1,4 +1,4 @@
-"""Base64 of untrusted clients, strict in alphabet and padding."""
+"""Base64 from untrusted clients, with strict checks of alphabet and padding."""
 
 import pybase64
 
@@ -6,11 +6,11 @@ from serving.errors import InvalidBase64Error
 
 WHITESPACE = b" \t\r\n"
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=" + WHITESPACE
-PREFIX = 64  # bytes; every image format has a byte among them that base64 has not
+PREFIX = 64  # bytes, which in every image format include one that is not base64
 
 
 def to_bytes(element: str | bytes) -> bytes:
-    """Returns bytes, given these or their base64. Raises InvalidBase64Error."""
+    """Returns bytes, given either the bytes or their base64. Raises InvalidBase64Error."""
     if isinstance(element, str):
         return from_base64(element)
     if not element[:PREFIX].translate(None, ALPHABET) or element[:5].lower() == b"data:":
@@ -19,7 +19,7 @@ def to_bytes(element: str | bytes) -> bytes:
 
 
 def from_base64(text: str) -> bytes:
-    """Decodes standard base64, with or without a data URL's prefix; line breaks are allowed.
+    """Decodes standard base64, optionally with a data URL's prefix; line breaks are allowed.
 
     Raises InvalidBase64Error.
     """
@@ -34,8 +34,8 @@ def from_base64(text: str) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """Decodes base64, strict in alphabet and padding. Raises ValueError."""
+    """Decodes base64; checks alphabet and padding strictly. Raises ValueError."""
     try:
-        return pybase64.b64decode(text, validate=True)  # text without line breaks needs no copy
+        return pybase64.b64decode(text, validate=True)  # saves a copy if there are no line breaks
     except ValueError:
         return pybase64.b64decode(text.encode("ascii").translate(None, WHITESPACE), validate=True)

@@ -1,6 +1,6 @@
-"""Types of `model.json`: how a model is called, what it needs, and what was measured of it.
+"""Types of `model.json`: how to call a model, what it needs, and what was measured.
 
-`model.py` reads them from files, `huggingface.py` makes them of an export.
+`model.py` reads them from files, `huggingface.py` creates them from an export.
 """
 
 from typing import Annotated, Literal
@@ -82,7 +82,7 @@ class ImagePipeline(BaseModel):
             return self.enlarge
         if self.center_crop:
             return self.center_crop, self.center_crop
-        assert not isinstance(self.resize, int)  # noqa: S101 check_output_is_fixed holds this
+        assert not isinstance(self.resize, int)  # noqa: S101 ensured by check_output_is_fixed
         return self.resize
 
 
@@ -226,20 +226,20 @@ class ModelDescription(BaseModel):
 
     @property
     def pipeline(self) -> ImagePipeline:
-        """Preprocessing of an image classifier. Raises ConfigurationError for other models."""
+        """Preprocessing of images. Raises ConfigurationError if the model does not take images."""
         if self.image is None:
             raise ConfigurationError(f"{self.name} is no image classifier, but {self.task}")
         return self.image
 
     @property
     def text_pipeline(self) -> TextPipeline:
-        """Preprocessing of texts. Raises ConfigurationError for models that take none."""
+        """Preprocessing of texts. Raises ConfigurationError if the model does not take texts."""
         if self.text is None:
             raise ConfigurationError(f"{self.name} takes no texts, but is for {self.task}")
         return self.text
 
     def json_text(self) -> str:
-        """Returns one line of JSON for Triton's `ModelConfig`: without digests, verdicts and names."""
+        """Returns one line of JSON for Triton's `ModelConfig`, without digests, verdicts and names."""
         without = self.model_copy(update={"files": {}})
         left_out = {"int8", "task", "limits", "aliases", "names"}
         return without.model_dump_json(exclude=left_out, exclude_none=True)

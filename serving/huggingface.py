@@ -1,8 +1,8 @@
-"""Export of transformers or optimum: a folder with `config.json` and weights.
+"""Reads exports of transformers and optimum: a folder with `config.json` and weights.
 
-Those are `model.onnx` or `onnx/model.onnx`, or for PyTorch `model.safetensors`. The folder becomes the
-description that a model.json would hold, of version 1. What is not understood is refused at start, in a
-sentence that names file and field. Called by `model.py`.
+The weights are `model.onnx` or `onnx/model.onnx`, or for PyTorch `model.safetensors`. The result is the
+description that a model.json would contain, with version 1. Unsupported exports fail at startup with a
+message naming the file and field. Called by `model.py`.
 """
 
 import contextlib
@@ -27,32 +27,32 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 DEFAULT_LABELS = 2
-"""Of a config.json that says nothing of them."""
+"""Number of labels if config.json doesn't state one."""
 
 DEFAULT_TOKENS = 512
-"""Most tokens of a model whose files name no limit."""
+"""Maximum number of tokens if a model's files state no limit."""
 
 NO_LIMIT = 10**6
-"""Tokenisers without a limit name a number beyond this one."""
+"""Tokenisers without a limit state a larger number than this."""
 
 BEHIND_PADDING = {
     *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
-"""Types of models that count positions from the one behind `pad_token_id`."""
+"""Model types that count positions from `pad_token_id` + 1."""
 
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-"""Names of Pillow's numbers; without `nearest`, which no network is trained with."""
+"""Pillow's number of a filter -> its name; without `nearest`, which no network is trained with."""
 
 CONVNEXT = "ConvNext"
 SQUARE = ("ViT", "DeiT", "Beit", "Siglip", "Pvt")
-"""Image processors to which a single number is the side of a square."""
+"""Image processors for which a single number means the side of a square."""
 
 BY_SHORT_SIDE = ("CLIP", "Bit", "MobileNetV1", "MobileNetV2", CONVNEXT)
-"""Image processors to which a single number is the short side."""
+"""Image processors for which a single number means the short side."""
 
 UNCROPPED = ("ViT", "Siglip", "Pvt")
-"""Image processors that do not crop unless their file says so."""
+"""Image processors that crop only if their file says so."""
 
 CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
 
@@ -61,12 +61,12 @@ Channels = float | tuple[float, float, float]
 
 
 class File(BaseModel):
-    """JSON file, as far as it is needed; other fields do not matter."""
+    """Base of JSON files with the fields that are needed; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
 
     auto_map: Any = None
-    """Code of the model's own."""
+    """The model's own code, which is not supported."""
 
 
 Content = TypeVar("Content", bound=File)
@@ -85,12 +85,12 @@ class Config(File):
 
     @property
     def independent(self) -> bool:
-        """Whether classes do not exclude each other."""
+        """Whether classes are independent, so that several may apply."""
         return self.problem_type == MULTI_LABEL or len(self.labels) == 1
 
     @property
     def positions(self) -> int | None:
-        """Tokens that the network has positions for; None if that is not known, or has no limit."""
+        """Number of tokens that the network has positions for; None if unknown or unlimited."""
         most = self.max_position_embeddings
         if most is None or most <= 0:
             return None
@@ -126,7 +126,7 @@ class Preprocessor(File):
 
     @property
     def kind(self) -> str:
-        """Name of the image processor's family. Raises ValueError for one that is not known."""
+        """Name of the image processor's family. Raises ValueError if it is unknown."""
         field = "image_processor_type" if self.image_processor_type else "feature_extractor_type"
         name = getattr(self, field)
         if name is None:
@@ -137,7 +137,7 @@ class Preprocessor(File):
         return str(kind)
 
     def pipeline(self) -> ImagePipeline:
-        """Returns the steps. Raises ValueError for those that are not served."""
+        """Returns the preprocessing steps. Raises ValueError for unsupported ones."""
         kind = self.kind
         if not self.do_resize:
             raise ValueError("do_resize is false, but all images need one size")
@@ -152,7 +152,7 @@ class Preprocessor(File):
         return ImagePipeline.model_validate({**steps, "exact": True, "mean": mean, "std": std})
 
     def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
-        """Returns what to resize to, the short side or (height, width), and the side of the crop."""
+        """Returns the size after resizing, the short side or (height, width), and the crop's side."""
         if self.size is None:
             raise ValueError("size is missing")
         resize = sides("size", self.size, kind in SQUARE)
@@ -176,7 +176,7 @@ class Preprocessor(File):
         return crop[0]
 
     def _statistics(self) -> tuple[list[float], list[float]]:
-        """Returns mean and standard deviation of pixels from 0 to 1, whatever they are scaled by."""
+        """Returns mean and standard deviation for pixels from 0 to 1, whatever the file's scale is."""
         mean, std = self.image_mean, self.image_std
         if not self.do_normalize:
             mean, std = 0.0, 1.0
@@ -199,14 +199,14 @@ class TokenizerConfig(File):
 
     @property
     def pad_token_id(self) -> int | None:
-        """Number of the token that pads; None if there is none."""
+        """Id of the padding token; None if there is none."""
         pad = self.pad_token.get("content") if isinstance(self.pad_token, dict) else self.pad_token
         numbers = (n for n, token in self.added_tokens_decoder.items() if token.get("content") == pad)
         return next(numbers, None) if pad else None
 
 
 def export(folder: Path, version: str | None) -> ModelDescription | None:
-    """Returns the description of an export; None where the folder is no export, or for a version over 1.
+    """Returns the description of an export; None if the folder is not an export or `version` is not 1.
 
     Raises ConfigurationError.
     """
@@ -215,13 +215,13 @@ def export(folder: Path, version: str | None) -> ModelDescription | None:
         return None
     config = read(path, Config)
     if config.model_type is None and config.architectures is None:
-        return None  # another program's file
+        return None  # config.json belongs to another program
     with refusing(path, folder):
         return description(folder, config)
 
 
 def description(folder: Path, config: Config) -> ModelDescription:
-    """Returns the description by the network's head. Raises ValueError and ConfigurationError."""
+    """Returns the description for the network's head. Raises ValueError or ConfigurationError."""
     names = config.architectures or []
     if len(names) != 1:
         raise ValueError(f"architectures names {len(names)} networks instead of one")
@@ -245,7 +245,7 @@ def description(folder: Path, config: Config) -> ModelDescription:
 
 @contextlib.contextmanager
 def refusing(path: Path, made_from: Path | None = None) -> Iterator[None]:
-    """Turns errors about a file into ConfigurationErrors; pydantic's may be about `made_from`."""
+    """Turns errors into ConfigurationErrors about `path`; for pydantic's, about `made_from` if given."""
     try:
         yield
     except OSError as error:
@@ -257,14 +257,14 @@ def refusing(path: Path, made_from: Path | None = None) -> Iterator[None]:
 
 
 def image_pipeline(path: Path) -> ImagePipeline:
-    """Reads the steps of the image processor. Raises ConfigurationError."""
+    """Reads the image processor's steps. Raises ConfigurationError."""
     file = read(path, Preprocessor)
     with refusing(path):
         return file.pipeline()
 
 
 def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
-    """Reads what is beside the tokeniser. Raises ConfigurationError, and ValueError for a regression."""
+    """Reads the preprocessing of texts. Raises ConfigurationError, or ValueError for a regression."""
     if task == TEXT_CLASSIFICATION and config.problem_type == REGRESSION:
         raise ValueError("problem_type is regression, whose answer is no class")
     if not (folder / TOKENIZER).is_file():
@@ -289,7 +289,7 @@ def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
 
 
 def read(path: Path, kind: type[Content]) -> Content:
-    """Reads a JSON file. Raises ConfigurationError, also for custom code."""
+    """Reads a JSON file. Raises ConfigurationError, also if the model has its own code."""
     with refusing(path):
         content = kind.model_validate_json(path.read_bytes())
         if content.auto_map:
@@ -298,7 +298,10 @@ def read(path: Path, kind: type[Content]) -> Content:
 
 
 def sides(field: str, size: Sizes, square: bool) -> int | tuple[int, int]:
-    """Returns the short side or (height, width); a single number is either. Raises ValueError."""
+    """Returns the short side or (height, width); `square` decides for a single number.
+
+    Raises ValueError.
+    """
     if isinstance(size, int):
         return (size, size) if square else size
     if set(size) == {"height", "width"}:
@@ -309,5 +312,5 @@ def sides(field: str, size: Sizes, square: bool) -> int | tuple[int, int]:
 
 
 def of_channels(value: Channels) -> tuple[float, float, float]:
-    """Returns a number for each channel."""
+    """Returns a value for each channel."""
     return value if isinstance(value, tuple) else (value, value, value)

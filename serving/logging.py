@@ -1,6 +1,6 @@
-"""Structured logs on standard error: one line for each request; libraries' logs take the same form.
+"""Structured logs on standard error: one line per request; logs of libraries get the same format.
 
-If standard error is a full disk or a pipe that nobody reads, lines are lost and the service goes on.
+If the disk is full or nobody reads the pipe, log lines are lost, but the service continues.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from serving.settings import Settings
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 STDERR = 2
-PATIENCE_MS = 20  # for a reader that is late; none after a line was lost
-PIPE_BUF = 4096  # bytes that a writable pipe has room for
+PATIENCE_MS = 20  # to wait for a slow reader; 0 after a line was lost
+PIPE_BUF = 4096  # bytes that a writable pipe always has room for
 LOST = b'{"lines":%d,"event":"log lines were lost: nobody read them","level":"warning"}\n'
 
 
 class Sink:
-    """File-like writer that never blocks for long; counts the lines that are lost."""
+    """File-like writer that never blocks for long; counts lost lines."""
 
     def __init__(self, fd: int = STDERR) -> None:
         self._fd = fd
@@ -32,14 +32,14 @@ class Sink:
         self._lost = 0
 
     def write(self, line: bytes) -> None:
-        """Writes a line with its line end; never raises."""
+        """Writes a line, given with its line end; never raises."""
         if self._lost and self._put(LOST % self._lost):
             self._lost = 0
         if not self._put(line):
             self._lost += 1
 
     def flush(self) -> None:
-        """Does nothing: nothing is buffered."""
+        """Does nothing, because nothing is buffered."""
 
     def _put(self, data: bytes) -> bool:
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ class Sink:
 
 
 class StructlogHandler(logging.Handler):
-    """Handler that passes libraries' log records on to the project's logger."""
+    """Passes log records of libraries on to the project's logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Logs one record."""
@@ -61,13 +61,13 @@ class StructlogHandler(logging.Handler):
 
 @cache
 def logger() -> structlog.typing.FilteringBoundLogger:
-    """Returns the project's logger, as `configure_logging` has set it up."""
+    """Returns the project's logger, as set up by `configure_logging`."""
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind()
     return log
 
 
 def configure_logging(settings: Settings, **fields: str) -> None:
-    """Sets the format and level of this process's logs; the composition root calls it once.
+    """Sets the format and level of this process's logs; call it once per process.
 
     `fields` are added to every line.
     """
@@ -82,13 +82,13 @@ def configure_logging(settings: Settings, **fields: str) -> None:
             structlog.processors.JSONRenderer(serializer=orjson.dumps),
         ]
     else:
-        plain = structlog.dev.plain_traceback  # without local variables: one may be a key
+        plain = structlog.dev.plain_traceback  # without local variables, which may contain keys
         processors += [
             escape_values,
             structlog.dev.ConsoleRenderer(colors=os.isatty(STDERR), exception_formatter=plain),
             encode,
         ]
-    sink: Any = Sink()  # has all of a file that the logger needs
+    sink: Any = Sink()  # has all the methods of a file that the logger needs
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[settings.log_level]),
@@ -100,18 +100,18 @@ def configure_logging(settings: Settings, **fields: str) -> None:
         logging.getLogger().addHandler(StructlogHandler())
 
 
-def escape_values(_logger: object, _method: str, event: Any) -> Any:  # Any: as structlog has it
-    """Escapes control characters in all values: a client's path could contain terminal commands."""
+def escape_values(_logger: object, _method: str, event: Any) -> Any:  # Any: as in structlog
+    """Escapes control characters in all values, since a client's path may contain terminal commands."""
     return {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def escape(text: str) -> str:
-    """Returns the text with control characters as escape sequences such as `\\x1b`."""
+    """Replaces control characters by escape sequences such as `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def encode(_logger: object, _method: str, line: Any) -> bytes:  # Any: as structlog has it
-    """Encodes the line as UTF-8; the last processor of the console format."""
+def encode(_logger: object, _method: str, line: Any) -> bytes:  # Any: as in structlog
+    """Encodes a line as UTF-8; last processor of the console format."""
     return str(line).encode("utf-8", "backslashreplace")

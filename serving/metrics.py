@@ -1,7 +1,7 @@
-"""Prometheus metrics of one service, in a registry of their own; `/metrics` serves them.
+"""Prometheus metrics of one service, in a separate registry; served by `/metrics`.
 
-Every frontend counts its own requests. `EngineCollector` reads the engine's figures, which are the same
-in every frontend, from the shared memory at each scrape.
+Every web process counts its own requests. At each scrape `EngineCollector` reads the engines' figures,
+which are the same in every web process, from the shared memory.
 """
 
 import os
@@ -23,7 +23,7 @@ from serving.system import cpus
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
-MODEL = ("model",)  # label of what is counted for each model
+MODEL = ("model",)  # label of metrics that are counted per model
 PROC = Path("/proc")
 WEB = b"serving.cluster.frontend"
 
@@ -32,7 +32,7 @@ class Metrics:
     """Registry with all series; durations are in seconds, as Prometheus recommends."""
 
     def __init__(self, shared: bool = False) -> None:
-        """`shared`: adds up all frontends, by files in PROMETHEUS_MULTIPROC_DIR."""
+        """`shared` adds up all web processes, using files in PROMETHEUS_MULTIPROC_DIR."""
         self.registry = CollectorRegistry()
         self._shared = shared
         self._engine = EngineCollector(shared)
@@ -74,15 +74,15 @@ class Metrics:
         self.expired = counter("serving_expired", "Requests that missed their deadline.")
 
     def follow(self, model: str, memory: Memory, frontends: int) -> None:
-        """Reads a model's figures from this engine's memory from now on; `frontends` use the engine."""
+        """Reads a model's figures from this memory from now on; `frontends` web processes use it."""
         self._engine.follow(model, memory, frontends)
 
     def withdraw(self, model: str, failed: bool) -> None:
-        """Stops reading a model's figures; one that has `failed` is reported without ready workers."""
+        """Stops reading a model's figures; a `failed` model is reported with 0 ready workers."""
         self._engine.withdraw(model, failed)
 
     def text(self) -> bytes:
-        """Returns all series of all frontends in Prometheus' text format."""
+        """Returns all series of all web processes in Prometheus' text format."""
         if not self._shared:
             return generate_latest(self.registry)
         registry = CollectorRegistry()
@@ -92,7 +92,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """The series of one model that a web process counts itself."""
+    """The series of one model that each web process counts itself."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.decode = metrics.decode.labels(model)
@@ -104,7 +104,7 @@ class ModelMetrics:
         self._batch_size = metrics.batch_size.labels(model)
 
     def observe_item(self, state: State, outcome: ItemResult | None) -> None:
-        """Counts an input that left the engine, and the batch if the input is its leader."""
+        """Counts an item that has left the engine, and its batch if the item is the batch's leader."""
         if outcome is None:
             if state in (State.SKIPPED, State.EXPIRED):
                 self.skipped.inc()
@@ -116,7 +116,7 @@ class ModelMetrics:
 
 
 class EngineCollector(Collector):
-    """Collector of the engines' figures, which every frontend reads from the shared memory."""
+    """Collects the engines' figures from the shared memory."""
 
     def __init__(self, shared: bool) -> None:
         self._shared = shared
@@ -127,19 +127,19 @@ class EngineCollector(Collector):
         self._out_of_memory_before: Counting[str] = Counting()
 
     def follow(self, model: str, memory: Memory, frontends: int) -> None:
-        """Reads this memory from now on; counters go on from the model's engine before."""
+        """Reads this memory from now on; counters continue from the model's previous engine."""
         self.withdraw(model, failed=False)
         self._memories[model], self._frontends = memory, frontends
 
     def withdraw(self, model: str, failed: bool) -> None:
-        """Stops reading the model's memory, but for what has been counted."""
+        """Stops reading a model's memory, but keeps the values of its counters."""
         if before := self._memories.pop(model, None):
             self._restarts_before[model] += before.restarts[0]
             self._out_of_memory_before[model] += sum(before.out_of_memory)
         (self._failed.add if failed else self._failed.discard)(model)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the engines' metrics; the registry calls it at each scrape."""
+        """Yields the engines' metrics; called by the registry at each scrape."""
         if not self._memories and not self._failed:
             return
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
@@ -180,7 +180,7 @@ class EngineCollector(Collector):
 
 
 def gpu_metrics(memories: Iterable[Memory]) -> Iterator[Metric]:
-    """Yields the metrics of the GPUs that any engine uses; none on a CPU."""
+    """Yields the metrics of all GPUs in use; none on a CPU."""
     seen = {one.index: one for memory in memories for one in gpu_monitor.figures(memory)}
     if not seen:
         return
@@ -200,9 +200,9 @@ def gpu_metrics(memories: Iterable[Memory]) -> Iterator[Metric]:
 
 
 def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:
-    """Returns the CPU time of this process, or with `shared` of all frontends that run now.
+    """Returns the CPU seconds of this process or, with `shared`, of all running web processes.
 
-    The counter falls when a frontend is replaced. Without `/proc` it counts this process alone.
+    The counter drops when a web process is replaced. Without `/proc` it covers only this process.
     """
     if not shared:
         return time.process_time()
@@ -215,7 +215,7 @@ def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:
 
 
 def _cpu_seconds(process: Path) -> float:
-    """Returns a process's user and system time; 0 unless it is a frontend that still runs."""
+    """Returns a process's user and system time; 0 unless it is a running web process."""
     try:
         if WEB not in (process / "cmdline").read_bytes().split(b"\0"):
             return 0.0

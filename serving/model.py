@@ -1,15 +1,16 @@
-"""Model folder: reads `model.json`, with labels and image pipeline, and finds each version's weights.
+"""Model folder: reads `model.json` and finds each version's weights.
 
 models/NAME/model.json
-models/NAME/VERSION/model.onnx, model.safetensors                     weights, of the two backends
+models/NAME/VERSION/model.onnx, model.safetensors                     weights for the two backends
 models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same in int8, for CPUs
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
-A folder without `model.json` is of the folder's name. With transformers' `config.json` it is read as
-`huggingface.py` says, with the weights beside it. Else its `model.onnx`, itself or in VERSION, or its
-only .onnx file, is a graph that is called with tensors. The path of an .onnx file is such a graph, too.
+Without `model.json`, the model gets the folder's name. If the folder has transformers' `config.json`,
+`huggingface.py` reads it, with the weights beside it. Otherwise `model.onnx`, in the folder or in
+VERSION, or the folder's only .onnx file is a graph that is called with tensors. A path to an .onnx file
+also means such a graph.
 
-Called at start by the service, the supervisor and the workers.
+Called at startup by the service, the supervisor and the workers.
 """
 
 import hashlib
@@ -27,23 +28,23 @@ from serving.errors import ConfigurationError, in_words
 from serving.settings import OF_A_MODEL, Settings
 from serving.task_kinds import TENSOR, kind_of
 
-MOST_NAMES = 5  # in a message
+MOST_NAMES = 5  # listed in a message
 
 
 class Model:
-    """One version of a model: its description and its folder."""
+    """One version of a model, with its description and folder."""
 
     def __init__(self, folder: Path, description: ModelDescription, path: Path | None = None) -> None:
-        """`path` is what `read` was given: the folder, or an .onnx file in it."""
+        """`path` is the path given to `read`: the folder, or an .onnx file in it."""
         self.folder = folder
         self.description = description
         self.path = path or folder
 
     @classmethod
     def read(cls, folder: Path, version: str | None = None, name: str = "") -> "Model":
-        """Reads the description of a version, by default of the one in `model.json`.
+        """Reads the description of a version, by default the one in `model.json`.
 
-        `folder` may also be an .onnx file; `name` takes the place of the model's own. Raises
+        `folder` may also be an .onnx file; `name` replaces the model's own name. Raises
         ConfigurationError.
         """
         model = cls._read(folder, version)
@@ -80,21 +81,21 @@ class Model:
 
     @property
     def names(self) -> dict[str, Literal["request", "tensor"]]:
-        """Names by which clients may ask for the model, its own first, and the form of each."""
+        """Names by which clients may call the model, its main name first, and how to call each."""
         own: Literal["request", "tensor"] = "tensor" if self.description.task == TENSOR else "request"
         return {self.description.name: own} | self.description.aliases
 
     def settings(self, common: Settings) -> Settings:
-        """Returns the common settings, with this model's own in place. Raises ConfigurationError."""
+        """Returns the common settings, overridden by this model's own. Raises ConfigurationError."""
         own = self.description.model_dump(include=set(OF_A_MODEL))
         return common.of_model(self.description.name, own)
 
     def has(self, kind: Kind) -> bool:
-        """Returns whether the folder has this file, in model.json or not."""
+        """Returns whether the folder has this file, listed in model.json or not."""
         return self._relative(kind) in self.description.files or self._is_unlisted(kind)
 
     def verdict(self, kind: Kind) -> Int8Verdict | None:
-        """Returns what model.json says of an int8 file, or a file of JSON beside it; None if nothing.
+        """Returns the verdict on an int8 file, from model.json or a JSON file beside it; else None.
 
         Raises ConfigurationError.
         """
@@ -108,10 +109,9 @@ class Model:
             raise ConfigurationError(f"{beside} is not as documented: {in_words(error)}") from error
 
     def file(self, kind: Kind) -> Path:
-        """Returns the path of the version's weights, after a check of their digest.
+        """Returns the path of the version's weights after checking their digest.
 
-        A file that model.json need not list has no digest. Raises
-        ConfigurationError.
+        Files that model.json need not list have no digest. Raises ConfigurationError.
         """
         relative = self._relative(kind)
         path = self.folder / relative
@@ -133,7 +133,7 @@ class Model:
         return self.checked(name) if name in self.description.files else self.folder / name
 
     def checked(self, relative: str) -> Path:
-        """Returns the path of one of `files`, after a check of its digest. Raises ConfigurationError."""
+        """Returns the path of one of `files` after checking its digest. Raises ConfigurationError."""
         path = self.folder / relative
         if not path.is_file():
             raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
@@ -164,9 +164,9 @@ class Model:
 
 
 def bare_graph(folder: Path, version: str | None) -> ModelDescription | None:
-    """Returns the description of a folder that holds only an ONNX file; None if it holds none.
+    """Returns the description of a folder that contains only an ONNX file; None if it has none.
 
-    A file beside no version is version 1. Raises ConfigurationError for a name that no model may have.
+    A file outside of a version's folder is version 1. Raises ConfigurationError for an invalid name.
     """
     version = version or "1"
     graphs = [folder / version / GRAPH, *([folder / GRAPH] if version == "1" else [])]
@@ -176,7 +176,7 @@ def bare_graph(folder: Path, version: str | None) -> ModelDescription | None:
 
 
 def graph_description(path: Path, name: str, version: str) -> ModelDescription:
-    """Returns the description of an ONNX file that has none. Raises ConfigurationError."""
+    """Returns a description for an ONNX file without model.json. Raises ConfigurationError."""
     try:
         return ModelDescription(name=name, version=version, task=TENSOR)
     except ValidationError as error:
@@ -187,13 +187,13 @@ def graph_description(path: Path, name: str, version: str) -> ModelDescription:
 
 
 def only_graph(folder: Path) -> str | None:
-    """Returns the name of a folder's only .onnx file but for int8; None unless there is one."""
+    """Returns the name of a folder's only .onnx file, not counting int8 files; else None."""
     graphs = [path.name for path in folder.glob("*.onnx") if path.name not in INT8_KINDS]
     return graphs[0] if len(graphs) == 1 else None
 
 
 def what_is_missing(folder: Path) -> str:
-    """Returns in words what a folder would need to hold a model, and what it has."""
+    """Returns in words what a folder needs to be a model folder, and what it contains."""
     if not folder.is_dir():
         return "there is no such folder or .onnx file"
     models = sorted(path.parent.name for path in folder.glob("*/model.json"))
@@ -206,16 +206,16 @@ def what_is_missing(folder: Path) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the first names, and how many there are if these are not all."""
+    """Returns the first names as text, and how many more there are."""
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
 
 
 def configured_models(settings: Settings) -> dict[str, Model]:
-    """Reads the models to serve, by name, the default first.
+    """Reads the models to serve; returns them by name, the default model first.
 
-    Raises ConfigurationError for a mistake in a folder, for another model.json than `model_sha256`, for
-    wrong settings, and for names that two models have.
+    Raises ConfigurationError for an invalid folder, for a model.json that does not match `model_sha256`,
+    for invalid settings, and for names that two models share.
     """
     models: dict[str, Model] = {}
     owners: dict[str, str] = {}
@@ -236,7 +236,7 @@ def configured_models(settings: Settings) -> dict[str, Model]:
 
 
 def stored_models(settings: Settings) -> dict[str, Path]:
-    """Returns the folders that lie in the store, by name: models that may be loaded later."""
+    """Returns the folders in the model store by name: models that may be loaded later."""
     if settings.model_store is None:
         return {}
     places = sorted(settings.model_store.iterdir())
@@ -244,7 +244,7 @@ def stored_models(settings: Settings) -> dict[str, Path]:
 
 
 def check_digest(model: Model, sha256: str | None) -> None:
-    """Raises ConfigurationError for another model.json than the one whose digest is known."""
+    """Raises ConfigurationError if model.json is missing or does not match the expected SHA-256."""
     path = model.folder / "model.json"
     if sha256 and not path.exists():
         raise ConfigurationError(f"{path} is missing, whose SHA-256 is to be {sha256}")

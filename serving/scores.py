@@ -1,4 +1,4 @@
-"""Scores: from logits to probabilities and the best classes; for tasks, backends and `training/`."""
+"""Scores: from logits to probabilities and best classes; used by tasks, backends and `training/`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Score:
-    """One class and its probability."""
+    """A class and its probability."""
 
     label: str
     probability: float
@@ -18,13 +18,13 @@ class Score:
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Computes probabilities of the same shape; they add up to 1 along the last axis."""
+    """Returns probabilities of the same shape, which add up to 1 along the last axis."""
     exponentials = np.exp(np.subtract(logits, logits.max(-1, keepdims=True), dtype=np.float64))
     return exponentials / exponentials.sum(-1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Computes probabilities of the same shape, of classes that do not exclude each other."""
+    """Returns probabilities of the same shape, for classes that do not exclude each other."""
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
 
 

@@ -1,8 +1,8 @@
-"""One web process: uvicorn's server, with a shutdown that loses no request and no wake-ups while idle.
+"""One web process: uvicorn's server, without lost requests at shutdown or wake-ups while idle.
 
-On SIGTERM readiness turns false, and every connection ends with its next answer. After
-`shutdown_delay_s` new requests are refused and accepted ones are answered; then connections close and
-the engine ends. A second signal ends the process at once.
+On SIGTERM, readiness checks begin to fail and every connection closes after its next response. After
+`shutdown_delay_s`, new requests are refused and accepted ones are answered; then connections close and
+the engine stops. A second signal ends the process at once.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from serving.logging import logger
 from serving.settings import Settings
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 75  # longer than proxies and pools of clients keep a connection, so that they close it
+KEEP_ALIVE_S = 75  # longer than proxies and client pools keep connections, so that they close first
 ROOM_AT_ONCE = 32
-ACCEPT_PAUSE_S = 0.1  # where there is no descriptor left for a connection
+ACCEPT_PAUSE_S = 0.1  # when no descriptor is left for a connection
 COMPLAIN_S = 1.0
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-OTHER_DESCRIPTORS = 128  # of the engine, the logs, the libraries
+OTHER_DESCRIPTORS = 128  # for the engine, the logs, the libraries
 FEWEST_CONNECTIONS = 16
-UNREAD_MS = 60_000  # a client that acknowledges nothing for so long is gone
+UNREAD_MS = 60_000  # a client that acknowledges nothing for this long is gone
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n"
     b"connection: close\r\n\r\n"
@@ -41,9 +41,9 @@ BUSY = (
 
 
 class Server(uvicorn.Server):
-    """Serves one application until a signal; `run` returns after an orderly end."""
+    """Serves one application until a signal; `run` returns after a graceful shutdown."""
 
-    accept_at_once = 64  # uvloop takes one in each turn of the loop, and turns are long here
+    accept_at_once = 64  # uvloop would accept one per iteration, and iterations are long here
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         super().__init__(
@@ -53,9 +53,9 @@ class Server(uvicorn.Server):
                 port=settings.port,
                 http=HttpProtocol,
                 ws="none",
-                lifespan="off",  # ours: see `startup`
+                lifespan="off",  # handled by `startup`
                 access_log=False,
-                proxy_headers=False,  # uvicorn would believe X-Forwarded-For from this machine
+                proxy_headers=False,  # uvicorn would trust X-Forwarded-For from this machine
                 log_level="warning",
                 log_config=None,  # see `logging.configure_logging`
                 backlog=BACKLOG,
@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
         self._connecting: set[asyncio.Task[None]] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
-        """Returns the protocol of one connection, with uvicorn's arguments and `connections`."""
+        """Returns the protocol for a new connection, with uvicorn's arguments and `connections`."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
@@ -87,19 +87,19 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Lets signals call `on_signal` instead of ending the process: the exit code stays 0."""
+        """Makes signals call `on_signal` instead of ending the process, so the exit code is 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.on_signal, number)
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Runs from start to end; the engine ends last."""
+        """Runs the server from start to shutdown; the engine stops last."""
         async with self._running:
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Listens when the engine is ready. Raises ConfigurationError, unless a signal has come."""
+        """Listens once the engine is ready. Raises ConfigurationError unless a signal has arrived."""
         self.bind_listener()
         try:
             await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
@@ -115,11 +115,11 @@ class Server(uvicorn.Server):
         self.start_accepting()
 
     def bind_listener(self) -> None:
-        """Binds the port; nobody can connect yet. Raises ConfigurationError."""
+        """Binds the port; clients cannot connect yet. Raises ConfigurationError."""
         self._listener = bind(self._settings)
 
     def start_accepting(self) -> None:
-        """Listens, and accepts connections from now on. Raises ConfigurationError."""
+        """Listens and starts accepting connections. Raises ConfigurationError."""
         assert self._listener is not None  # noqa: S101 `bind_listener` comes first
         listen(self._listener, self._settings)
         self.accept()
@@ -127,22 +127,22 @@ class Server(uvicorn.Server):
         logger().info("listening", host=host, port=port)
 
     def _on_connections(self) -> None:
-        """Accepts up to `accept_at_once` connections; leaves time to make room for the next ones."""
-        assert self._listener is not None  # noqa: S101 it is what has become readable
+        """Accepts up to `accept_at_once` connections, leaving time to make room for more."""
+        assert self._listener is not None  # noqa: S101 it has become readable
         for _ in range(min(self.accept_at_once, self.connections.most // 2)):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno not in EXHAUSTED:  # that client has gone already
+                if error.errno not in EXHAUSTED:  # the client has already gone
                     continue
                 self._pause_accepting(self._listener, str(error))
                 return
             self.connect(connection)
 
     def _pause_accepting(self, listener: socket.socket, reason: str) -> None:
-        """Stops accepting for a moment: the listener stays readable, and would cost a core."""
+        """Stops accepting for a moment, since a listener that stays readable would keep a core busy."""
         self._complain(reason)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
             self.connections.make_room()
 
     def accept(self) -> None:
-        """Accepts connections as they come, until the end or a pause."""
+        """Accepts connections as they arrive, until shutdown or a pause."""
         if not self.should_exit and self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener, self._on_connections)
 
@@ -161,7 +161,7 @@ class Server(uvicorn.Server):
             logger().error("a connection cannot be accepted", reason=reason)
 
     def connect(self, connection: socket.socket) -> None:
-        """Serves an accepted connection, or refuses it where all others are being answered."""
+        """Serves an accepted connection, or refuses it if there is no room and none can be made."""
         if not self.connections.opened():
             with contextlib.suppress(OSError), connection:
                 connection.setblocking(False)
@@ -169,14 +169,14 @@ class Server(uvicorn.Server):
             self.connections.closed()
             return
         task = asyncio.get_running_loop().create_task(self._connect(connection))
-        self._connecting.add(task)  # the loop itself keeps weak references only
+        self._connecting.add(task)  # the event loop itself keeps only weak references
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
-        except OSError:  # it has gone already
+        except OSError:  # the client has already gone
             connection.close()
             self.connections.closed()
 
@@ -189,7 +189,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def on_signal(self, number: int) -> None:
-        """Drains at the first signal; ends the process at the second."""
+        """Drains on the first signal; ends the process on the second."""
         if self._draining is not None:
             os._exit(128 + number)
         self._draining = asyncio.get_running_loop().create_task(self._drain())
@@ -210,20 +210,20 @@ class Server(uvicorn.Server):
         self._ended.set()
 
     def _drain_connections(self) -> None:
-        """Sends clients and proxies that keep connections to another replica, if there is one."""
+        """Makes clients and proxies with persistent connections move to another replica, if any."""
         self.connections.draining = True
         for connection in self.server_state.connections:
             connection.drain()  # type: ignore[union-attr]  # all are ours
 
     async def main_loop(self) -> None:
-        """Waits for the end; uvicorn's own loop wakes up ten times a second."""
+        """Waits for shutdown; uvicorn's own loop would wake up ten times a second."""
         gc.collect()
-        gc.freeze()  # what start has made stays; the collector need not look at it again
+        gc.freeze()  # objects created at startup stay, so the collector need not scan them again
         await self._ended.wait()
 
 
 def most_connections(settings: Settings) -> int:
-    """Returns how many HTTP connections there may be, and raises the limit of descriptors for them."""
+    """Returns the maximum number of HTTP connections, and raises the descriptor limit for them."""
     others = OTHER_DESCRIPTORS
     others += settings.tcp_max_connections if settings.tcp_port is not None else 0
     others += settings.grpc_max_connections if settings.grpc_port is not None else 0
@@ -238,11 +238,11 @@ def most_connections(settings: Settings) -> int:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Returns a socket on `port` that does not listen yet. Raises ConfigurationError."""
+    """Returns a socket bound to `port` that does not listen yet. Raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits that
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     with cannot_listen(settings):
         listener.bind((settings.host, settings.port))
@@ -250,15 +250,15 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def listen(listener: socket.socket, settings: Settings) -> None:
-    """Lets connections wait in the socket's queue. Raises ConfigurationError."""
+    """Makes the socket listen. Raises ConfigurationError."""
     with cannot_listen(settings):
         listener.listen(BACKLOG)
-    listener.setblocking(False)  # for all processes that have it
+    listener.setblocking(False)  # in all processes that share it
 
 
 @contextlib.contextmanager
 def cannot_listen(settings: Settings) -> Iterator[None]:
-    """Turns an OSError into a ConfigurationError that names host and port."""
+    """Turns OSError into a ConfigurationError that names host and port."""
     try:
         yield
     except OSError as error:

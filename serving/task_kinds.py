@@ -1,6 +1,6 @@
-"""Kinds of tasks, one row each: everything that depends on the kind of a model's task asks this table.
+"""Table of the kinds of tasks, consulted wherever something depends on a model's kind of task.
 
-Nothing is imported here: the registry imports the class when a model of that kind is served.
+Nothing is imported here; the registry imports a task's class when a model of that kind is served.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Axis = Literal["label", "token"]
 
 @dataclass(frozen=True)
 class TaskKind:
-    """What a task needs, and what serves it."""
+    """What a kind of task needs, and what serves it."""
 
     name: str
     """Value of `task` in model.json."""
@@ -23,7 +23,7 @@ class TaskKind:
     """Subclass of `tasks.base.Task`, as `module:Class`."""
 
     backend: str | None = None
-    """What runs in the workers, as `module:Class`; None: the service's own backend."""
+    """Backend in the workers, as `module:Class`; None means the service's own backend."""
 
     needs: tuple[Literal["labels", "image", "text"], ...] = ()
     """Fields that model.json must have."""
@@ -32,16 +32,16 @@ class TaskKind:
     """End of the architecture's name in transformers' config.json."""
 
     outputs: tuple[str, ...] = ()
-    """Outputs that the task reads, of a graph that is called as it is."""
+    """Outputs of a plain graph that the task reads."""
 
     output_axis: Axis = "label"
-    """What each of these outputs has a number for."""
+    """Axis of these outputs: they have a number for each label or for each token."""
 
     plain_graph: bool = False
-    """Whether the graph is called as its file has it; model.json need not list such a file."""
+    """Whether the graph is called as its file declares it; model.json need not list such a file."""
 
     compare: Literal["softmax"] | None = None
-    """How precisions are compared: by probabilities. None: number by number, and int8 is never tried."""
+    """How to compare precisions: by probabilities, or if None number by number and without int8."""
 
 
 KINDS = (
@@ -82,10 +82,10 @@ HEADS = tuple(kind.head for kind in KINDS if kind.head)
 
 
 def kind_of(task: str) -> TaskKind:
-    """Returns the kind of a task by its name in model.json; every other name is a Python task's."""
+    """Returns the kind of a task by its name in model.json; all other names mean Python tasks."""
     return next((kind for kind in KINDS if kind.name == task), PYTHON)
 
 
 def kind_of_architecture(name: str) -> TaskKind | None:
-    """Returns the kind of task that a transformers architecture has the head for; None if none has."""
+    """Returns the kind of task that a transformers architecture has a head for, or None."""
     return next((kind for kind in KINDS if kind.head and name.endswith(kind.head)), None)

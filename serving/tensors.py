@@ -1,4 +1,4 @@
-"""Tensors that the engine moves: their names, types and sizes. It knows nothing else of a model."""
+"""Names, types and sizes of tensors: all that the engine knows about a model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,35 +13,35 @@ from serving.errors import InvalidTensorError
 
 Array = NDArray[Any]
 Item = Sequence[Array]
-"""One input of a request: an array per input tensor, in the signature's order, without a batch axis."""
+"""What the engine computes: an array [*shape] per input tensor, in the signature's order."""
 
 NOT_COMPARED = "whether its items depend on each other is not known"
 EXAMPLE_LENGTHS = (16, 64, 256)
-"""Sizes of varying axes with which networks are tried and measured at load, within their limits."""
+"""Sizes of varying axes, within their limits, with which networks are tried and measured at load."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Tensor of one item, without the batch axis."""
+    """Tensor of one item, without the batch dimension."""
 
     name: str
     dtype: str
-    """NumPy's name of the element type, such as `float32`."""
+    """NumPy's name for the element type, such as `float32`."""
 
     shape: tuple[int | str, ...]
-    """Sizes; a name in place of a size is an axis that varies from item to item."""
+    """Sizes; a name instead of a size means that the axis varies between items."""
 
     padding: int = 0
-    """Value behind the shorter items of a batch."""
+    """Value that fills up the shorter items of a batch."""
 
     example: int = 0
-    """Value of all elements at warm-up."""
+    """Value of all elements during warm-up."""
 
     note: str = ""
-    """What the shape follows from, for messages about another shape."""
+    """Where the shape comes from, for error messages about a wrong shape."""
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Returns the shape of an item whose varying axes have these sizes."""
+        """Returns the shape of an item with these sizes of varying axes."""
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
     @cached_property
@@ -52,55 +52,55 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """One way to call a network: what goes in, what comes out. Items of one signature share batches."""
+    """One way to call a network: its inputs and outputs. Items of the same signature share batches."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     limits: dict[str, int] = field(default_factory=dict)
-    """Largest size of each axis that varies."""
+    """Maximum size of each varying axis."""
 
     pads: bool = False
-    """Whether items of several sizes share a batch, padded to the largest; else only equal ones do."""
+    """Whether items of different sizes may share a batch, padded to the largest item."""
 
     batch_elements: int = 0
-    """Most elements of a padded batch, in its largest input; 0: warm-up measures how many pay."""
+    """Maximum elements of a padded batch, in its largest input; 0 means that warm-up measures it."""
 
     batch_size: int = 0
-    """The only batch size that the network computes; smaller batches are filled up. 0: any size."""
+    """The network's fixed batch size, to which smaller batches are filled up; 0 means any size."""
 
     is_batched: bool = True
-    """Whether the network's tensors begin with the batch axis; else its shapes are those of the one item
-    that it computes at a time. The engine's arrays always begin with it."""
+    """Whether the network's tensors begin with a batch dimension; otherwise it computes one item at a
+    time. The engine's arrays always begin with a batch dimension."""
 
     batch_note: str = ""
     """Why there is no batch dimension, or why items were not compared; empty if neither applies."""
 
     normalises: bool = False
-    """Whether the input is an image, uint8 [height, width, 3], that the backend normalises first."""
+    """Whether the input is an image, uint8 [height, width, 3], that the backend normalises."""
 
     checks_finite: bool = False
-    """Whether an output that is not finite is a failure of the server."""
+    """Whether outputs that are not finite count as a failure of the server."""
 
     failure_is_client_error: bool = False
-    """Whether an item that fails alone is the client's fault: its numbers in a graph of any kind."""
+    """Whether an item that fails alone is the client's fault, as for a client's tensors in any graph."""
 
     @cached_property
     def input_axes(self) -> tuple[str, ...]:
-        """Axes of the inputs that vary; an item's inputs agree on their sizes."""
+        """Varying axes of the inputs; axes of the same name have the same size within an item."""
         return axes_of(self.inputs)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """Axes that vary: those of the inputs, then those that only outputs have."""
+        """Varying axes: those of the inputs, then those that only outputs have."""
         return axes_of((*self.inputs, *self.outputs))
 
     def sizes_at(self, length: int) -> dict[str, int]:
-        """Returns the sizes of an item whose varying axes are as long, within their limits."""
+        """Returns the sizes of an item whose varying axes are `length` long, within their limits."""
         return {axis: min(length, self.limits[axis]) for axis in self.input_axes}
 
     def sizes(self, item: Item) -> dict[str, int]:
-        """Returns the size of each axis of the inputs that varies."""
+        """Returns the size of each varying axis of an item's inputs."""
         return {
             axis: size
             for spec, array in zip(self.inputs, item, strict=True)
@@ -109,13 +109,13 @@ class Signature:
         }
 
     def elements(self, sizes: Mapping[str, int]) -> int:
-        """Returns the elements of the largest varying input; the cost of an item grows with them."""
+        """Returns the number of elements in the largest varying input; an item's cost grows with it."""
         return max((math.prod(spec.sized(sizes)) for spec in self.inputs if spec.varies), default=1)
 
     def items(self, batch: Sequence[Array]) -> list[Item]:
-        """Splits an array [N, *shape] per input into N items.
+        """Splits a batch, an array [N, *shape] per input, into N items.
 
-        Raises InvalidTensorError for another type or shape, or for a size out of bounds.
+        Raises InvalidTensorError for a wrong type or shape, or for a size out of range.
         """
         sizes: dict[str, int] = {}
         for spec, array in zip(self.inputs, batch, strict=True):
@@ -129,7 +129,7 @@ class Signature:
         return list(zip(*batch, strict=True))
 
     def check_shape(self, spec: TensorSpec, shape: Sequence[int], sizes: dict[str, int]) -> None:
-        """Checks an item's shape; adds the sizes of varying axes to `sizes`, or compares them with it.
+        """Checks an item's shape; adds the sizes of varying axes to `sizes`, or compares them to it.
 
         Raises InvalidTensorError.
         """
@@ -152,21 +152,21 @@ class Signature:
 
 
 def axes_of(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Returns the axes that vary, each once, in the order of their first use."""
+    """Returns the varying axes, each once, in the order of their first use."""
     return tuple(dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str)))
 
 
 def examples(signature: Signature, count: int, sizes: Mapping[str, int]) -> list[Array]:
-    """Returns a batch for warm-up, an array [count, *shape] per input."""
+    """Returns a batch of examples for warm-up, an array [count, *shape] per input."""
     return [np.full((count, *spec.sized(sizes)), spec.example, spec.dtype) for spec in signature.inputs]
 
 
 def check_outputs(
     signature: Signature, outputs: Sequence[Array], size: int, sizes: Mapping[str, int]
 ) -> None:
-    """Raises ValueError unless the outputs of a batch of `size` are as the signature says.
+    """Raises ValueError unless the outputs of a batch of `size` items match the signature.
 
-    `sizes` are those of the inputs' axes that vary.
+    `sizes` has the sizes of the inputs' varying axes.
     """
     if len(outputs) != len(signature.outputs):
         raise ValueError(
@@ -179,7 +179,7 @@ def check_outputs(
         for axis, axis_size in zip(spec.shape, array.shape[1:], strict=False):
             if isinstance(axis, str) and axis_size <= signature.limits.get(axis, axis_size):
                 known.setdefault(axis, axis_size)
-        unknown = dict.fromkeys(axes_of([spec]), -1)  # in no shape
+        unknown = dict.fromkeys(axes_of([spec]), -1)  # matches no size
         if array.shape != (size, *spec.sized(unknown | known)) or array.dtype != spec.dtype:
             note = f": {spec.note}" if spec.note else ""
             raise ValueError(

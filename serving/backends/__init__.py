@@ -1,1 +1,1 @@
-"""Backends: the protocol that they implement, and code that the CUDA backends share."""
+"""The protocol that backends implement, and code that they share."""

@@ -1,4 +1,4 @@
-"""Backend protocol: `fastapi_onnx` and `fastapi_pt` implement it, the engine's workers call it."""
+"""Backend protocol, implemented by `fastapi_onnx` and `fastapi_pt` and called by the workers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,29 +22,29 @@ class Trial:
 
     precision: str
     reason: str
-    """Reason why it was taken, or why not."""
+    """Why it was chosen, or why not."""
 
     ms: float | None = None
-    """Milliseconds of an item; None if it was not measured."""
+    """Milliseconds per item; None if not measured."""
 
     difference: float | None = None
-    """`precision_check.difference` from the reference."""
+    """`precision_check.difference` from the reference; None if not measured."""
 
     memory_mb: float | None = None
-    """Memory that loading and computing took, of the process's own, in MB."""
+    """Private memory that loading and computing took, in MB; None if not measured."""
 
     chosen: bool = False
 
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """Library, device and precision in use; `/model` shows them."""
+    """Library, device and precision in use, as shown by `/model`."""
 
     backend: str
     """Library and version."""
 
     device: str
-    """Device that is really used, `cpu` or `cuda:0`."""
+    """Device that is actually used, such as `cpu` or `cuda:0`."""
 
     execution_provider: str
     """ONNX Runtime's provider, or PyTorch's device type."""
@@ -53,91 +53,91 @@ class BackendInfo:
     """`fp32`, `fp16`, `bf16` or `int8`."""
 
     precision_reason: str
-    """Reason why that precision was taken, in words."""
+    """Why that precision was chosen, in words."""
 
     fallback: str | None = None
-    """Reason why `auto` fell back to the CPU; None if it did not."""
+    """Why `auto` fell back to the CPU; None if it did not."""
 
     trials: list[Trial] = field(default_factory=list)
-    """Every runtime and precision that was considered, on a CPU."""
+    """All runtimes and precisions that were considered on a CPU."""
 
     length_step: int = 1
-    """Padded lengths are rounded up to a multiple of it: a runtime may prepare every new shape anew."""
+    """Padded lengths are rounded up to a multiple of it, for runtimes that prepare each new shape."""
 
 
 class Backend(Protocol):
-    """One model on one device; the constructor does no work, `load` does."""
+    """One model on one device; `load` does the work, not the constructor."""
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the weights. Raises ConfigurationError if the device or a file is missing.
 
-        `scratch` is a folder for files that this model's instances share while they run.
+        `scratch` is a folder for files that the model's instances share while they run, if there is one.
         """
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Computes a batch: arrays [N, *shape], one per input of the signature, to one per output.
+        """Computes a batch, given an array [N, *shape] per input; returns one for each output.
 
-        One call at a time. On a GPU the first call with a batch size may take long: the engine calls
-        every size at warm-up, and pads later batches to these sizes. Raises OutOfDeviceMemoryError and
-        DeviceLostError for errors of the GPU.
+        There is only one call at a time. On a GPU the first call with a batch size may be slow: the
+        engine calls every size at warm-up and pads later batches to these sizes. Raises
+        OutOfDeviceMemoryError and DeviceLostError for GPU errors.
         """
 
     def trim(self) -> None:
-        """Gives back memory that only warm-up needed; called once, after warm-up."""
+        """Releases memory that only warm-up needed; called once, after warm-up."""
 
     def close(self) -> None:
-        """Frees the device's memory."""
+        """Frees the memory on the device."""
 
 
 @runtime_checkable
 class GraphReader(Protocol):
-    """Backend that knows from a model's file how it is called in tensors; optional.
+    """Optional interface of a backend that can read a graph's signatures from the model's file.
 
-    `serving.engine.describe` asks it, in a process of its own, before anything is loaded.
+    `serving.engine.describe` calls it in a separate process before anything is loaded.
     """
 
     def signatures(self, model: Model) -> tuple[Signature, ...]:
-        """Reads the file's inputs and outputs. Raises ConfigurationError for what cannot be served."""
+        """Reads the file's inputs and outputs. Raises ConfigurationError if they cannot be served."""
 
     def compare_items(self, model: Model, signatures: Sequence[Signature]) -> tuple[Signature, ...]:
-        """Computes made-up items together and alone: those that depend on each other share no batch.
+        """Computes made-up items together and alone; items that affect each other cannot share a batch.
 
-        Returns the signatures to serve; raises ConfigurationError if such a graph cannot be served. It
-        may end the process, or be ended.
+        Returns the signatures to serve. Raises ConfigurationError if such a graph cannot be served. The
+        call may crash the process, or take so long that it is killed.
         """
 
 
 @runtime_checkable
 class SlotReader(Protocol):
-    """Backend whose device reads the slots itself, without a copy by the CPU; optional.
+    """Optional interface of a backend whose device reads the slots without a copy by the CPU.
 
-    Only the first signature is read so, and only if it has one input, of a fixed size.
+    It is used only for the first signature, if that has a single input of fixed size.
     """
 
     def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """Makes the input's slots, [S, height, width, 3], readable until `close`.
+        """Makes the input's slots, [S, height, width, 3], readable for the device until `close`.
 
-        Returns whether that worked.
+        Returns whether that succeeded.
         """
 
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], Sequence[Array]]:
-        """Starts to copy the images of these slots into buffer `place`, 0 or 1.
+        """Starts copying the images in these slots into buffer `place`, 0 or 1.
 
-        Returns a function that waits for the copy and computes the outputs, the batch padded to `size`;
-        when it returns, nothing reads the slots any more. One thread may fetch into one buffer while
-        another thread computes the other.
+        Returns a function that waits for the copy and computes the outputs of the batch, padded to
+        `size`. Once that function has returned, nothing reads the slots any more. One thread may fetch
+        into one buffer while another thread computes the other buffer.
         """
 
 
 @runtime_checkable
 class DeclaredBackend(Protocol):
-    """Backend that declares what warm-up or a file tells of others; optional.
+    """Optional interface of a backend that declares what others learn from warm-up or from a file.
 
-    A worker loads it once, however many cores are idle: its threads are its own affair.
+    A worker loads it only once, even if cores are idle, because it manages its own threads.
     """
 
     schemas: dict[str, Any]
-    """JSON schemas of `request` and `answer`, as the supervisor's profile has them."""
+    """JSON schemas of `request` and `answer`, and the `example` if there is one."""
 
     batch_cap: int
-    """Largest batch; 0: warm-up measures it."""
+    """Largest batch; 0 means that warm-up measures it."""

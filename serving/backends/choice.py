@@ -1,7 +1,8 @@
-"""Choice of a runtime and a precision on a CPU: a backend's candidates are measured when it loads.
+"""Choice of runtime and precision on a CPU: measures a backend's candidates at load.
 
-The first instance measures for all. A candidate is taken if its answers agree with the reference's, the
-first candidate, and if it is faster by a tenth than every one before it that agrees.
+The first instance measures for all instances. The first candidate is the reference. Another candidate is
+chosen if its answers agree with the reference's and if it takes at least a tenth less time than the best
+candidate so far.
 """
 
 import ctypes
@@ -33,29 +34,29 @@ Infer = Callable[[Sequence[Array]], list[Array]]
 """Computes outputs [N, ...] from inputs [N, ...]."""
 
 MAX_TIME_RATIO = 0.9
-"""Largest accepted share of the time of the best candidate so far."""
+"""Largest accepted time, relative to the best candidate so far."""
 
 QUICK_MS = 1.0
-"""A network that takes less is computed by the reference: the web process takes as long itself."""
+"""Networks that take less time use the reference, since the web process itself takes as long."""
 
 MAX_INT8_DIFFERENCE = 0.05
-"""Largest accepted `precision_check.mean_difference` of a file in int8 between two runtimes."""
+"""Largest accepted `precision_check.mean_difference` for an int8 file between two runtimes."""
 
-TOGETHER = 4  # items of the timed batch
+TOGETHER = 4  # items in the timed batch
 MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 4, 40, 0.2
-MAX_TRIALS_S = 300  # then the process that measures is ended
+MAX_TRIALS_S = 300  # after this time the measuring process is killed
 MAX_REASON = 300  # characters of a library's message
-PRECISIONS = ("int8", "bf16", "fp32")  # the lower ones first
+PRECISIONS = ("int8", "bf16", "fp32")  # lower ones first
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A runtime in a precision."""
+    """A combination of runtime and precision."""
 
     runtime: str
     precision: str
     refusal: str = ""
-    """Reason why it is not tried; empty if it is."""
+    """Why it is not tried; empty if it is."""
 
     max_difference: float = math.inf
     """Largest accepted `precision_check.difference` from the reference."""
@@ -69,11 +70,11 @@ class Choice:
     precision: str
     reason: str
     trials: list[Trial]
-    """Every candidate, with what was measured."""
+    """All candidates with their measurements."""
 
 
 def wanted_device(settings: Settings) -> str:
-    """Returns the setting `device`, but `cpu` if `auto` meets a precision that no GPU has here."""
+    """Returns the setting `device`; but `cpu` for `auto` if the wanted precision needs a CPU."""
     only_cpu = settings.device == "auto" and settings.precision in precision_check.ONLY_ON_A_CPU
     return "cpu" if only_cpu else settings.device
 
@@ -88,9 +89,9 @@ def int8_candidate(
 ) -> Candidate:
     """Returns the candidate for the model's int8 file, which `auto` tries if model.json says it is fit.
 
-    Processors compute int8 differently, so that a file that is fit where it was made may not be fit
-    here: its answers may differ from those of fp32 about as much as they did there, and not more.
-    `only_static`: the runtime computes dynamic int8 as slowly as fp32 (OpenVINO, measured).
+    Processors compute int8 differently, so a file that was fit on the machine that created it may not be
+    fit here. Its answers may differ from fp32 only slightly more than they did there. `only_static`
+    means that the runtime computes dynamic int8 as slowly as fp32 (as measured with OpenVINO).
     """
     most = MAX_INT8_DIFFERENCE
     if not model.has(file):
@@ -117,11 +118,11 @@ def choose(
     memory_mb: float = math.inf,
     apart: bool = False,
 ) -> Choice:
-    """Returns the candidate to use; the same for all instances of a model.
+    """Returns the runtime and precision to use; the same for all instances of a model.
 
-    Only candidates in the precision that the settings name are considered; `load` loads one to compute
-    `samples`. Each may take `memory_mb` of memory of its own. `apart`: measure in a child, see
-    `in_a_fork`. Raises ConfigurationError if no candidate is left.
+    If the settings name a precision, only candidates in that precision are considered. `load` loads a
+    candidate to compute `samples`. Each may take up to `memory_mb` MB of private memory. `apart` means
+    to measure in a child process, see `in_a_fork`. Raises ConfigurationError if no candidate is left.
     """
     wanted = settings.precision
     if wanted != "auto":
@@ -163,9 +164,9 @@ def tried(
     samples: Samples,
     memory_mb: float = math.inf,
 ) -> list[Trial]:
-    """Measures the candidates; exactly one trial is `chosen`.
+    """Measures the candidates and returns their trials, exactly one of them `chosen`.
 
-    Raises what loading or computing the first one, the reference, raises.
+    Raises what loading or computing the reference, the first candidate, raises.
     """
     reference, *others = candidates
     expected, fp32_ms = timed_answers(load(reference), samples)
@@ -195,7 +196,10 @@ def tried(
 
 
 def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
-    """Returns whether a candidate need not be tried: a lower precision agrees, in its runtime or any."""
+    """Returns whether `known`, which agrees, makes trying `candidate` pointless.
+
+    That is so if its precision is lower and either the runtime is the same or the candidate is in fp32.
+    """
     lower = PRECISIONS.index(known.precision) < PRECISIONS.index(candidate.precision)
     return lower and (known.runtime == candidate.runtime or candidate.precision == "fp32")
 
@@ -203,7 +207,7 @@ def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
 def measured(
     candidate: Candidate, load: Callable[[Candidate], Infer], samples: Samples, expected: list[Array]
 ) -> Trial:
-    """Returns the candidate's time, difference and memory, or in `reason` why it fails."""
+    """Returns a trial with the candidate's time, difference and memory, or with the reason it failed."""
     trial = Trial(candidate.runtime, candidate.precision, "")
     compare = "mean" if candidate.precision == "int8" else samples.compare
     before = own_memory_mb()
@@ -211,14 +215,14 @@ def measured(
         infer = load(candidate)
         answers, ms = timed_answers(infer, samples)
         difference = precision_check.difference(expected, answers, compare)
-    except Exception as error:  # every library has exception types of its own
+    except Exception as error:  # every library has its own exception types
         return replace(trial, reason=f"it cannot be used: {' '.join(str(error).split())[:MAX_REASON]}")
     memory = max(0.0, own_memory_mb() - before)
     return replace(trial, ms=round(ms, 3), difference=round(difference, 5), memory_mb=round(memory, 1))
 
 
 def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
-    """Returns why a measured candidate may not be taken, however fast it is; empty if it may."""
+    """Returns why a measured candidate is unacceptable regardless of its speed; empty if it is not."""
     if (trial.difference or 0) > candidate.max_difference:
         return f"differs by {trial.difference}; at most {candidate.max_difference:.3f} is accepted"
     if (trial.memory_mb or 0) > memory_mb:
@@ -227,17 +231,17 @@ def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
 
 
 def slowness(trial: Trial, best: Trial) -> str:
-    """Returns why a candidate that may be taken is not faster than the best one; empty if it is."""
+    """Returns why an acceptable candidate does not beat the best one; empty if it does."""
     if trial.ms is None or best.ms is None or trial.ms > MAX_TIME_RATIO * best.ms:
         return f"not faster by a tenth: {trial.ms} instead of {best.ms} ms each"
     return ""
 
 
 def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
-    """Computes the samples one by one, or as many at once as the network wants.
+    """Computes the samples one by one, or in batches of the network's fixed size.
 
-    Returns the outputs [N, ...], and the milliseconds of an item, of some computed alone and some
-    together: the shortest of several rounds.
+    Returns the outputs [N, ...], and the milliseconds per item over a single item and a batch, each the
+    shortest time of several rounds.
     """
 
     def part(first: int, count: int) -> list[Array]:
@@ -261,10 +265,10 @@ def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
 
 
 def in_a_fork(measure: Callable[[], list[dict[str, Any]]], reference: Candidate) -> list[dict[str, Any]]:
-    """Returns what `measure` returns, computed in a child, which takes libraries and crashes with it.
+    """Runs `measure` in a child process, so that loaded libraries and crashes do not affect this one.
 
-    If the child ends early, the reference is chosen. The parent must not have computed anything yet: a
-    library's threads would be missing in the child. Raises ConfigurationError as `measure` does.
+    If the child dies early, the reference is chosen. The parent must not have computed anything yet,
+    because the child would lack the libraries' threads. Raises ConfigurationError if `measure` does.
     """
     context, parent = get_context("fork"), os.getpid()
     receiver, sender = context.Pipe(duplex=False)
@@ -275,7 +279,7 @@ def in_a_fork(measure: Callable[[], list[dict[str, Any]]], reference: Candidate)
             sender.send(measure())
         except ConfigurationError as error:
             sender.send(error)
-        except Exception as error:  # the reference fails: loading it again will say so
+        except Exception as error:  # the reference failed; loading it again will show why
             logger().warning("the ways to compute the model cannot be compared", reason=str(error))
 
     child = context.Process(target=run)
@@ -294,10 +298,10 @@ def in_a_fork(measure: Callable[[], list[dict[str, Any]]], reference: Candidate)
 
 
 def own_memory_mb() -> float:
-    """Returns the memory of this process that is neither a file's nor free; 0 on other systems."""
+    """Returns this process's anonymous memory in MB, without free heap memory; 0 if unknown."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
         status = Path("/proc/self/status").read_text()
-    except (AttributeError, OSError):  # another C library, or another system
+    except (AttributeError, OSError):  # no glibc or no Linux
         return 0.0
     return next((int(line.split()[1]) / 1024 for line in status.splitlines() if "RssAnon" in line), 0.0)

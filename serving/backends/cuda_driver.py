@@ -1,7 +1,7 @@
-"""Memory and UUID of a GPU from NVIDIA's driver, without a CUDA library; for backends and workers.
+"""Memory size and UUID of a GPU, read from NVIDIA's driver without a CUDA library.
 
-Indices are CUDA's and follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. NVML ignores both variables and
-finds a GPU by its UUID.
+Indices are CUDA's, so they follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. NVML ignores both
+variables, so it has to identify a GPU by its UUID.
 """
 
 import ctypes
@@ -10,8 +10,8 @@ from typing import Any
 from serving.errors import ConfigurationError
 
 
-def driver() -> Any:  # ctypes describes no library's functions
-    """Returns the driver's library, initialised. Raises ConfigurationError that says what is missing."""
+def driver() -> Any:  # ctypes has no types for a library's functions
+    """Returns the initialised driver library. Raises ConfigurationError that says what is missing."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -22,7 +22,7 @@ def driver() -> Any:  # ctypes describes no library's functions
 
 
 def device(library: Any, index: int) -> ctypes.c_int:
-    """Returns the driver's handle of a GPU. Raises ConfigurationError if there is none."""
+    """Returns the driver's handle for a GPU. Raises ConfigurationError if there is no such GPU."""
     count, handle = ctypes.c_int(), ctypes.c_int()
     if library.cuDeviceGetCount(ctypes.byref(count)) or index >= count.value:
         raise ConfigurationError(f"there is no GPU {index}: the NVIDIA driver finds {count.value}")
@@ -40,7 +40,7 @@ def total_memory(index: int) -> int:
 
 
 def device_uuid(index: int) -> str:
-    """Returns a GPU's UUID, `GPU-...` as in nvidia-smi and NVML. Raises ConfigurationError."""
+    """Returns a GPU's UUID in the form of nvidia-smi and NVML, `GPU-...`. Raises ConfigurationError."""
     library, uuid = driver(), (ctypes.c_ubyte * 16)()
     if code := library.cuDeviceGetUuid(ctypes.byref(uuid), device(library, index)):
         raise ConfigurationError(f"GPU {index} does not tell its UUID: CUDA error {code}")

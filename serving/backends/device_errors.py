@@ -1,44 +1,44 @@
-"""Maps CUDA errors to OutOfDeviceMemoryError and DeviceLostError; the CUDA backends call it.
+"""Maps CUDA errors to OutOfDeviceMemoryError and DeviceLostError; called by the CUDA backends.
 
-A device is usable after it ran out of memory. After every other error of CUDA, cuDNN or cuBLAS (an
-illegal address, a failed launch, a GPU that fell off its bus) all further calls fail, too: only a new
-process can go on.
+A device stays usable after running out of memory. After any other error of CUDA, cuDNN or cuBLAS (an
+illegal address, a failed launch, a GPU that has fallen off the bus) all further calls fail, too, and
+only a new process can continue.
 """
 
 OUT_OF_MEMORY = (
     "out of memory",
     "out_of_memory",
     "alloc_failed",
-    "failed to allocate memory",  # ONNX Runtime's arena: the device is full
-    "is smaller than requested bytes",  # ONNX Runtime's arena: its limit is reached
+    "failed to allocate memory",  # ONNX Runtime's arena, if the device is full
+    "is smaller than requested bytes",  # ONNX Runtime's arena, if it has reached its limit
 )
 DEVICE = ("cuda error", "cuda failure", "cudaerror", "cudnn", "cublas")
 
 
 class OutOfDeviceMemoryError(Exception):
-    """Batch did not fit into the device's memory; a smaller batch may."""
+    """A batch did not fit into the device's memory; a smaller batch might."""
 
 
 class DeviceLostError(Exception):
-    """Device that this process cannot use any more."""
+    """This process cannot use the device any more."""
 
 
 class translate_errors:  # noqa: N801 used as a function
-    """Context manager that turns a CUDA library's exception into one of these errors.
+    """Context manager that turns a CUDA library's exceptions into these errors.
 
-    Not a generator: on Python 3.13 its frames would keep the tensors that did not fit.
+    It is not a generator: on Python 3.13 its frames would keep the tensors that did not fit.
     """
 
     def __enter__(self) -> None:
         """Does nothing."""
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        """Raises the mapped error, if the exception is about the device."""
+        """Raises the mapped error if the exception is about the device."""
         if not isinstance(error, Exception) or isinstance(
             error, OutOfDeviceMemoryError | DeviceLostError
         ):
             return
-        classified = classify(str(error))  # each library has types of its own, most of them RuntimeError
+        classified = classify(str(error))  # by text, since most libraries just raise RuntimeError
         if classified is None:
             return
         try:
@@ -48,7 +48,7 @@ class translate_errors:  # noqa: N801 used as a function
 
 
 def classify(text: str) -> OutOfDeviceMemoryError | DeviceLostError | None:
-    """Returns the error that a library's message stands for; None if it is not about the device."""
+    """Returns the error for a library's message, or None if it is not about the device."""
     lower = text.lower()
     first_line = text.strip().partition("\n")[0]
     if any(words in lower for words in OUT_OF_MEMORY):

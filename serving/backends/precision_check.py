@@ -1,4 +1,4 @@
-"""Precision check: compares a network's answers with those in fp32, on made-up inputs, at load."""
+"""Precision check: compares a network's answers with those of fp32 at load, on made-up inputs."""
 
 import json
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from serving.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec
 
 SAMPLES, TOKENS = 8, 32
 MAX_DIFFERENCE = 0.02
-"""Largest accepted difference of a probability in fp16 or bf16."""
+"""Largest accepted difference in a probability for fp16 and bf16."""
 
 EXACT = 1e-3
-"""Largest accepted difference of the same precision in another runtime."""
+"""Largest accepted difference for the same precision in another runtime."""
 
 MAX_EXCESS = 0.01
-"""Largest accepted excess of int8's `mean_difference` over the one where the file was made.
+"""Largest accepted excess of int8's `mean_difference` over the value where the file was created.
 
-The shipped model has 0.018 there, and 0.041 where the products saturate (0 on a processor of the same
-arithmetic, as far as emulated ones tell).
+For the shipped model that value is 0.018, and the difference is 0.041 on processors whose products
+saturate. Processors with the same arithmetic have no excess, as far as emulation shows.
 """
 
 FORCED = "SERVING_PRECISION={}"
@@ -33,13 +33,13 @@ ONLY_ON_A_CPU = ("int8", "bf16")
 
 
 def check_gpu_precision(precision: str) -> None:
-    """Raises ConfigurationError for a precision in which no GPU computes here."""
+    """Raises ConfigurationError for a precision that is not supported on GPUs."""
     if precision in ONLY_ON_A_CPU:
         raise ConfigurationError(f"SERVING_PRECISION={precision} needs a CPU")
 
 
 def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Returns patches of colour under noise, uint8 [8, height, width, 3]; always the same."""
+    """Returns noisy patches of colour, uint8 [8, height, width, 3]; always the same."""
     random = np.random.default_rng(0)
     height, width = size
     rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
@@ -55,18 +55,18 @@ Compare = Literal["softmax", "relative", "mean"]
 
 @dataclass(frozen=True)
 class Samples:
-    """Made-up inputs, always the same, and how the answers to them are compared."""
+    """Made-up inputs, always the same, and how to compare the answers to them."""
 
     inputs: Sequence[Array]
     """[N, ...] for each input."""
 
     compare: Compare = "softmax"
     batch_size: int = 0
-    """The only batch size that the network computes; 0: any size."""
+    """The network's fixed batch size; 0 means any size."""
 
 
 def samples(model: Model, signature: Signature) -> Samples:
-    """Returns images, tokens, or for other graphs random numbers, along axes of EXAMPLE_LENGTHS[0]."""
+    """Returns images, tokens or, for other graphs, random numbers with axes of EXAMPLE_LENGTHS[0]."""
     kind = kind_of(model.description.task)
     if not kind.plain_graph:
         return Samples([sample_images(model.description.pipeline.output_size)])
@@ -78,9 +78,9 @@ def samples(model: Model, signature: Signature) -> Samples:
 
 
 def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
-    """Returns made-up items of a graph, along axes of this length: [count, ...] for each input.
+    """Returns made-up items for a graph, [count, ...] per input; varying axes have this length.
 
-    Whole numbers are 0 and 1, which every table has; neighbours differ in their first one.
+    Integers are 0 or 1, which are valid indices of any table; successive items differ in the first one.
     """
     random = np.random.default_rng(0)
     sizes = signature.sizes_at(length)
@@ -97,24 +97,24 @@ def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
 
 
 def token_inputs(signature: Signature, tokens: Array) -> list[Array]:
-    """Returns the inputs of a text model for numbers of tokens [N, tokens] without padding."""
+    """Returns a text model's inputs for token ids [N, tokens] without padding."""
     known = {"attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
     return [known.get(spec.name, tokens).astype(spec.dtype) for spec in signature.inputs]
 
 
 def sample_tokens(model: Model) -> NDArray[np.int64]:
-    """Returns numbers of tokens of a text model's vocabulary, int64 [8, 32]; always the same."""
+    """Returns token ids from a text model's vocabulary, int64 [8, up to 32]; always the same."""
     count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
     length = min(TOKENS, model.description.text_pipeline.max_tokens)
     return np.random.default_rng(0).integers(0, count, (SAMPLES, length))
 
 
 def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compare) -> float:
-    """Returns how far outputs are from the expected ones; infinite if they are of another kind or NaN.
+    """Returns how far outputs are from the expected ones; infinite for other types, shapes or NaN.
 
-    `softmax`: the largest difference of a probability along the last axis, or 1 if another class is the
-    most probable one anywhere. `relative`: the largest difference of a number, as a share of the largest
-    number of its output. `mean`: `mean_difference`.
+    `softmax`: the largest difference in a probability along the last axis, or 1 if the most probable
+    class differs anywhere. `relative`: the largest difference in a number, as a share of the largest
+    number of its output. `mean`: see `mean_difference`.
     """
     worst = 0.0
     for wanted, array in zip(expected, found, strict=True):
@@ -136,9 +136,9 @@ def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compa
 
 
 def max_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Returns the largest difference of a probability between two logits [..., classes].
+    """Returns the largest difference in a probability between two arrays of logits [..., classes].
 
-    Infinite if `found` has values that are not finite.
+    It is infinite if `found` has values that are not finite.
     """
     if not np.isfinite(found).all():
         return float("inf")
@@ -146,10 +146,10 @@ def max_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) ->
 
 
 def mean_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Returns how much probability moves to other classes, the mean over the items of [..., classes].
+    """Returns how much probability moves to other classes, averaged over the items of [..., classes].
 
-    0: the same answers; 1: none in common, or values that are not finite. It is the total variation
-    distance, half the sum of the differences of all classes' probabilities.
+    0 means the same answers; 1 means nothing in common, or values that are not finite. It is the total
+    variation distance: half the sum of the absolute differences of all probabilities.
     """
     if not np.isfinite(found).all():
         return 1.0
@@ -159,9 +159,10 @@ def mean_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -
 def fp16_or_fp32(
     expected: NDArray[np.float32], found: NDArray[np.float32], insist: bool
 ) -> tuple[str, str]:
-    """Returns `fp16` if its answers `found` are close to fp32's `expected`, else `fp32`; and the reason.
+    """Returns `fp16` if its logits are close to those of fp32, else `fp32`; and the reason.
 
-    Both are logits [N, classes]. Raises ConfigurationError instead of `fp32` if `insist` is set.
+    `expected` (fp32) and `found` (fp16) are logits [N, classes]. If `insist` is set, raises
+    ConfigurationError instead of returning `fp32`.
     """
     seen = max_difference(expected, found)
     reason = f"in fp16 a probability differs by {seen:.3f} from fp32"

@@ -1,4 +1,4 @@
-"""Choice that all instances of a model share: the first one measures, the others wait and read."""
+"""A choice shared by all instances of a model: the first one measures, the others wait and read."""
 
 import contextlib
 import fcntl
@@ -11,16 +11,16 @@ T = TypeVar("T")
 
 
 def shared_choice(scratch: Path | None, name: str, choose: Callable[[], T]) -> T:
-    """Returns what the first caller's `choose` returned: text, or lists and dictionaries of it.
+    """Returns what the first caller's `choose` returned, any JSON value.
 
-    `scratch` is a folder that belongs to one model; without one, or where it cannot be written, every
-    caller chooses for itself.
+    `scratch` is a folder that belongs to one model. If it is None or not writable, every caller chooses
+    for itself.
     """
     if scratch is None:
         return choose()
     path = scratch / name
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # a full disk, or a folder that was removed
+        with contextlib.suppress(OSError):  # disk full, or the folder was removed
             lock = held.enter_context(path.with_suffix(".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         with contextlib.suppress(OSError, ValueError):

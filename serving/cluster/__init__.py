@@ -1,1 +1,1 @@
-"""Several web processes over one engine, on one port."""
+"""Several web processes that share one port and the engines."""

@@ -1,4 +1,4 @@
-"""Number of web processes for `web_processes=auto`, by what warm-up has measured; for `parent.py`."""
+"""Number of web processes for `web_processes=auto`, from warm-up's measurements; for `parent.py`."""
 
 import time
 
@@ -10,16 +10,16 @@ from serving.tasks.base import Fields, Task
 
 ROUNDS = 10
 REQUEST_MS = 1.1
-"""Time for a request beside preprocessing the example: HTTP, routing, base64, JSON, the engine's client,
-and what an image of 400x300 pixels takes longer to decode.
+"""Time for a request in addition to preprocessing the example: HTTP, routing, base64, JSON, the engine
+client, and the extra time for decoding an image of 400x300 pixels.
 
-Measured on an AMD EPYC as the CPU time of the web process of a fake service, whose workers sleep: 1.57
-ms for each `POST /predict` of such an image in base64, at 16 connections, less 0.45 ms for the example.
+Measured on an AMD EPYC as the CPU time of the web process of a fake service whose workers sleep: 1.57 ms
+for each `POST /predict` with such an image in base64, at 16 connections, minus 0.45 ms for the example.
 """
 
 
 def web_processes(settings: Settings, engine: Supervisor, task: Task) -> tuple[int, str]:
-    """Returns how many web processes an engine that has started needs, and why, in words."""
+    """Returns how many web processes a started engine needs, and the reason in words."""
     cores, layout, report = cpus.usable(), engine.layout, engine.report
     if report.on_gpu:
         return layout.frontends, f"{cores} cores, {layout.workers} of them for the GPU's workers"
@@ -31,14 +31,14 @@ def web_processes(settings: Settings, engine: Supervisor, task: Task) -> tuple[i
 
 
 def request_ms(task: Task) -> float:
-    """Returns a web process's time for a request, in ms: `REQUEST_MS`, and to preprocess the example."""
+    """Returns a web process's time per request in ms: preprocessing the example plus `REQUEST_MS`."""
     if task.example is None:
         return REQUEST_MS
     return min(preprocessing_ms(task, task.example) for _ in range(ROUNDS)) + REQUEST_MS
 
 
 def preprocessing_ms(task: Task, fields: Fields) -> float:
-    """Returns the time of one call in ms."""
+    """Returns the time for one call of `preprocess`, in ms."""
     started = time.perf_counter()
     task.preprocess(fields)
     return 1000 * (time.perf_counter() - started)

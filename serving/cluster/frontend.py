@@ -1,4 +1,4 @@
-"""One of several web processes; `parent.py` starts it with the listening socket, and sends an engine."""
+"""One of several web processes; `parent.py` starts it with the listening socket and sends it engines."""
 
 if __name__ == "__main__":
     from serving.system.signals import end_on_signals
@@ -21,18 +21,18 @@ from serving.server import Server
 from serving.settings import Settings
 from serving.system.pdeathsig import die_with_parent
 
-FEW = 1  # connections that a web process may have more than another
-YIELD_S = 0.005  # a few turns of a busy event loop
+FEW = 1  # extra connections that a web process may have before it yields to the others
+YIELD_S = 0.005  # a few iterations of a busy event loop
 
 
 class InheritedServer(Server):
-    """Accepts from the listening socket that all web processes have inherited.
+    """Accepts connections from the listening socket that all web processes have inherited.
 
-    All of them are woken by a connection. One that has more than another leaves it to the others for a
-    moment: they may be waiting for a core.
+    A connection wakes all of them. A web process with more connections than another one leaves the new
+    connection to the others for a moment, in case they are waiting for a core.
     """
 
-    accept_at_once = 1  # in a turn of the event loop, so that the others get some, too
+    accept_at_once = 1  # per iteration of the event loop, so that the others get some, too
 
     def __init__(
         self, app: FastAPI, settings: Settings, provider: RemoteEngines, listener: socket.socket
@@ -42,18 +42,18 @@ class InheritedServer(Server):
         self._inherited = listener
 
     def bind_listener(self) -> None:
-        """Takes the parent's socket, which is bound and listens."""
+        """Takes the parent's socket, which is already bound."""
         self._listener = self._inherited
 
     def start_accepting(self) -> None:
-        """Tells the parent that this process is ready; `accept` follows when all of them have been."""
+        """Tells the parent that this process is ready; it accepts once the parent allows it."""
         self._provider.start(self.accept, self._open_connections)
 
     def _on_connections(self) -> None:
-        """Accepts a connection, at once or after the others had time to."""
-        assert self._listener is not None  # noqa: S101 it is what has become readable
+        """Accepts a connection, either at once or after giving the other web processes time to."""
+        assert self._listener is not None  # noqa: S101 it has become readable
         connections = fewest = self._open_connections()
-        for model in self._service.models.values():  # each has the counts of the whole service
+        for model in self._service.models.values():  # each gives access to the service's counts
             counts = model.client.memory.counts.connections
             counts[model.handle.fds.frontend] = connections
             fewest = min(counts[: model.web_processes])
@@ -70,7 +70,7 @@ class InheritedServer(Server):
             self.accept()
 
     def connect(self, connection: socket.socket) -> None:
-        """Serves an accepted connection; the parent watches processes that have some."""
+        """Serves an accepted connection, and lets the parent know that there are connections."""
         super().connect(connection)
         self._provider.on_connection()
 
@@ -79,7 +79,7 @@ class InheritedServer(Server):
 
 
 def main() -> None:
-    """Arguments: package, parent's process id, descriptors of the control socket and of the listener."""
+    """Arguments: package, parent's process id, descriptors of the control socket and the listener."""
     package, (parent, control, listener) = sys.argv[1], map(int, sys.argv[2:5])
     die_with_parent(parent)
     settings = Settings()
@@ -91,7 +91,7 @@ def main() -> None:
     except ConfigurationError as error:
         print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201
         os._exit(1)
-    os._exit(0)  # nothing is left to do, and the decoding threads may hold an image
+    os._exit(0)  # does not wait for decoding threads, which may be busy with an image
 
 
 if __name__ == "__main__":

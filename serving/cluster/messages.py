@@ -1,9 +1,9 @@
-"""Messages between the parent of several web processes and each of them, in JSON.
+"""JSON messages between the parent and each of its web processes.
 
-To a web process: `engine`, a model's engine with its descriptors; `out_of_service`, a model that has
-none, and why; `accept`, connections may be accepted from now on; `changed`, the answer to its `load` or
-`unload`; `ping`, which its event loop answers with `connections`. From a web process: `ready`, `load`,
-`unload`, `released`, and `connections`, how many are open.
+To a web process: `engine` (a model's engine with its descriptors), `out_of_service` (a model without an
+engine, and why), `accept` (connections may be accepted from now on), `changed` (the reply to `load` or
+`unload`) and `ping` (which the event loop answers with `connections`). From a web process: `ready`,
+`load`, `unload`, `released` and `connections` (how many are open).
 """
 
 import json
@@ -23,7 +23,7 @@ MAX_FDS = 8
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Returns two connected sockets that keep messages apart."""
+    """Returns two connected sockets that preserve message boundaries."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
@@ -41,7 +41,7 @@ def identity(model: Model) -> dict[str, str]:
 def send_engine(
     sock: socket.socket, key: int, model: Model, fds: EngineFds, report: WorkerReport
 ) -> None:
-    """Sends one web process's view of an engine, descriptors included. Raises OSError."""
+    """Sends an engine to a web process, descriptors included. Raises OSError."""
     message = {
         "type": "engine",
         "key": key,
@@ -55,7 +55,7 @@ def send_engine(
 
 
 def engine_fds(message: dict[str, Any], numbers: list[int]) -> EngineFds:
-    """Returns what `send_engine` sent; `numbers` are the descriptors as received."""
+    """Returns the descriptors and sizes that `send_engine` sent; `numbers` are received descriptors."""
     memory_fd, counts_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
     return EngineFds(
         frontend=message["frontend"],

@@ -1,12 +1,13 @@
-"""Several web processes over one engine, on one port: `python -m serving` with `web_processes` > 1.
+"""Parent of several web processes on one port: `python -m serving` with `web_processes` > 1.
 
-This process, the parent, holds the engine's supervisor and binds the port. The web processes inherit the
-socket, which listens when all of them are ready, and accept connections themselves. The parent replaces
-a web process that dies or no longer answers, and loads other versions. With `web_processes=auto` it
-loads the engine first, whose warm-up decides how many web processes there will be.
+The parent runs the engines' supervisors and binds the port. The web processes inherit the socket, which
+starts to listen when all of them are ready, and accept connections themselves. The parent replaces web
+processes that die or stop responding, and loads other versions. With `web_processes=auto` it loads the
+default model's engine first, because warm-up determines the number of web processes.
 
-A web process tells the parent of its first connection. While any of them has connections, the parent
-pings all of them, and each answers with its number of open connections. An idle service pings nobody.
+A web process tells the parent about its first connection. While any web process has connections, the
+parent pings all of them, and each answers with its number of open connections. While the service is
+idle, there are no pings.
 """
 
 import asyncio
@@ -34,13 +35,13 @@ from serving.settings import Settings
 from serving.tasks.registry import planner, task_of
 
 RESTART_S = 0.5
-SIGNAL_S = 0.01  # in which the event loop hears of a signal
+SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
 PING_S = 5.0
 METRICS = "serving-metrics-"
 
 
 class SharedEngine:
-    """Engine of one version of a model, and the web processes that use it."""
+    """Engine of one model version, and the web processes that use it."""
 
     def __init__(self, key: int, supervisor: Supervisor) -> None:
         self.key = key
@@ -50,40 +51,40 @@ class SharedEngine:
         self._users: set[int] = set()
 
     def send_to(self, web_process: WebProcess) -> None:
-        """Adds a user."""
+        """Sends the engine to a web process and counts it as a user."""
         self._users.add(web_process.index)
         self.unused.clear()
         web_process.send_engine(self.key, self.supervisor)
 
     def release(self, web_process: WebProcess) -> None:
-        """Removes a user."""
+        """Removes a web process from the users."""
         self._users.discard(web_process.index)
         if not self._users:
             self.unused.set()
 
 
 class Cluster:
-    """`run` lasts until SIGTERM or SIGINT."""
+    """The parent's state; `run` serves until SIGTERM or SIGINT."""
 
     def __init__(self, package: str, settings: Settings) -> None:
         self._package = package
         self._plan = planner(importlib.import_module(package).BACKEND, settings)
         self._settings = settings
         self._count = topology.most_web_processes(settings)
-        """Web processes; until the first engine has been loaded the most that there may be."""
+        """Number of web processes; before the first engine is loaded, its upper limit."""
 
         self._count_reason: str | None = None
         self._counts = ServiceCounts(self._count)
         self._web_processes: dict[int, WebProcess] = {}
         self._models = configured_models(settings)
         self._engines: list[SharedEngine] = []
-        """Engines in use."""
+        """All running engines, including those about to be replaced."""
 
         self._in_service: dict[str, SharedEngine] = {}
-        """Those of the versions in service, by the model's name, the default model's first."""
+        """Name -> engine of the model in service, the default model's first."""
 
         self._reasons: dict[str, str] = {}
-        """Why models have none."""
+        """Name -> reason why a model has no engine."""
 
         self._changing = asyncio.Lock()
         self._loaded = 0
@@ -92,10 +93,10 @@ class Cluster:
         self._next_ping: asyncio.TimerHandle | None = None
         self._stopping = False
         self._accepting = False
-        """Whether all web processes have been ready once: the first alone would get all connections."""
+        """Whether all web processes have been ready once; else the first would get all connections."""
 
     def run(self) -> int:
-        """Serves; returns the exit code. Raises ConfigurationError when it cannot start."""
+        """Serves and returns the exit code. Raises ConfigurationError if the service cannot start."""
         configure_logging(self._settings)
         asyncio.run(self._serve())
         return 0
@@ -126,27 +127,27 @@ class Cluster:
                     await self._load_beside(model, plans[model.description.name])
                 await asyncio.gather(*keepers)
             except ConfigurationError:
-                if not self._stopping:  # else the first engine has been given up
+                if not self._stopping:  # otherwise the start was aborted
                     raise
             finally:
                 await self._end()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop itself keeps weak references only
+        self._tasks.add(task)  # the event loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
 
     def _on_signal(self, number: int) -> None:
-        """Ends the service in order; a second signal ends it at once."""
+        """Shuts the service down; a second signal ends it at once."""
         if self._stopping:
             os._exit(128 + number)  # web processes and workers die with this process
-        self._listener.close()  # the web processes have it, until each has drained
+        self._listener.close()  # the web processes keep theirs until they have drained
         self._stop(signal.SIGTERM)
         self._watch()
 
     def _stop(self, number: int) -> None:
-        """Signals all web processes, starts nothing any more, and gives up what is being loaded."""
+        """Signals all web processes, prevents new starts, and aborts loading."""
         self._stopping = True
         for web_process in self._web_processes.values():
             web_process.popen.send_signal(number)
@@ -154,7 +155,7 @@ class Cluster:
             supervisor.abort_start()
 
     async def _end(self) -> None:
-        """Leaves nothing behind that was started."""
+        """Ends all processes and tasks that were started."""
         self._stop(signal.SIGKILL)
         if self._next_ping:
             self._next_ping.cancel()
@@ -165,14 +166,14 @@ class Cluster:
     # -- web processes --
 
     async def _keep(self, index: int) -> None:
-        """Keeps a web process running in this place until the end. Raises ConfigurationError."""
+        """Keeps a web process with this index running until shutdown. Raises ConfigurationError."""
         loop = asyncio.get_running_loop()
         while not self._stopping:
             try:
                 web_process = WebProcess.start(
                     index, self._count, self._package, self._listener, self._metrics_folder
                 )
-            except OSError as error:  # no memory, or too many processes, for now
+            except OSError as error:  # out of memory or processes, perhaps only for a while
                 if not self._accepting:
                     raise ConfigurationError(f"a web process cannot be started: {error}") from error
                 logger().error("a web process cannot be started", reason=str(error))
@@ -187,7 +188,7 @@ class Cluster:
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
             code = web_process.popen.wait()
-            await asyncio.sleep(SIGNAL_S)  # the signal that has ended it may have come here, too
+            await asyncio.sleep(SIGNAL_S)  # the signal that ended it may have been sent to us, too
             self._on_death(web_process, code)
             await asyncio.sleep(RESTART_S if code > 0 else 0)
 
@@ -223,7 +224,7 @@ class Cluster:
             logger().info("listening", host=host, port=port, web_processes=self._count)
 
     def _on_death(self, web_process: WebProcess, code: int) -> None:
-        """Cancels what the web process left in the engines. Raises ConfigurationError."""
+        """Cancels the dead web process's items in all engines. Raises ConfigurationError."""
         del self._web_processes[web_process.index]
         for engine in self._engines:
             engine.supervisor.cancel_requests_of(web_process.index)
@@ -237,7 +238,7 @@ class Cluster:
                 raise ConfigurationError(f"a web process ended with exit code {code}")
 
     def _watch(self) -> None:
-        """Schedules pings while web processes have connections, or may: TCP and gRPC do not report."""
+        """Schedules pings while web processes may have connections; TCP and gRPC report none."""
         needed = (
             self._stopping
             or self._settings.tcp_port is not None
@@ -254,7 +255,7 @@ class Cluster:
         self._next_ping = None
         self._watch()
         for web_process in self._web_processes.values():
-            if web_process.ready or self._stopping:  # a web process that starts slowly is not killed
+            if web_process.ready or self._stopping:  # must not kill a web process that is slow to start
                 web_process.ping()
 
     # -- engines --
@@ -287,7 +288,7 @@ class Cluster:
             engine.send_to(web_process)
 
     async def _load_beside(self, model: Model, plan: EnginePlan) -> None:
-        """Puts a model that is not the default one into service, or tells why it cannot be."""
+        """Puts a model other than the default into service, or reports why that is impossible."""
         try:
             async with self._changing:
                 await self._load(model, plan)
@@ -297,7 +298,7 @@ class Cluster:
             self._withdraw(model.description.name, str(error))
 
     async def _change(self, web_process: WebProcess, work: Coroutine[Any, Any, None]) -> None:
-        """Does what a web process has asked for, after all other changes, and answers it."""
+        """Makes a change requested by a web process, after all earlier changes, and replies to it."""
         error = None
         try:
             async with self._changing:
@@ -307,7 +308,7 @@ class Cluster:
         web_process.send("changed", error=error)
 
     async def _load_requested(self, message: dict[str, Any]) -> None:
-        """Puts a model into service, and ends the engine of the version before."""
+        """Puts a model into service and closes the engine of its previous version."""
         before = self._in_service.get(message["model"])
         model = Model.read(Path(message["path"]), message["version"], message["model"])
         await self._load(model, await self._planned(model))
@@ -322,19 +323,19 @@ class Cluster:
             await self._close(engine)
 
     def _withdraw(self, name: str, reason: str) -> None:
-        """Tells all web processes, those of later too, that a model is not in service."""
+        """Tells all web processes, including those started later, that a model is out of service."""
         self._reasons[name] = reason
         for web_process in self._web_processes.values():
             web_process.send("out_of_service", model=name, reason=reason)
 
     async def _close(self, engine: SharedEngine) -> None:
-        """Ends an engine when no web process uses it any more."""
+        """Closes an engine once no web process uses it any more."""
         await engine.unused.wait()
         self._engines.remove(engine)
         await asyncio.to_thread(engine.supervisor.close)
 
 
 def metrics_parent() -> Path | None:
-    """Returns /dev/shm where it can be written, as in a read-only container; else None."""
+    """Returns /dev/shm if it is writable, as in a container with a read-only root; else None."""
     shm = Path("/dev/shm")  # noqa: S108 mkdtemp makes it safe
     return shm if os.access(shm, os.W_OK) else None

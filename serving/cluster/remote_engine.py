@@ -1,4 +1,4 @@
-"""The web process's end of the socket to the parent, from which its engines come."""
+"""A web process's end of the socket to the parent, which provides the engines."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ ENDING = "the service is shutting down"
 
 
 class RemoteEngines:
-    """`EngineProvider` of a web process whose engines come from the parent."""
+    """`EngineProvider` for a web process whose engines come from the parent."""
 
     shares_ports = True
 
@@ -28,15 +28,15 @@ class RemoteEngines:
         """Engines to adopt; None marks the end."""
 
         self._changed: asyncio.Future[str | None] | None = None
-        """Outcome of the requested change: its error, or None."""
+        """Outcome of the requested change: an error message, or None for success."""
 
         self._accept: Callable[[], None] = lambda: None
         self._open_connections: Callable[[], int] = lambda: 0
         self._is_watched = False
-        """Whether the parent knows of open connections, and so pings this process."""
+        """Whether the parent knows about open connections and therefore pings this process."""
 
     async def engines(self) -> AsyncIterator[EngineHandle | OutOfService]:
-        """See `EngineProvider`; engines of other versions follow, for every web process."""
+        """See `EngineProvider`; engines of other versions follow, in every web process."""
         self._sock.setblocking(False)
         asyncio.get_running_loop().add_reader(self._sock, self._on_message)
         while engine := await self._handles.get():
@@ -44,12 +44,12 @@ class RemoteEngines:
         raise ConfigurationError(ENDING)
 
     def start(self, accept: Callable[[], None], open_connections: Callable[[], int]) -> None:
-        """Tells the parent that this process is ready; calls `accept` when it may take connections."""
+        """Tells the parent that this process is ready; calls `accept` once it may accept connections."""
         self._accept, self._open_connections = accept, open_connections
         messages.send(self._sock, "ready")
 
     def on_connection(self) -> None:
-        """Tells the parent that there are connections, unless it knows."""
+        """Tells the parent that there are connections, unless it knows already."""
         if not self._is_watched:
             self._send_connections()
 
@@ -68,7 +68,7 @@ class RemoteEngines:
             raise ConfigurationError(error)
 
     def stop_loading(self) -> None:
-        """See `EngineProvider`; the parent gives up itself what it loads."""
+        """See `EngineProvider`; the parent itself aborts its loading."""
         self._handles.put_nowait(None)
         self._on_changed(ENDING)
 
@@ -77,7 +77,7 @@ class RemoteEngines:
             data, fds, _, _ = socket.recv_fds(self._sock, messages.MAX_MESSAGE, messages.MAX_FDS)
         except BlockingIOError:
             return
-        if not data:  # the parent has ended; this process ends with it
+        if not data:  # the parent has died, and this process dies with it
             asyncio.get_running_loop().remove_reader(self._sock)
             return
         message: dict[str, Any] = json.loads(data)

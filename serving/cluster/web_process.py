@@ -1,4 +1,4 @@
-"""A web process as its parent sees it."""
+"""A web process as the parent sees it."""
 
 import contextlib
 import os
@@ -13,28 +13,28 @@ from serving.engine.supervisor import Supervisor
 from serving.logging import logger
 from serving.system import python
 
-MOST_UNANSWERED = 5  # counted, not timed: after a pause of all processes, one at most is unanswered
+MOST_UNANSWERED = 5  # counted, not timed: a pause of all processes leaves at most one unanswered
 
 
 @dataclass
 class WebProcess:
-    """One web process, and the parent's end of the socket to it."""
+    """A web process and the parent's end of the socket to it."""
 
     index: int
     popen: subprocess.Popen[bytes]
     sock: socket.socket
     ready: bool = False
     connections: int = 0
-    """HTTP connections that it had open when it last told."""
+    """Number of open HTTP connections, as last reported."""
 
     unanswered: int = 0
-    """Pings since its last answer."""
+    """Number of pings since its last reply."""
 
     @classmethod
     def start(
         cls, index: int, count: int, package: str, listener: socket.socket, metrics_folder: Path
     ) -> "WebProcess":
-        """Starts `frontend.py` as one of `count`. Raises OSError."""
+        """Starts `frontend.py` as one of `count` web processes. Raises OSError."""
         ours, theirs = messages.pair()
         numbers = (os.getpid(), theirs.fileno(), listener.fileno())
         with theirs:
@@ -53,22 +53,22 @@ class WebProcess:
         return cls(index, popen, ours)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends a message, which is lost where the process has died or reads nothing."""
+        """Sends a message; it is lost if the process has died or does not read its messages."""
         with contextlib.suppress(OSError):
             messages.send(self.sock, kind, **fields)
 
     def send_engine(self, key: int, engine: Supervisor) -> None:
-        """Sends the engine of a model to use from now on."""
+        """Sends a model's engine, to be used from now on."""
         fds = engine.engine_fds(self.index)
         try:
             messages.send_engine(self.sock, key, engine.model, fds, engine.report)
-        except BlockingIOError:  # it has not read its messages for long, and cannot do without this one
+        except BlockingIOError:  # it has stopped reading messages, and needs this one
             self.kill()
-        except OSError:  # it has died; the parent reads that from the socket
+        except OSError:  # it has died, which the parent notices on the socket
             pass
 
     def ping(self) -> None:
-        """Asks whether the event loop runs; kills the process that left too many pings unanswered."""
+        """Checks that the event loop runs; kills the process after too many unanswered pings."""
         if self.unanswered >= MOST_UNANSWERED:
             self.kill()
             return
@@ -76,7 +76,7 @@ class WebProcess:
         self.send("ping")
 
     def kill(self) -> None:
-        """Kills a process whose event loop does not run."""
+        """Kills the process because its event loop does not run."""
         logger().error("a web process does not answer", web=self.index)
         self.ready = False
         self.popen.kill()

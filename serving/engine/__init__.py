@@ -1,6 +1,6 @@
-"""Engine: computes batches of tensors in worker processes; knows nothing of HTTP or file formats.
+"""Engine: computes batches of tensors in worker processes, independently of HTTP and file formats.
 
-Requests stand in slots of shared memory (`memory.py`), and records in two pipes name the slots that wait
-(`queue.py`). Every web process holds an `EngineClient`. One process, the web process itself or the
-cluster's parent, runs a `Supervisor`, which starts, watches and replaces the workers (`worker.py`).
+Items lie in slots of shared memory (`memory.py`); records in two pipes name the queued slots
+(`queue.py`). Every web process has an `EngineClient`. One process, either the web process itself or the
+cluster's parent, runs a `Supervisor`, which starts, monitors and replaces the workers (`worker.py`).
 """

@@ -1,6 +1,6 @@
-"""Engine client: a web process's side of the engine, from a free slot to the answer.
+"""Engine client: a web process's side of the engine, from acquiring a slot to reading its result.
 
-Called by `inference/`. Everything runs on the event loop.
+Called by `inference/`. Everything here runs on the event loop.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ WATCH_S = 0.25
 NOTICE = 0xFFFFFFFFFFFFFFFF  # record in a done pipe: the engine's health has changed
 
 
-@dataclass(slots=True)  # not frozen: that costs time for every input
+@dataclass(slots=True)  # not frozen: creating a frozen instance is slower, and every item creates one
 class ItemResult:
-    """Result of one input."""
+    """Result of one item."""
 
     outputs: list[Array]
-    """An array per output of the signature."""
+    """One array for each output of the signature."""
 
     started_at: float
     """`time.monotonic()` at the start of the computation."""
@@ -55,11 +55,11 @@ class ItemResult:
     """Seconds from `submit` to the start of the computation."""
 
     infer_s: float
-    """Seconds in which the whole batch was computed."""
+    """Seconds that the computation of the whole batch took."""
 
     batch_size: int
     is_batch_leader: bool
-    """True for one input of every batch, so that each batch is counted once."""
+    """True for exactly one item of each batch, so that each batch is counted once."""
 
 
 def error_for(state: State, failure_is_client_error: bool) -> Exception:
@@ -79,7 +79,7 @@ OnFinished = Callable[[State, ItemResult | None], None]
 class Slots:
     """Slots of one request, from admission to answer; a context manager that frees them.
 
-    A request of more items than slots puts its next item into a slot that a worker has reported.
+    A request with more items than slots reuses a slot as soon as a worker has reported it.
     """
 
     def __init__(self, client: "EngineClient", indices: list[int]) -> None:
@@ -93,7 +93,7 @@ class Slots:
         self._answered_bytes = 0
 
     def __enter__(self) -> "Slots":
-        """Returns itself; `EngineClient.acquire` has taken the slots."""
+        """Returns itself; `EngineClient.acquire` has already taken the slots."""
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
@@ -102,10 +102,10 @@ class Slots:
         if failure:
             for future in self.futures:
                 if future.done() and not future.cancelled():
-                    future.exception()  # retrieved, or asyncio logs that it never was
+                    future.exception()  # otherwise asyncio logs that it was never retrieved
 
     def resize(self, count: int, bulk: bool) -> None:
-        """Takes more slots, as far as there are any, or frees those beyond `count`; none is in use."""
+        """Takes free slots, up to `count` in all, or frees those beyond; no slot may be in use yet."""
         more = min(count - len(self.indices), self.client.free_slots(bulk))
         if more > 0:
             self.indices += self.client.acquire(bulk, more).indices
@@ -115,11 +115,11 @@ class Slots:
         self._unused = self.indices[::-1]
 
     async def submit(self, signature: int, items: Sequence[Item], deadline: float, bulk: bool) -> None:
-        """Queues items, no more at a time than `EngineClient.most_queued` and one a slot.
+        """Queues items, one per slot and at most `EngineClient.most_queued` at a time.
 
-        `signature` is an index into the layout's signatures; every item is as that signature says.
+        `signature` is an index into the layout's signatures; every item must match that signature.
         `deadline` is a `time.monotonic()` time. Returns when the last item is queued. Raises what
-        `results` raises, and PayloadTooLargeError for too large an answer.
+        `results` raises, and PayloadTooLargeError if the answer is too large.
         """
         most = self.client.most_queued(signature, items) if len(items) > 1 else 1
         for item in items:
@@ -140,7 +140,7 @@ class Slots:
         self.client.check_answer(self._answered_bytes)
 
     async def results(self) -> list[ItemResult]:
-        """Waits for the results of all items, and returns them in order.
+        """Waits for all items and returns their results in order.
 
         Raises DeadlineExceededError, InvalidTensorError, InternalError, WorkerCrashedError or
         UnavailableError.
@@ -149,7 +149,7 @@ class Slots:
 
 
 class EngineClient:
-    """Owner of one web process's slots, from `open` to `close`."""
+    """Manages one web process's slots, from `open` to `close`."""
 
     def __init__(
         self, fds: EngineFds, on_finished: OnFinished, max_answer_bytes: float = math.inf
@@ -159,14 +159,14 @@ class EngineClient:
         self._max_answer_bytes = max_answer_bytes
         self._web_process = fds.frontend
         self._futures: dict[int, asyncio.Future[ItemResult] | None] = {}
-        """Future of each submitted slot; None if the request was cancelled."""
+        """Future for each submitted slot; None if the request was cancelled."""
 
         self._free: list[int] = []
         self._watching = self._closed = False
         self._idle = asyncio.Event()
 
     def open(self) -> None:
-        """Takes over this web process's slots, and cancels what a predecessor that died left in them."""
+        """Takes over this web process's slots; cancels items left there by a crashed predecessor."""
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._fds.memory_fd, self._fds.layout, self._fds.counts_fd)
         self.statistics = Statistics(self.memory, self._web_process)
@@ -188,29 +188,31 @@ class EngineClient:
         return Health(self.memory.health[0])
 
     def acquire(self, bulk: bool = False, count: int = 1) -> Slots:
-        """Takes free slots, all or none; bulk leaves half of them free. Raises OverloadedError."""
+        """Takes `count` slots or none; bulk leaves half of all slots free. Raises OverloadedError."""
         self.check_free(bulk, count)
         slots = Slots(self, [self._free.pop() for _ in range(count)])
         self._publish()
         return slots
 
     def check_free(self, bulk: bool, count: int = 1) -> None:
-        """Raises OverloadedError where all web processes together hold too many slots for `count` more.
+        """Raises OverloadedError if fewer than `count` slots are free across all web processes.
 
-        Bulk leaves half of them free. This web process's own suffice: it has as many as all may hold.
+        Bulk requests must leave half of the slots free. This web process's own slots always suffice,
+        because each web process owns as many as all of them together may use.
         """
         if self.free_slots(bulk) < count:
             raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
 
     def free_slots(self, bulk: bool) -> int:
-        """Returns how many slots `acquire` would give."""
+        """Returns how many slots `acquire` can take."""
         kept = self.memory.layout.slots_per_frontend // 2 if bulk else 0
         return max(0, self.memory.free_slots - kept)
 
     def most_queued(self, signature: int, items: Sequence[Item] = ()) -> int:
-        """Returns how many items of one request, such as these, wait or are computed at a time.
+        """Returns how many items of one request may be queued or running at a time.
 
-        These are two batches for each worker: they keep it busy, and others wait no longer for them.
+        This is two batches per worker: enough to keep the workers busy, and few enough not to delay
+        other requests. `items` are the request's items; their sizes limit the batch if sizes vary.
         """
         memory = self.memory
         declared = memory.layout.signatures[signature]
@@ -221,7 +223,7 @@ class EngineClient:
         return 2 * max(1, batch) * max(1, memory.ready_workers[0])
 
     def check_answer(self, size: int) -> None:
-        """Raises PayloadTooLargeError for an answer of too many bytes."""
+        """Raises PayloadTooLargeError if an answer of `size` bytes exceeds the limit."""
         if size > self._max_answer_bytes:
             raise PayloadTooLargeError(
                 f"the answer has more than {self._max_answer_bytes} bytes "
@@ -229,7 +231,7 @@ class EngineClient:
             )
 
     def free(self, slots: list[int]) -> None:
-        """Frees slots; those that a worker may use are cancelled, and freed when it reports them."""
+        """Frees slots. Submitted slots are cancelled first, and freed when a worker reports them."""
         for slot in reversed(slots):
             if slot in self._futures:
                 self.memory.cancelled[slot] = 1
@@ -252,7 +254,7 @@ class EngineClient:
             self._idle.set()
 
     def _count(self, in_flight: int) -> None:
-        """Publishes how many slots of this engine are taken, and the change for the service."""
+        """Publishes how many slots are in use, both for this engine and for the whole service."""
         own, frontend = self.memory.in_flight, self._web_process
         self.memory.counts.in_flight[frontend] += in_flight - own[frontend]
         own[frontend] = in_flight
@@ -279,7 +281,7 @@ class EngineClient:
         return future
 
     def _watch(self) -> None:
-        """Wakes the supervisor up now and then to check its workers, while requests are in flight."""
+        """Wakes the supervisor periodically to check its workers, as long as items are in flight."""
         self._watching = bool(self._futures)
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)
@@ -288,13 +290,13 @@ class EngineClient:
                 self._idle.set()
 
     def _has_only_stranded_slots(self) -> bool:
-        """Returns whether only cancelled slots are taken, and no worker is left to report them."""
+        """Returns whether every slot in use is cancelled and no worker is left to report it."""
         taken = self.memory.layout.slots_per_frontend - len(self._free)
         nobody = all(future is None for future in self._futures.values())
         return self.health is Health.DOWN and nobody and len(self._futures) == taken
 
     def wake_supervisor(self) -> None:
-        """Wakes the supervisor up to check its workers; if the pipe is full, it will wake up anyway."""
+        """Wakes the supervisor to check its workers; if the pipe is full, it will wake up anyway."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._fds.wakeup_fd, b"k")
 
@@ -303,7 +305,7 @@ class EngineClient:
             data = os.read(self._fds.done_fd, 4096)
         except BlockingIOError:
             return
-        if not data:  # the supervisor is gone; so are the workers, and soon this process
+        if not data:  # the supervisor has died; the workers and this process die with it
             self._loop.remove_reader(self._fds.done_fd)
             return
         for value in memoryview(data).cast("Q"):
@@ -314,7 +316,10 @@ class EngineClient:
         self._publish()
 
     def _finish(self, slot: int, generation: int) -> None:
-        """Resolves a reported slot's future and frees the slot; ignores late and repeated reports."""
+        """Resolves the future of a reported slot; frees the slot if its request was cancelled.
+
+        Ignores outdated and repeated reports.
+        """
         memory = self.memory
         if slot not in self._futures or memory.generation[slot] != generation:
             return
@@ -352,7 +357,7 @@ class EngineClient:
         )
 
     def _on_notice(self) -> None:
-        """Fails all waiting requests at once if the engine is DOWN."""
+        """Fails all pending items at once if the engine is DOWN."""
         if self.health is not Health.DOWN:
             return
         for slot, future in list(self._futures.items()):
@@ -362,15 +367,15 @@ class EngineClient:
                 future.set_exception(UnavailableError("no worker is ready"))
 
     async def drained(self) -> None:
-        """Waits until no slot is taken; cancelled slots that no worker can report do not count."""
+        """Waits until no slot is in use; cancelled slots that no worker can report do not count."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """Stops reading answers and using the descriptors; fails the requests that still wait."""
+        """Stops reading results and fails the pending items; the descriptors are not used any more."""
         self._loop.remove_reader(self._fds.done_fd)
         for future in self._futures.values():
             if future is not None and not future.done():
                 future.set_exception(UnavailableError("the service has shut down"))
-        self._futures.clear()  # there is nothing to watch
+        self._futures.clear()  # `_watch` has nothing left to do
         self._closed = True
         self._count(0)

@@ -1,11 +1,11 @@
-"""Signatures of a model that only its backend can read: `python -m serving.engine.describe`.
+"""Signatures of a model file that only its backend can read: `python -m serving.engine.describe`.
 
-A process of its own imports the backend and reads the file: the web processes and the supervisor import
-no inference library, and a file that ends the process does not end the service. Called before an engine
-is made.
+A separate process imports the backend and reads the file, so that the web processes and the supervisor
+never import an inference library and a file that crashes the process does not take the service down.
+Called before an engine is created.
 
-The process writes the signatures that the file declares, then computes made-up items and writes those to
-serve. If it crashes over that, or takes too long, the graph is served as declared.
+The process first writes the signatures that the file declares. It then computes made-up items and writes
+the signatures to serve. If that crashes or takes too long, the graph is served as declared.
 """
 
 import importlib
@@ -32,13 +32,14 @@ from serving.tensors import NOT_COMPARED, Signature
 SIGNATURES = TypeAdapter(tuple[Signature, ...])
 TIMEOUT_S = 120
 COMPARE_S = 1.0
-"""Time for computing made-up items, from the start of opening the graph."""
+"""Time limit in seconds for opening the graph and computing made-up items."""
 
 
 def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
-    """Returns the signatures that a backend, `module:class`, finds in a model's file; takes two seconds.
+    """Returns the signatures that a backend (`module:class`) finds in a model's file.
 
-    Raises ConfigurationError, with the backend's reason, or if the file ends or stops the process.
+    Takes about two seconds. Raises ConfigurationError if the backend rejects the file, or if reading it
+    crashes or hangs the process.
     """
     arguments = [backend, str(model.path), model.description.version, str(os.getpid())]
     name = model.description.name
@@ -72,7 +73,7 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
 
 
 def main(backend: str, folder: str, version: str, parent: str) -> None:
-    """Writes the signatures, those declared and those to serve, or an error: a line of JSON each."""
+    """Writes lines of JSON: the declared signatures, then the signatures to serve; or an error."""
     die_with_parent(int(parent))
     module, _, name = backend.partition(":")
     reader = getattr(importlib.import_module(module), name)()
@@ -82,7 +83,7 @@ def main(backend: str, folder: str, version: str, parent: str) -> None:
         model = Model.read(Path(folder), version)
         declared = reader.signatures(model)
         write(signatures=SIGNATURES.dump_python(declared, mode="json"))
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever a library does
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel kills us even inside a library call
         signal.setitimer(signal.ITIMER_REAL, COMPARE_S)
         compared = reader.compare_items(model, declared)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -92,7 +93,7 @@ def main(backend: str, folder: str, version: str, parent: str) -> None:
 
 
 def write(**answer: Any) -> None:
-    """Writes a line of JSON at once."""
+    """Writes a line of JSON and flushes it, so that a later crash cannot lose it."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
 """Runs batches of slots through a backend and writes the outputs into the slots; used by `worker.py`.
 
-Everything here runs on the worker's main thread. On a GPU only the backend is called on a second thread,
-so that the main thread gathers the next batch while the device computes.
+Everything here runs on the worker's main thread. On a GPU, a second thread calls the backend so that the
+main thread can gather the next batch while the device computes.
 """
 
 import os
@@ -27,15 +27,15 @@ Compute = Callable[[], Sequence[Array]]
 DEVICE_LOST = 3  # exit code
 MAX_REASON = 500  # characters of a library's message
 
-SAMPLES = 8  # times kept of each backend; the shortest counts, which a short disturbance does not change
-FIRST_INTERVAL, MAX_INTERVAL = 4, 128  # single inputs between two trials of the slower backend
-MAX_TIME_RATIO = 0.85  # all cores must save this much: other processes need the cores, too
+SAMPLES = 8  # timings kept per backend; the shortest counts, since brief disturbances don't affect it
+FIRST_INTERVAL, MAX_INTERVAL = 4, 128  # single items between two trials of the slower backend
+MAX_TIME_RATIO = 0.85  # using all cores must save at least 15 %, since other processes need them, too
 
 
 class AllCoresTrial:
-    """Compares the times of one input on few threads and on all cores, and chooses the faster way.
+    """Compares computing a single item on a few threads and on all cores, and chooses the faster.
 
-    The slower way is tried again after an interval that doubles as long as it stays the slower one.
+    The slower option is retried at intervals that double for as long as it stays slower.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class AllCoresTrial:
         self._interval = self._left = FIRST_INTERVAL
 
     def use_all_cores(self) -> bool:
-        """Returns whether to compute the next single input on all cores."""
+        """Returns whether to compute the next single item on all cores."""
         if len(self._all_cores) < SAMPLES or len(self._few_threads) < SAMPLES:
             return len(self._all_cores) <= len(self._few_threads)
         preferred = min(self._all_cores) < MAX_TIME_RATIO * min(self._few_threads)
@@ -58,23 +58,23 @@ class AllCoresTrial:
         return not preferred
 
     def record(self, all_cores: bool, seconds: float) -> None:
-        """Adds the time of one input."""
+        """Adds the time per element of one item."""
         (self._all_cores if all_cores else self._few_threads).append(seconds)
 
 
 @dataclass(frozen=True)
 class BatchBuffer:
-    """Memory into which the inputs of one batch are copied; pages that are never used cost nothing."""
+    """Memory into which the inputs of one batch are copied; unused pages cost nothing."""
 
     index: int
-    """0 or 1: two batches may be in flight."""
+    """0 or 1, since two batches may be in flight."""
 
     arrays: list[list[Array]]
-    """[rows, *shape] for each input of each signature; empty for those whose sizes vary."""
+    """[rows, *shape] for each input of each signature; 0 rows if the input's sizes vary."""
 
     @classmethod
     def allocate(cls, memory: Memory, size: int, index: int) -> "BatchBuffer":
-        """Returns a buffer for batches up to `size`, or up to the one that a signature computes."""
+        """Returns a buffer for batches of up to `size` items, or of a signature's fixed batch size."""
 
         def room(signature: Signature, spec: TensorSpec) -> Array:
             rows = 0 if spec.varies else max(size, signature.batch_size)
@@ -86,12 +86,12 @@ class BatchBuffer:
 
 @dataclass(frozen=True)
 class InFlightBatch:
-    """Batch between `BatchExecutor.begin` and `BatchExecutor.finish`."""
+    """A batch between `BatchExecutor.begin` and `BatchExecutor.finish`."""
 
     slots: list[int]
     buffer: BatchBuffer
     outputs: Compute
-    """Waits for or computes the outputs, each [slots, ...]; raises what the backend raised."""
+    """Computes or waits for the outputs, each [slots, ...]; raises the backend's error."""
 
 
 class BatchExecutor:
@@ -104,17 +104,17 @@ class BatchExecutor:
         self._done_fds = done_fds
         self._trial = AllCoresTrial()
         self._free_buffers: list[BatchBuffer] = []
-        """One for each further batch that may be in flight."""
+        """Buffers for batches in flight beyond the current ones."""
 
         self.backend: Backend | None = None
         self.all_cores_backend: Backend | None = None
-        """Loaded with a thread for each core, for an input that is alone in the service; CPU only."""
+        """Loaded with one thread per core, for an item that is alone in the service; CPU only."""
 
         self.reader: SlotReader | None = None
-        """`backend`, if its device reads the slots without a copy."""
+        """The same object as `backend` if its device reads the slots directly, else None."""
 
         self.buckets: list[int] = []
-        """Batch sizes that the GPU runs, ascending; empty on a CPU, which runs every size."""
+        """Batch sizes that the GPU runs, ascending; empty on a CPU, which runs any size."""
 
         self.length_step = 1
         """See `BackendInfo.length_step`."""
@@ -124,28 +124,28 @@ class BatchExecutor:
 
     @property
     def backends(self) -> list[Backend]:
-        """Backends that are loaded."""
+        """The loaded backends."""
         return [backend for backend in (self.backend, self.all_cores_backend) if backend]
 
     def open(self, cap: int) -> None:
-        """Sets the batch cap, or the largest bucket if that is smaller, and allocates the buffers."""
+        """Sets the batch cap, at most the largest bucket, and allocates the buffers."""
         self.set_cap(min(cap, self.buckets[-1]) if self.buckets else cap)
         count = 2 if self.device else 1
         self._free_buffers = [BatchBuffer.allocate(self._memory, cap, index) for index in range(count)]
 
     def close(self) -> None:
-        """Ends the device's thread and closes the backends; no batch may be in flight."""
+        """Stops the device's thread and closes the backends; no batch may be in flight."""
         if self.device:
             self.device.shutdown()
         for backend in self.backends:
             backend.close()
 
     def set_cap(self, cap: int) -> None:
-        """Limits the batches that are taken from now on."""
+        """Limits the size of the batches taken from now on."""
         self._queue.cap = self._memory.cap[self._index] = cap
 
     def begin(self, slots: list[int]) -> InFlightBatch:
-        """Gathers a batch; a GPU starts to compute it, a CPU computes it in `finish`."""
+        """Gathers a batch. A GPU starts computing it at once; a CPU computes it in `finish`."""
         memory = self._memory
         started = time.monotonic()
         memory.busy_since[self._index] = started
@@ -166,7 +166,7 @@ class BatchExecutor:
     def finish(self, batch: InFlightBatch) -> None:
         """Waits for the outputs, writes them into the slots and reports the slots.
 
-        A batch that failed is computed again in smaller parts; an input that fails alone is FAILED.
+        A failed batch is computed again in smaller parts; an item that fails alone becomes FAILED.
         """
         slots = batch.slots
         outputs, parts = self._result(batch)
@@ -183,8 +183,8 @@ class BatchExecutor:
     def _result(self, batch: InFlightBatch) -> tuple[Sequence[Array] | None, list[list[int]]]:
         """Waits for the outputs, each [slots, ...], and frees the batch's buffer.
 
-        Returns None for a failed batch, and the parts in which to compute it again. When this returns,
-        nothing keeps the exception's frames, and the tensors in them, any more.
+        For a failed batch, returns None and the parts in which to compute it again. By then nothing
+        refers to the exception's frames any more, so the tensors in them are freed.
         """
         slots = batch.slots
         parts: list[list[int]] = []
@@ -192,10 +192,10 @@ class BatchExecutor:
             return batch.outputs(), parts
         except DeviceLostError as error:
             logger().error("the device is lost, the worker ends", reason=str(error))
-            os._exit(DEVICE_LOST)  # CUDA's own clean-up may hang
+            os._exit(DEVICE_LOST)  # skips CUDA's own cleanup, which may hang
         except OutOfDeviceMemoryError as error:
             parts = self._halve(slots, str(error))
-            # the batch's future keeps the error, whose traceback would keep the tensors that did not fit
+            # the batch's future holds the error, whose traceback would keep the tensors alive
             error.__traceback__ = error.__cause__ = error.__context__ = None
         except Exception as error:
             is_client_error = self._signature_slots(slots).signature.failure_is_client_error
@@ -213,13 +213,13 @@ class BatchExecutor:
         return None, parts
 
     def _signature_slots(self, slots: list[int]) -> SignatureSlots:
-        """Returns the tensors of the signature that the slots of a batch share."""
+        """Returns the tensors of the signature that all slots of a batch share."""
         return self._memory.signatures[self._memory.signature[slots[0]]]
 
     def _write(self, slots: list[int], outputs: Sequence[Array]) -> None:
-        """Writes outputs, each [slots, ...], into the slots and reports them.
+        """Writes outputs, each [slots, ...], into the slots and reports the slots.
 
-        Where the signature says so, they must be finite, or their slots are FAILED.
+        If the signature requires finite outputs, slots with other values become FAILED.
         """
         memory = self._memory
         tensors = self._signature_slots(slots)
@@ -239,7 +239,7 @@ class BatchExecutor:
         self.report(slots)
 
     def _write_outputs(self, tensors: SignatureSlots, slot: int, rows: Sequence[Array]) -> None:
-        """Writes an item's outputs: without padding, and with the sizes that only outputs have."""
+        """Writes an item's outputs without padding, and the sizes of axes that only outputs have."""
         axes, known = tensors.signature.axes, len(tensors.signature.input_axes)
         sizes = self._memory.sizes[slot]
         axis_sizes = dict(zip(axes[:known], sizes[:known].tolist(), strict=True))
@@ -252,9 +252,9 @@ class BatchExecutor:
             tensor.write(slot, row)
 
     def _halve(self, slots: list[int], reason: str) -> list[list[int]]:
-        """Halves the batch cap after a batch did not fit into the device's memory.
+        """Halves the batch cap after a batch has not fitted into the device's memory.
 
-        Returns the batch in parts of the new cap, or no parts if it was a single input.
+        Returns the batch in parts no larger than the new cap, or no parts for a single item.
         """
         memory = self._memory
         size = self._padded_count(self._signature_slots(slots).signature, len(slots))
@@ -264,15 +264,16 @@ class BatchExecutor:
         self.set_cap(cap)
         if len(slots) == 1:
             return []
-        part = cap if cap < len(slots) else 1  # a network of one batch size needs as much for a part
+        part = cap if cap < len(slots) else 1  # a fixed batch size needs the same memory for every part
         return [slots[first : first + part] for first in range(0, len(slots), part)]
 
     def split(self, slots: list[int]) -> list[list[int]]:
-        """Splits slots of one signature into batches whose items fit together.
+        """Splits slots of one signature into batches whose items can be computed together.
 
-        Where sizes vary, the items of a batch are of one size. If they may be padded, none is padded by
-        more elements than are computed in half the time that a call takes by itself, and the padded
-        batch has no more elements than warm-up found to pay. The batch with the oldest item comes first.
+        If sizes vary, all items of a batch have the same size unless padding is allowed. An item is
+        padded only while the padding costs less than half a call's fixed overhead, and a padded batch
+        has at most as many elements as warm-up found worthwhile. The batch with the oldest item comes
+        first.
         """
         memory = self._memory
         tensors = self._signature_slots(slots)
@@ -303,7 +304,7 @@ class BatchExecutor:
     def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
         """Gathers the batch's inputs, on a GPU padded to the next bucket.
 
-        Returns a function that computes their outputs, each [slots, ...].
+        Returns a function that computes the outputs, each [slots, ...].
         """
         tensors = self._signature_slots(slots)
         signature = tensors.signature
@@ -318,7 +319,8 @@ class BatchExecutor:
             infer = self.reader.fetch(slots, size, buffer.index)
         else:
             arrays = zip(tensors.inputs, buffer.arrays[tensors.index], strict=True)
-            # copies fill up the batch, where an older input could make it fail; no image could
+            # pad the batch with copies of its first item: leftovers in the buffer could make it fail,
+            # except leftover images, which are always valid
             rows = slots if signature.normalises else slots + slots[:1] * (size - len(slots))
             inputs = [self._gather_input(tensor, rows, room, size, sizes) for tensor, room in arrays]
             infer = partial(backend.infer, signature, inputs)
@@ -335,13 +337,13 @@ class BatchExecutor:
         return compute
 
     def _padded_count(self, signature: Signature, count: int) -> int:
-        """Returns the batch size with which so many items are computed."""
+        """Returns the batch size that `count` items are padded to."""
         return signature.batch_size or batch_sizes.padded(count, self.buckets)
 
     def _padded_sizes(self, signature: Signature, slots: list[int]) -> dict[str, int]:
-        """Returns the sizes of the axes of a batch's inputs that vary: the largest of its items.
+        """Returns the size of each varying input axis of a batch: the maximum over its items.
 
-        Sizes that are padded anyway are rounded up where every new size is planned anew.
+        Padded sizes are rounded up, because the runtime has to plan anew for every new size.
         """
         if not signature.input_axes:
             return {}
@@ -388,7 +390,8 @@ class BatchExecutor:
 def gather(inputs: Array, slots: list[int], buffer: Array, size: int) -> Array:
     """Copies the slots' inputs into `buffer` and returns its first `size` rows.
 
-    Rows behind the inputs are padding and hold older inputs. A batch of one is a view, without a copy.
+    The rows after the inputs are padding and hold leftovers of earlier batches. A batch of one is a view
+    of the slot itself, not a copy.
     """
     if size == 1:
         return inputs[slots[0] : slots[0] + 1]
@@ -397,5 +400,5 @@ def gather(inputs: Array, slots: list[int], buffer: Array, size: int) -> Array:
 
 
 def fail(error: Exception) -> Sequence[Array]:
-    """Raises `error`: stands in for a computation whose inputs could not be gathered."""
+    """Raises `error` in place of a computation whose inputs could not be gathered."""
     raise error

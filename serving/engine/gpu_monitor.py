@@ -1,8 +1,8 @@
-"""Load and memory of the GPUs, for `/metrics` and `/model`.
+"""GPU utilisation and memory use, for `/metrics` and `/model`.
 
-The supervisor's process polls NVML once a second, on a thread that starts with the first worker on a
-GPU, and writes the figures into the shared memory; every web process reads them there. Without a GPU
-nothing of this runs.
+The supervisor's process polls NVML once a second and writes the figures into the shared memory, where
+every web process reads them. The polling thread starts with the first worker on a GPU; without a GPU it
+never runs.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ PERIOD_S = 1.0
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """Figures of one GPU at the last poll; they include other programs' use."""
+    """Figures of one GPU at the last poll, including its use by other programs."""
 
     index: int
-    """Index as in the setting `devices`."""
+    """Index, as in the setting `devices`."""
 
     busy_percent: int
-    """Share of the time in which any kernel ran, on however small a part of the GPU."""
+    """Percentage of the time in which at least one kernel ran, however little of the GPU it used."""
 
     memory_used_bytes: int
     memory_total_bytes: int
 
 
 class GpuMonitor:
-    """Poller of all GPUs; `watch` adds one, `close` ends the thread."""
+    """Polls the GPUs; `watch` adds a GPU, `close` stops the thread."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -41,7 +41,7 @@ class GpuMonitor:
         self._uuids: dict[int, str] = {}
 
     def watch(self, row: int, index: int, uuid: str) -> None:
-        """Adds a GPU unless it is watched already; `row` is its place in the mapping's GPU arrays."""
+        """Adds a GPU unless it is watched already; `row` is its index in the mapping's GPU arrays."""
         if uuid in self._uuids.values():
             return
         self._memory.gpu_index[row] = index
@@ -51,14 +51,14 @@ class GpuMonitor:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, so that nothing writes into the mapping any more."""
+        """Stops the thread, so that nothing writes into the mapping any more."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            nvml: Any = importlib.import_module("pynvml")  # it has no types
+            nvml: Any = importlib.import_module("pynvml")  # untyped
         except ImportError:
             logger().warning("no figures of the GPU: nvidia-ml-py is not installed")
             return
@@ -75,7 +75,7 @@ class GpuMonitor:
             nvml.nvmlShutdown()
 
     def _poll(self, nvml: Any, row: int, uuid: str) -> None:
-        """Reads the figures of one GPU, or removes them if the GPU does not answer."""
+        """Reads the figures of one GPU, or removes them if the GPU does not respond."""
         memory = self._memory
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -91,7 +91,7 @@ class GpuMonitor:
 
 
 def figures(memory: Memory) -> list[GpuFigures]:
-    """Returns the figures of every GPU that answered the last poll; empty on a CPU."""
+    """Returns the figures of every GPU that responded to the last poll; empty on a CPU."""
     return [
         GpuFigures(
             memory.gpu_index[row],

@@ -1,14 +1,14 @@
-"""Shared memory of one engine: the slots, and the state of the engine, its workers and its frontends.
+"""Shared memory of one engine: slots, and the state of the engine, its workers and web processes.
 
-`ServiceCounts` is the shared memory of the whole service, whatever the number of its engines.
+`ServiceCounts` is memory shared by all engines of the service. In names, a web process is a frontend.
 
-The supervisor makes an anonymous file and passes its descriptor on; a container's small /dev/shm does
-not limit such a file. Every process maps the file. Every number is aligned and has one writer at a time,
-and a record is sent through a pipe only after the numbers of its slot were written.
+The supervisor creates an anonymous file, which a container's small /dev/shm does not limit, and passes
+its descriptor on. Every process maps the file. Every number is aligned and has one writer at a time. A
+record is sent through a pipe only after the numbers of its slot have been written.
 
-A slot is FREE while its frontend owns it; QUEUED while its record is in a work pipe or in a worker's
-inbox; RUNNING while a worker computes it; then it is in a finished state until its frontend has read the
-result and made it FREE.
+A slot is FREE while its web process owns it, QUEUED while its record is in a work pipe or in a worker's
+inbox, and RUNNING while a worker computes it. It then stays in a finished state until its web process
+has read the result and set it to FREE.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ RECORD_BYTES = 8
 Code = Literal["b", "i", "I", "q", "Q"]
 PAGE = 4096
 KEPT_BYTES = 256 * 1024
-"""Of a slot's tensor whose size varies; what it used beyond is given back to the system."""
+"""Bytes that a slot's tensor of varying size keeps; memory beyond goes back to the system."""
 
 TOTALS, PER_BATCH_SIZE = 10, 4
 
@@ -50,23 +50,23 @@ class State(IntEnum):
 
 
 class Health(IntEnum):
-    """Health of an engine; decides whether frontends accept requests."""
+    """Health of an engine; decides whether web processes accept requests."""
 
     STARTING = 0
     READY = 1
-    RECOVERING = 2  # no worker is ready, one is starting: requests wait
-    DOWN = 3  # workers die before they are ready: requests are refused
+    RECOVERING = 2  # no worker is ready, but one is starting: requests wait
+    DOWN = 3  # workers die before they become ready: requests are refused
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Sizes that decide the mapping's layout; the same in every process."""
+    """Sizes that determine the mapping's layout; the same in every process."""
 
     slots: int
-    """Slots of all frontends together: `queue_size` for each."""
+    """Slots of all web processes together: `queue_size` for each."""
 
     frontends: int
-    """Web processes, or the most that there may be: `topology.most_web_processes`."""
+    """Number of web processes, or its upper limit: `topology.most_web_processes`."""
 
     workers: int
     max_batch: int
@@ -74,60 +74,60 @@ class SlotLayout:
 
     @property
     def slots_per_frontend(self) -> int:
-        """Slots that each frontend owns, and the most that all of them together may have in flight.
+        """Slots that each web process owns, which is also the limit for all of them together.
 
-        Any one of them can so take all requests that the service admits: connections need not be spread
-        evenly. Slot s belongs to frontend s // slots_per_frontend.
+        Thus a single web process can take all requests that the service admits, even if connections
+        are spread unevenly. Slot s belongs to web process s // slots_per_frontend.
         """
         return self.slots // self.frontends
 
     @property
     def pads(self) -> bool:
-        """Whether items of several sizes may share a batch."""
+        """Whether items of different sizes may share a batch."""
         return any(signature.pads for signature in self.signatures)
 
     @property
     def most_taken(self) -> int:
-        """Records that a worker may take at a time: two batches of items that are padded.
+        """Records that a worker may take at a time: two batches if items are padded, else one.
 
-        Out of more items it makes batches with less padding.
+        With more items to choose from, a worker forms batches with less padding.
         """
         return 2 * self.max_batch if self.pads else self.max_batch
 
 
 @dataclass(frozen=True)
 class EngineFds:
-    """Descriptors and sizes by which a frontend uses an engine; valid in that frontend's process."""
+    """Descriptors and sizes with which a web process uses an engine; valid in that process only."""
 
     frontend: int
     layout: SlotLayout
     memory_fd: int
     counts_fd: int
-    """Of `ServiceCounts`."""
+    """Descriptor of `ServiceCounts`."""
 
     work_fds: tuple[int, int]
     """Write ends of the work pipes: interactive, bulk."""
 
     done_fd: int
-    """Read end of the frontend's done pipe."""
+    """Read end of the web process's done pipe."""
 
     wakeup_fd: int
-    """Write end of the pipe that wakes the supervisor up to check its workers."""
+    """Write end of the pipe that wakes the supervisor to check its workers."""
 
 
 def row_bytes(spec: TensorSpec, limits: dict[str, int]) -> int:
-    """Returns the bytes of one slot's tensor; whole pages where its size varies and may be large."""
+    """Returns the bytes of one slot's tensor; whole pages if its size varies and may be large."""
     size = math.prod(spec.sized(limits)) * np.dtype(spec.dtype).itemsize
     return -(-size // PAGE) * PAGE if spec.varies and size > KEPT_BYTES else size
 
 
 def statistics_row(max_batch: int) -> int:
-    """Returns how many numbers one frontend counts for one signature; `statistics.py` names them."""
+    """Returns how many counters a web process has per signature; `statistics.py` names them."""
     return TOTALS + PER_BATCH_SIZE * max_batch
 
 
 def record(slot: int, generation: int) -> int:
-    """Returns the number that names one use of a slot in pipes and inboxes; 0 is not a record."""
+    """Returns the number that identifies one use of a slot in pipes and inboxes; never 0."""
     return generation << 32 | (slot + 1)
 
 
@@ -142,12 +142,12 @@ def generation_of(value: int) -> int:
 
 
 def send(fd: int, *values: int) -> None:
-    """Writes records into a pipe in one piece."""
+    """Writes records into a pipe with a single call, so that they stay together."""
     os.write(fd, b"".join(value.to_bytes(RECORD_BYTES, sys.byteorder) for value in values))
 
 
 def anonymous_file(size: int) -> int:
-    """Returns the descriptor of a file of `size` zero bytes without a name. Raises OSError."""
+    """Returns the descriptor of an unnamed file of `size` zero bytes. Raises OSError."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("serving", 0)
     else:  # not on macOS
@@ -162,29 +162,29 @@ def anonymous_file(size: int) -> int:
 
 
 class ServiceCounts:
-    """Counts of a service, one for each frontend, which writes its own; all engines add to them.
+    """Counts for the whole service, shared by all engines; each web process writes its own entry.
 
-    What starts the frontends makes them, and clears those of a frontend that has died.
+    Whatever starts the web processes creates the counts and clears those of dead ones.
     """
 
     def __init__(self, frontends: int = 1, fd: int | None = None) -> None:
-        """Maps the file of this descriptor; None: makes one, all zeros. Raises OSError."""
+        """Maps the file `fd`, or creates one filled with zeros if `fd` is None. Raises OSError."""
         if fd is None:
             fd = anonymous_file(PAGE)
             weakref.finalize(self, os.close, fd)
         self.fd = fd
         both = memoryview(mmap.mmap(fd, PAGE)).cast("i")
         self.in_flight = both[:frontends]  # of all engines
-        self.connections = both[len(both) // 2 :][:frontends]  # as of the last one it accepted
+        self.connections = both[len(both) // 2 :][:frontends]  # updated when one is accepted
 
     @property
     def alone(self) -> bool:
-        """True if at most one slot is taken in the whole service."""
+        """True if at most one slot is in use in the whole service."""
         return sum(self.in_flight) <= 1
 
 
 class TensorSlots:
-    """One tensor of all slots: an array [slots, *shape], or flat [slots, elements] where sizes vary."""
+    """One tensor of all slots: an array [slots, *shape], or flat [slots, elements] if sizes vary."""
 
     def __init__(self, spec: TensorSpec, array: Array) -> None:
         self.spec = spec
@@ -207,7 +207,7 @@ class TensorSlots:
 
 
 class SignatureSlots:
-    """The tensors of one signature in all slots; pages that are never used cost nothing."""
+    """The tensors of one signature in all slots; unused pages cost nothing."""
 
     def __init__(self, index: int, signature: Signature) -> None:
         self.index = index
@@ -217,7 +217,7 @@ class SignatureSlots:
 
 
 class Memory:
-    """Views into the mapping: arrays indexed by slot, by worker or by frontend."""
+    """Views into the mapping: arrays indexed by slot, by worker or by web process."""
 
     def __init__(self, fd: int, layout: SlotLayout, counts_fd: int | None) -> None:
         self.fd = fd
@@ -237,20 +237,20 @@ class Memory:
         self.call_overhead_elements = self._array("q", len(layout.signatures))
         self.restarts = self._array("q", 1)
 
-        # frontends, each written by itself
+        # web processes: each writes its own entry
         self.in_flight = self._array("i", frontends)
         row = statistics_row(layout.max_batch)
         self.statistics = [[self._array("q", row) for _ in layout.signatures] for _ in range(frontends)]
 
-        # workers, each written by itself; an inbox has the records that are taken and not yet reported
+        # workers: each writes its own entry; an inbox holds the records taken but not yet reported
         self.busy_since = self._times(workers)
         self.heartbeat = self._times(workers)
         records = 2 * layout.most_taken
         self.inbox = [self._array("Q", records) for _ in range(workers)]
-        self.cap = self._array("i", workers)  # largest batch; smaller after the device was full
+        self.cap = self._array("i", workers)  # largest batch; reduced when device memory runs out
         self.out_of_memory = self._array("q", workers)
 
-        # GPUs, written by `gpu_monitor.py`; there are no more GPUs than workers
+        # GPUs, written by `gpu_monitor.py`; there are at most as many GPUs as workers
         self.gpu_known = self._array("i", workers)
         self.gpu_index = self._array("i", workers)
         self.gpu_busy = self._array("i", workers)
@@ -265,7 +265,7 @@ class Memory:
         self.cancelled = self._array("b", slots)
         self.attempts = self._array("i", slots)
         self.batch_size = self._array("i", slots)
-        self.is_batch_leader = self._array("b", slots)  # the first answer of its batch
+        self.is_batch_leader = self._array("b", slots)  # the first usable result of its batch
         self.deadline = self._times(slots)
         self.queued_at = self._times(slots)
         self.started_at = self._times(slots)
@@ -282,7 +282,7 @@ class Memory:
 
     @staticmethod
     def size(layout: SlotLayout) -> int:
-        """Returns the mapping's size in bytes; pages that are never touched cost nothing."""
+        """Returns the mapping's size in bytes; unused pages cost nothing."""
         slot, pages = 64, 6
         for signature in layout.signatures:
             slot += 4 * len(signature.axes)
@@ -296,7 +296,7 @@ class Memory:
 
     @classmethod
     def create(cls, layout: SlotLayout, counts_fd: int | None = None) -> "Memory":
-        """Makes a new mapping, all zeros, with counts of its own by default. Raises OSError."""
+        """Creates a mapping filled with zeros, with its own counts by default. Raises OSError."""
         fd = anonymous_file(cls.size(layout))
         try:
             return cls(fd, layout, counts_fd)
@@ -313,7 +313,7 @@ class Memory:
         return self._place(np.dtype(code).itemsize * length).cast(code)
 
     def _times(self, length: int) -> "memoryview[float]":
-        """Makes an array of `time.monotonic()` times; all processes share that clock."""
+        """Returns an array of `time.monotonic()` times; all processes share that clock."""
         return self._place(8 * length).cast("d")
 
     def _numbers(self, dtype: str, shape: tuple[int, ...]) -> Array:
@@ -328,12 +328,12 @@ class Memory:
         return TensorSlots(spec, self._numbers(spec.dtype, (self.layout.slots, *shape)))
 
     def sizes_of(self, slot: int) -> dict[str, int]:
-        """Returns the size of each axis that varies, of the item in a slot."""
+        """Returns the size of each varying axis for the item in a slot."""
         axes = self.layout.signatures[self.signature[slot]].axes
         return dict(zip(axes, self.sizes[slot].tolist(), strict=False))
 
     def write_inputs(self, slot: int, signature: int, item: Item) -> None:
-        """Copies an item, which is as the signature says, into a slot."""
+        """Copies an item, which must match the signature, into a slot."""
         self.signature[slot] = signature
         each = self.signatures[signature]
         for tensor, value in zip(each.inputs, item, strict=True):
@@ -346,10 +346,10 @@ class Memory:
         """Returns copies of the outputs in a slot."""
         each = self.signatures[self.signature[slot]]
         sizes = self.sizes_of(slot) if each.signature.axes else {}
-        return [np.array(tensor.read(slot, sizes)) for tensor in each.outputs]  # also without axes
+        return [np.array(tensor.read(slot, sizes)) for tensor in each.outputs]  # also copies scalars
 
     def discard(self, slot: int) -> None:
-        """Gives the pages of a large item of varying size back to the system."""
+        """Returns the pages of a large item of varying size to the system."""
         each = self.signatures[self.signature[slot]]
         if not each.signature.axes:
             return
@@ -364,10 +364,10 @@ class Memory:
 
     @property
     def free_slots(self) -> int:
-        """Inputs that the frontends together may still take, as `in_flight` has it.
+        """Number of slots that all web processes together may still take, according to `in_flight`.
 
-        Two frontends that look at the same microsecond may exceed it by one request each, which harms
-        nothing: both use slots of their own.
+        Two web processes that look at the same moment may exceed the limit by one request each. That
+        is harmless, because each uses its own slots.
         """
         return max(0, self.layout.slots_per_frontend - sum(self.in_flight))
 
@@ -377,9 +377,9 @@ class Memory:
         return min((cap for cap in self.cap.tolist() if cap), default=0)
 
     def owner(self, slot: int) -> int:
-        """Returns the index of the frontend that a slot belongs to."""
+        """Returns the index of the web process that owns a slot."""
         return slot // self.layout.slots_per_frontend
 
     def close(self) -> None:
-        """Closes the descriptor; the pages are freed with the last view."""
+        """Closes the descriptor; the pages are freed when the last view is gone."""
         os.close(self.fd)

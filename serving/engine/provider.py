@@ -1,4 +1,4 @@
-"""Engine providers: a web process starts its own engine, or uses that of the cluster's parent."""
+"""Engine providers: a web process starts its own engines or uses those of the cluster's parent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,14 +16,14 @@ from serving.tensors import Signature
 
 @dataclass(frozen=True)
 class EngineHandle:
-    """Engine whose workers are ready, as one web process uses it."""
+    """An engine with ready workers, as seen by one web process."""
 
     model: Model
     fds: EngineFds
     report: WorkerReport
 
     release: Callable[[], Awaitable[None]]
-    """Gives the engine back; the web process does not use it any more."""
+    """Releases the engine when the web process has stopped using it."""
 
 
 Adopt = Callable[[EngineHandle], Awaitable[None]]
@@ -32,55 +32,55 @@ UNLOADED = "unloaded"
 
 
 class EnginePlan(NamedTuple):
-    """What the workers of a model run."""
+    """What a model's workers run."""
 
     backend: str
-    """`backends.base.Backend` as `module:class`."""
+    """Name of a `backends.base.Backend`, as `module:class`."""
 
     signatures: tuple[Signature, ...]
-    """How it is called; the first one is measured at warm-up."""
+    """Ways to call the network; warm-up measures the first."""
 
 
 Planner = Callable[[Model], EnginePlan]
 
 
 class OutOfService(NamedTuple):
-    """A model that has no engine: it could not be started, or has been unloaded."""
+    """A model without an engine, because it could not be started or has been unloaded."""
 
     name: str
     reason: str
 
 
 class EngineProvider(Protocol):
-    """Source of one web process's engines."""
+    """Provides one web process with its engines."""
 
     shares_ports: bool
-    """Whether other processes listen on this web process's ports, too."""
+    """Whether other web processes listen on the same ports."""
 
     def engines(self) -> AsyncIterator[EngineHandle | OutOfService]:
-        """Yields the default model's engine, then those of the others as they become ready.
+        """Yields the default model's engine, then those of the other models as they become ready.
 
-        In a cluster the engines of other versions follow. Raises ConfigurationError where the default
-        model cannot be served, or any of them cannot be called.
+        In a cluster, engines for other versions follow. Raises ConfigurationError if the default model
+        cannot be served, or if any model cannot be planned.
         """
 
     async def load(self, model: Model, adopt: Adopt) -> None:
-        """Loads a model; `adopt` is awaited with it. Raises ConfigurationError."""
+        """Loads a model and awaits `adopt` with its engine. Raises ConfigurationError."""
 
     async def unload(self, name: str, withdraw: Withdraw) -> None:
-        """Ends a model's engine; `withdraw` is awaited with the name and why."""
+        """Unloads a model: awaits `withdraw` with its name and the reason."""
 
     def stop_loading(self) -> None:
-        """Makes what has not returned yet raise ConfigurationError."""
+        """Makes pending calls of the other methods raise ConfigurationError."""
 
 
 class LocalEngines:
-    """Provider that runs the supervisors in the web process's own process."""
+    """Provider that runs the supervisors inside the web process."""
 
     shares_ports = False
 
     def __init__(self, settings: Settings, plan: Planner, models: Mapping[str, Model]) -> None:
-        """`models`: those to serve by name, the default first."""
+        """`models` maps names to the models to serve, the default model first."""
         self._settings = settings
         self._plan = plan
         self._models = models
@@ -132,7 +132,7 @@ class LocalEngines:
 
 
 def settings_beside_others(model: Model, common: Settings, default: str) -> Settings:
-    """Returns a model's settings: unless they say more, all but the default model get one instance.
+    """Returns a model's settings, in which `auto` instances means one for all but the default model.
 
     `default` is the default model's name. Raises ConfigurationError.
     """

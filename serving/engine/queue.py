@@ -2,13 +2,13 @@
 
 Two pipes, interactive and bulk, hold records of eight bytes. One `readv` takes all waiting records, up
 to a full batch, straight into the worker's inbox in shared memory; the kernel never splits a record. The
-inbox has two halves: a second batch is taken into one while the device computes the batch in the other.
-A batch has one class of priority, and bulk is taken only if no interactive record waits.
-Called by `worker.py` on the worker's main thread.
+inbox has two halves: while the device computes the batch in one half, the worker reads the next batch
+into the other. All items of a batch have the same priority, and bulk records are taken only if no
+interactive record waits. Called by `worker.py` on the worker's main thread.
 
-All workers wait on the same two pipes. Where the system can, a record wakes one of them: the idle worker
-of the lowest index, whose caches are the warmest. A worker that dies between its wake-up and its read
-leaves the record in the pipe; the supervisor then makes the others look.
+All workers wait on the same two pipes. If the system supports it, a record wakes only one of them: the
+idle worker with the lowest index, whose caches are warmest. If a worker dies between its wake-up and its
+read, the record stays in the pipe and the supervisor makes the other workers look.
 """
 
 import fcntl
@@ -25,14 +25,15 @@ from serving.engine.memory import RECORD_BYTES, Memory, slot_of
 from serving.settings import Settings
 
 WAKES_ANOTHER = (5, 7)
-"""First Linux that wakes another worker by a second record before the first one has got its core."""
+"""First Linux release in which a second record wakes another worker even if the worker woken by the
+first record has not run yet."""
 
 
 def exclusive_epoll(fds: Iterable[int]) -> "select.epoll | None":
-    """Returns an epoll in which one worker waits for records; None where a record wakes all workers.
+    """Returns an epoll in which one worker waits for records; None if the kernel wakes all workers.
 
-    The supervisor makes one for each worker, in the order in which idle workers are woken. Workers
-    inherit them, so a worker that is replaced keeps its place.
+    The supervisor creates one for each worker, in the order in which idle workers are to be woken.
+    Workers inherit their epoll, so a replacement keeps its predecessor's place.
     """
     linux = re.match(r"(\d+)\.(\d+)", platform.release())
     if linux is None or tuple(map(int, linux.groups())) < WAKES_ANOTHER:
@@ -55,7 +56,7 @@ class WorkQueue:
         settings: Settings,
         epoll_fd: int | None = None,
     ) -> None:
-        """Waits in the epoll that `exclusive_epoll` has made of `fds`, or without one in a poll."""
+        """Uses the epoll that `exclusive_epoll` created from `fds`, or a plain poll if there is none."""
         self.cap = 1
         self._memory = memory
         self._index = index
@@ -63,7 +64,7 @@ class WorkQueue:
         self._inbox_bytes = self._inbox.cast("B")
         self._half = len(self._inbox) // 2
         self._start = 0
-        """First index of the half that the next batch is read into."""
+        """Index at which the half for the next batch starts."""
 
         self._empty = bytes(len(self._inbox_bytes))
         self._fds = fds
@@ -72,16 +73,16 @@ class WorkQueue:
         self._delay_s = settings.max_queue_delay_us / 1e6
         self._preferred = sorted(settings.preferred_batch_sizes)
         self._poll = poll_of(fds) if epoll_fd is None else select.epoll.fromfd(epoll_fd)
-        self._poll.register(control_fd, select.POLLIN)  # the same number as EPOLLIN
+        self._poll.register(control_fd, select.POLLIN)  # has the same value as EPOLLIN
 
     def clear(self) -> None:
         """Empties the inbox; every record that was taken must have been reported."""
         self._inbox_bytes[:] = self._empty
 
     def swap_halves(self) -> None:
-        """Keeps the batch that was taken last, and empties the other half for the next batch.
+        """Keeps the last batch and empties the other half of the inbox for the next one.
 
-        Every earlier record must have been reported.
+        All records of earlier batches must have been reported.
         """
         self._start = self._half - self._start
         first = self._start * RECORD_BYTES
@@ -90,8 +91,8 @@ class WorkQueue:
     def take(self, wait: bool = True) -> list[int] | None:
         """Takes the records of one batch into the inbox and returns them.
 
-        Waits until there is one; without `wait` returns an empty list instead. Returns None after the
-        supervisor has closed the control pipe.
+        If no record waits, waits for one or, without `wait`, returns an empty list. Returns None after
+        the supervisor has closed the control pipe.
         """
         busy_since = self._memory.busy_since
         while True:
@@ -108,13 +109,14 @@ class WorkQueue:
             if any(fd == self._control_fd for fd, _ in events):
                 if not os.read(self._control_fd, 64):
                     return None
-                self._memory.heartbeat[self._index] = time.monotonic()  # it asked for a heartbeat
+                self._memory.heartbeat[self._index] = time.monotonic()  # the supervisor asked for it
 
     def _read_size(self, fd: int) -> int:
-        """Returns how many records to read: the largest preferred size that waits, else the cap.
+        """Returns how many records to read: the largest preferred size that can be filled, else the cap.
 
-        Items that may be padded are read for up to two batches, out of which the executor makes some of
-        similar sizes; but only this worker's share of those that wait, as the others are soon free, too.
+        If items may be padded, up to two batches are read, so that the executor can group items of
+        similar size. The worker reads only its share of the waiting records, because other workers will
+        soon be free.
         """
         if not self._preferred:
             if not self._pads:
@@ -127,9 +129,9 @@ class WorkQueue:
         return fitting[-1] if fitting else self.cap
 
     def _fill_batch(self, fd: int, count: int) -> int:
-        """Reads more records after the first `count`, and returns how many there are then.
+        """Reads more records after the first `count`, and returns their new number.
 
-        Stops at a full batch, at a preferred size, or when the first item has waited for the delay.
+        Stops at a full batch, at a preferred size, or when the first item has waited for the full delay.
         """
         end = self._memory.queued_at[slot_of(self._inbox[self._start])] + self._delay_s
         poll = poll_of((fd, self._control_fd))
@@ -144,7 +146,7 @@ class WorkQueue:
         return count
 
     def _read(self, fd: int, offset: int, count: int) -> int:
-        """Reads up to `count` records to `offset` in the current half; returns how many there were."""
+        """Reads up to `count` records to `offset` in the current half; returns the number read."""
         first = self._start + offset
         target = self._inbox_bytes[first * RECORD_BYTES : (first + count) * RECORD_BYTES]
         try:
@@ -154,7 +156,7 @@ class WorkQueue:
 
 
 def poll_of(fds: Iterable[int]) -> "select.poll":
-    """Returns a poll for reading."""
+    """Returns a poll object that watches descriptors for reading."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -162,6 +164,6 @@ def poll_of(fds: Iterable[int]) -> "select.poll":
 
 
 def waiting_records(fd: int) -> int:
-    """Returns how many records a work pipe holds."""
+    """Returns the number of records in a work pipe."""
     (size,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
     return int(size) // RECORD_BYTES

@@ -1,4 +1,4 @@
-"""What a worker reports when it has loaded and measured its model; the first one's is the engine's."""
+"""A worker's report after loading and measuring its model; the first report counts for the engine."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,51 +10,51 @@ from serving.backends.base import BackendInfo
 
 @dataclass
 class Profile:
-    """What warm-up measured."""
+    """Measurements from warm-up."""
 
     batch_ms: dict[int, float]
-    """Milliseconds of each batch size of the first signature, ascending; of items of a medium length."""
+    """Batch size, ascending, -> milliseconds; first signature, items of medium length."""
 
     batch_cap: int
-    """Largest batch of the first signature that pays."""
+    """Batch size of the first signature beyond which throughput hardly grows."""
 
     max_batch_elements: list[int]
-    """Largest batch of each signature that pays where sizes vary, in elements of the largest input."""
+    """Largest worthwhile batch of each signature if sizes vary, in elements of the largest input."""
 
     call_overhead_elements: list[int]
-    """Elements of each signature that are computed in the time that a call takes by itself; where the
-    signature limits its batches, so many that any of their items may be padded."""
+    """Fixed overhead of a call for each signature, as the number of elements computed in that time. If
+    the signature limits its batches itself, a number so large that any item may be padded."""
 
     largest_ms: float
-    """Milliseconds of the largest item that its limits allow; 0 where sizes do not vary."""
+    """Milliseconds for the largest item that the limits allow; 0 if sizes do not vary."""
 
 
 def unmeasured() -> Profile:
-    """Returns what a worker reports that relies on what the first one has measured."""
+    """Returns the profile of a worker that relies on the first worker's measurements."""
     return Profile({}, 0, [], [], 0.0)
 
 
 @dataclass(kw_only=True)
 class WorkerReport(Profile):
-    """Report of a worker, and what the supervisor adds; it travels between processes as JSON."""
+    """Report of a worker, completed by the supervisor; passed between processes as JSON."""
 
     info: BackendInfo
     single_request_threads: int | None = None
-    """Threads for a request that is alone in the service; None: no others than for batches."""
+    """Threads for a request that is alone in the service; None: as many as for batches."""
 
     gpu_uuid: str | None = None
     schemas: dict[str, Any] = field(default_factory=dict)
-    """JSON schemas and example that the model itself declares, see `DeclaredBackend`."""
+    """JSON schemas and example that the model itself declares; see `DeclaredBackend`."""
 
     web_processes: int = 1
     """Web processes that use the engine."""
 
     web_processes_reason: str | None = None
-    """What `auto` has chosen their number by."""
+    """Why `auto` chose this number."""
 
     @property
     def device_type(self) -> str:
-        """Returns `cpu` or `cuda`; all workers of an engine have the same."""
+        """`cpu` or `cuda`; the same for all workers of an engine."""
         return self.info.device.partition(":")[0]
 
     @property

@@ -1,7 +1,7 @@
-"""Temporary folder that the processes of one service share; made by the supervisor and the cluster.
+"""Temporary folder shared by processes of one service; created by the supervisor and the cluster.
 
-The folder's name holds the id of the process that made it, so that the next start removes the folders of
-killed processes. Without a writable place there is no folder, and every worker keeps its own copy.
+The folder's name contains the id of the process that created it, so that the next start can remove the
+folders of killed processes. If no folder can be created, every worker keeps its own copy of the data.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ PREFIX = "serving-scratch-"
 
 
 def create(prefix: str = PREFIX, parent: Path | None = None) -> Path | None:
-    """Makes a private folder, by default in the temporary one; returns None if that is not writable."""
+    """Creates a private folder, by default in the temporary folder; returns None if not writable."""
     try:
         parent = parent or Path(tempfile.gettempdir())
         sweep(parent, prefix)
@@ -24,13 +24,13 @@ def create(prefix: str = PREFIX, parent: Path | None = None) -> Path | None:
 
 
 def remove(folder: Path | None) -> None:
-    """Removes the folder; files that are mapped stay usable until they are unmapped."""
+    """Removes the folder; mapped files stay usable until they are unmapped."""
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(parent: Path, prefix: str = PREFIX) -> None:
-    """Removes this user's folders whose processes no longer run."""
+    """Removes this user's folders if their processes no longer run."""
     for folder in parent.glob(f"{prefix}*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         with contextlib.suppress(OSError):
@@ -39,7 +39,7 @@ def sweep(parent: Path, prefix: str = PREFIX) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Returns whether a process exists, of any user."""
+    """Returns whether a process with this id exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

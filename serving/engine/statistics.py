@@ -1,8 +1,8 @@
-"""Statistics of one engine: counts and durations of requests and batches since it went into service.
+"""Statistics of one engine: counts and durations of requests and batches since its start.
 
-Every frontend adds to rows of its own in the shared memory, which needs no lock, and reads the rows of
-all. `EngineClient` counts batches, `inference/` counts requests, the protocols report the totals.
-Durations are whole nanoseconds. Everything runs on the event loop.
+Every web process adds to its own rows in the shared memory, which needs no lock, and reads everybody's
+rows. `EngineClient` counts batches, `inference/` counts requests, and the protocols report the totals.
+Durations are whole nanoseconds. Everything here runs on the event loop.
 """
 
 import time
@@ -11,49 +11,49 @@ from dataclasses import dataclass
 from serving.engine.memory import PER_BATCH_SIZE, TOTALS, Memory
 
 
-@dataclass(slots=True)  # not frozen: that costs time in every request
+@dataclass(slots=True)  # not frozen: creating a frozen instance is slower, and every request creates one
 class Timings:
-    """Durations of one request's consecutive stages, in seconds; their sum is the request's time."""
+    """Durations of a request's consecutive stages in seconds; their sum is the request's duration."""
 
     decode_s: float
-    """From admission until the inputs are in their slots."""
+    """From admission until the inputs are prepared."""
 
     queue_s: float
-    """From there until a worker starts the first input."""
+    """From then until a worker starts the first item."""
 
     infer_s: float
-    """From there until the last input is computed."""
+    """From then until the last item is computed."""
 
     output_s: float = 0.0
-    """From there until the answer is made."""
+    """From then until the answer is complete."""
 
     admitted_at: float = 0.0
-    """time.monotonic() at admission."""
+    """`time.monotonic()` at admission."""
 
     batch_size: int = 0
-    """Inputs in the largest of the batches that had one of the request's."""
+    """Size of the largest batch that contained an item of the request."""
 
     version: str = ""
     truncated: bool = False
-    """Whether something of the request was left out, such as the end of a long text."""
+    """Whether part of the request was ignored, such as the end of a long text."""
 
 
 @dataclass
 class Totals:
-    """Totals of all requests of one signature, in the order of a row's numbers."""
+    """Totals of all requests of one signature, in the order of the numbers in a row."""
 
     last_inference_ms: int = 0
-    """Time of the last computed batch, in milliseconds since 1970; 0: never."""
+    """Time of the last batch in milliseconds since 1970; 0 if there was none."""
 
     inferences: int = 0
-    """Inputs of the successful requests; a request has one or more."""
+    """Items of the successful requests; a request has one or more."""
 
     successes: int = 0
     success_ns: int = 0
     failures: int = 0
     failure_ns: int = 0
     decode_ns: int = 0
-    """Successful requests only; decode, queue, infer and output add up to `success_ns`."""
+    """For successful requests only; decode, queue, infer and output add up to `success_ns`."""
 
     queue_ns: int = 0
     infer_ns: int = 0
@@ -62,11 +62,11 @@ class Totals:
 
 @dataclass
 class BatchTotals:
-    """Totals of all batches of one size, in the order of a row's numbers."""
+    """Totals of all batches of one size, in the order of the numbers in a row."""
 
     executions: int = 0
     decode_ns: int = 0
-    """Sum over the inputs of these batches."""
+    """Sum over the items of these batches."""
 
     infer_ns: int = 0
     output_ns: int = 0
@@ -78,7 +78,7 @@ BATCH_EXECUTIONS, BATCH_DECODE_NS, BATCH_INFER_NS, BATCH_OUTPUT_NS = range(PER_B
 
 
 class Statistics:
-    """Adds to one frontend's rows and reads the rows of all frontends; signatures are indices."""
+    """Adds to one web process's rows and reads all rows; `signature` is an index."""
 
     def __init__(self, memory: Memory, frontend: int) -> None:
         self._rows = memory.statistics
@@ -86,7 +86,7 @@ class Statistics:
         self._max_batch = memory.layout.max_batch
 
     def executed(self, signature: int, batch_size: int, is_batch_leader: bool, infer_s: float) -> None:
-        """Counts the batch of an input that was computed, if the input is the batch's leader."""
+        """Counts a computed item's batch if the item is its batch's leader."""
         if is_batch_leader:
             row = self._own[signature]
             row[LAST] = time.time_ns() // 1_000_000
@@ -95,7 +95,7 @@ class Statistics:
             row[offset + BATCH_INFER_NS] += nanoseconds(infer_s)
 
     def succeeded(self, signature: int, timings: Timings, batch_sizes: list[int]) -> None:
-        """Counts an answered request; `batch_sizes` has the size of each input's batch."""
+        """Counts a successful request; `batch_sizes` has the batch size of each item."""
         row = self._own[signature]
         decode, output = nanoseconds(timings.decode_s), nanoseconds(timings.output_s)
         queue, infer = nanoseconds(timings.queue_s), nanoseconds(timings.infer_s)
@@ -112,18 +112,18 @@ class Statistics:
             row[offset + BATCH_OUTPUT_NS] += output // len(batch_sizes)
 
     def failed(self, signature: int, seconds: float) -> None:
-        """Counts a request that was refused, expired, cancelled or failed after this time."""
+        """Counts a request that was refused, expired, cancelled or failed after `seconds`."""
         row = self._own[signature]
         row[FAILURES] += 1
         row[FAILURE_NS] += nanoseconds(seconds)
 
     def totals(self, signature: int) -> Totals:
-        """Returns the totals over all frontends."""
+        """Returns the totals over all web processes."""
         columns = [[row[place] for row in self._rows_of(signature)] for place in range(TOTALS)]
         return Totals(max(columns[LAST]), *(sum(column) for column in columns[1:]))
 
     def by_batch_size(self, signature: int) -> dict[int, BatchTotals]:
-        """Returns the totals over all frontends for each batch size that was computed."""
+        """Returns the totals over all web processes for each batch size that has been computed."""
         found = {}
         for batch_size in range(1, self._max_batch + 1):
             offset = batch_offset(batch_size)
@@ -138,10 +138,10 @@ class Statistics:
 
 
 def batch_offset(batch_size: int) -> int:
-    """Returns the index in a row of a batch size's first number; sizes begin with 1."""
+    """Returns the index of a batch size's first number in a row; batch sizes start at 1."""
     return TOTALS + PER_BATCH_SIZE * (batch_size - 1)
 
 
 def nanoseconds(seconds: float) -> int:
-    """Returns whole nanoseconds, at least 0: two processes may read the clock in either order."""
+    """Returns whole nanoseconds, at least 0: clock readings of two processes may be out of order."""
     return max(0, int(seconds * 1e9))

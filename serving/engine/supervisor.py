@@ -1,8 +1,8 @@
-"""Supervisor: starts the workers of one model version, watches them, replaces them, loses no request.
+"""Supervisor: starts, monitors and replaces the workers of one model version without losing requests.
 
-Runs on a thread of its own, in the web process or in the cluster's parent; the same thread starts every
+Runs on its own thread, in the web process or in the cluster's parent. That thread also starts every
 worker, because a worker dies with the thread that started it. The thread sleeps until a worker sends a
-status or ends, or until a web process with requests in flight asks it to check the workers.
+status or dies, or until a web process with items in flight asks it to check the workers.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from serving.settings import OF_A_MODEL, Settings
 from serving.tensors import Signature
 
 RETRY_MS = 20
-"""Between two looks whether the retry of a suspect has ended."""
+"""Milliseconds between two checks whether the retry of a suspect has finished."""
 
 
 class Supervisor:
-    """Engine of one model version: `start`, then `fds` for every web process, then `close`."""
+    """Engine of one model version: `start`, then `engine_fds` for every web process, then `close`."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class Supervisor:
         self._processes = [
             WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.layout.workers)
         ]
-        # `auto` starts one worker for each GPU, and the others when there turns out to be no GPU
+        # `auto` starts one worker per GPU, and the others only if there turns out to be no GPU
         if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
             for process in self._processes[len(gpus) :]:
                 process.start_at = None
         self._wakeup = (-1, -1)
         self._startup_over = threading.Event()
-        """Set when every first worker is ready, or when the start has failed."""
+        """Set when all initial workers are ready, or when the start has failed."""
 
         self._closing = threading.Event()
 
     def start(self) -> None:
-        """Returns when every worker is ready. Raises ConfigurationError if one cannot start."""
+        """Returns when every worker is ready. Raises ConfigurationError if a worker cannot start."""
         try:
             self._allocate()
         except (OSError, RuntimeError) as error:  # a limit on memory, descriptors or threads
@@ -85,7 +85,7 @@ class Supervisor:
             raise ConfigurationError(self._error)
 
     def _allocate(self) -> None:
-        """Makes memory, pipes and the thread, or frees all of it and raises OSError or RuntimeError."""
+        """Creates memory, pipes and the thread; on OSError or RuntimeError frees them all again."""
         with contextlib.ExitStack() as stack:
             self.memory = Memory.create(self.layout, self._counts.fd)
             stack.callback(self.memory.close)
@@ -93,7 +93,7 @@ class Supervisor:
             stack.callback(scratch.remove, self._scratch)
             self._gpus = GpuMonitor(self.memory)
             stack.callback(self._gpus.close)
-            admitted = self.layout.slots_per_frontend  # and as many again that dead web processes left
+            admitted = self.layout.slots_per_frontend  # doubled for records left by dead web processes
             self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
             self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
             done_fds = tuple(writer for _, writer in self._done)
@@ -109,15 +109,15 @@ class Supervisor:
             self._resources = stack.pop_all()
 
     def abort_start(self) -> None:
-        """Makes a `start` that has not returned yet raise ConfigurationError; called from any thread."""
+        """Makes a pending `start` raise ConfigurationError; may be called from any thread."""
         if self._startup_over.is_set():
             return
         self._fail_start("the service is shutting down")
-        with contextlib.suppress(OSError):  # `start` has not made the pipe yet
+        with contextlib.suppress(OSError):  # `start` may not have created the pipe yet
             os.write(self._wakeup[1], b"k")
 
     def engine_fds(self, web_process: int) -> EngineFds:
-        """Returns what a web process needs of the engine; the descriptors are this process's own."""
+        """Returns what a web process needs to use the engine; its descriptors belong to this process."""
         return EngineFds(
             frontend=web_process,
             layout=self.layout,
@@ -136,7 +136,7 @@ class Supervisor:
         self.memory.in_flight[web_process] = 0
 
     def close(self) -> None:
-        """Ends the workers and frees the engine; a worker may finish its batch within the hang limit."""
+        """Stops the workers, letting them finish a batch within the hang limit, and frees the engine."""
         self._closing.set()
         os.write(self._wakeup[1], b"k")
         self._thread.join()
@@ -149,7 +149,7 @@ class Supervisor:
                 self._set_health()
                 self._wait()
                 worker_process.kill_hung(self._processes, self.memory, self._hang_limit, self._log)
-        except Exception:  # after a bug here the service must not look healthy
+        except Exception:  # a bug here must not leave the service looking healthy
             self._log.exception("the supervisor failed")
             self._error = "the supervisor failed"
             self._startup_over.set()
@@ -159,7 +159,7 @@ class Supervisor:
 
     @property
     def report(self) -> WorkerReport:
-        """What the first ready worker has reported; `start` comes first."""
+        """Report of the first ready worker; available after `start`."""
         assert self._report is not None  # noqa: S101 `start` waits for it
         return self._report
 
@@ -168,7 +168,7 @@ class Supervisor:
         return worker_process.hang_limit(self._settings, self._report)
 
     def _wait(self) -> None:
-        """Waits for a worker's status or end, a web process's wake-up, or the next start or time-out."""
+        """Waits for a worker's status or death, a web process's wake-up, the next start or a timeout."""
         running = {p.status_fd: p for p in self._processes if p.popen}
         poll = queue.poll_of((self._wakeup[0], *running))
         due = [p.start_at for p in self._processes if p.start_at is not None]
@@ -183,13 +183,13 @@ class Supervisor:
                 self._read_status(running[fd])
 
     def _release_suspects(self) -> bool:
-        """Queues the next suspect if it may be retried; returns whether one is being retried."""
+        """Queues the next suspect if it may be retried; returns whether a retry is in progress."""
         ready = sum(process.ready for process in self._processes)
         wanted = sum(p.popen is not None or p.start_at is not None for p in self._processes)
         return self._suspects.release(ready, wanted)
 
     def _read_status(self, process: WorkerProcess) -> None:
-        """Reads a worker's status pipe, which is closed by its death."""
+        """Reads a worker's status pipe; end of file means that the worker has died."""
         data = os.read(process.status_fd, 65536)
         if not data:
             self._on_death(process)
@@ -204,13 +204,13 @@ class Supervisor:
                 self._on_loaded(process, REPORT.validate_python(message))
 
     def _start_due(self) -> None:
-        """Starts the workers whose time has come."""
+        """Starts the workers whose start is due."""
         now = time.monotonic()
         for process in self._processes:
             if process.start_at is not None and process.start_at <= now:
                 try:
                     process.start(self._worker_args(process))
-                except OSError as error:  # short of memory or processes, perhaps for a while
+                except OSError as error:  # out of memory or processes, perhaps only for a while
                     if not self._startup_over.is_set():
                         self._fail_start(f"an inference worker cannot be started: {error}")
                         return
@@ -218,7 +218,7 @@ class Supervisor:
                     process.start_at = now + process.backoff(now)
 
     def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
-        """Returns a worker's arguments; `WorkerProcess.start` adds its own pipes."""
+        """Returns a worker's arguments; `WorkerProcess.start` adds the control and status pipes."""
         epoll = self._epolls[process.index]
         settings = {name: getattr(self._settings, name) for name in OF_A_MODEL}
         settings["device"] = self._report.device_type if self._report else self._settings.device
@@ -242,7 +242,7 @@ class Supervisor:
         )
 
     def _on_loaded(self, process: WorkerProcess, report: WorkerReport) -> None:
-        """Lets a worker serve that has loaded its model."""
+        """Lets a worker serve after it has loaded its model."""
         process.failed_starts = 0
         if self._report is None:
             self._report = report
@@ -260,7 +260,7 @@ class Supervisor:
                 self.memory.max_batch_elements[index] = most
                 self.memory.call_overhead_elements[index] = report.call_overhead_elements[index]
         if not report.on_gpu:
-            for waiting in self._processes:  # no usable GPU: the other cores get workers, too
+            for waiting in self._processes:  # no usable GPU: start the remaining workers on the CPU
                 if waiting.popen is None and waiting.start_at is None:
                     waiting.start_at = time.monotonic()
         process.ready, process.ready_at = True, time.monotonic()
@@ -271,14 +271,14 @@ class Supervisor:
             self._startup_over.set()
 
     def _on_death(self, process: WorkerProcess) -> None:
-        """Hands a dead worker's records to `Suspects`, and sets the time of its restart."""
+        """Hands a dead worker's records to `Suspects` and schedules its restart."""
         popen, process.popen = process.popen, None
         assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
         process.start_at = now + process.backoff(now)
         process.ready = False
         self._set_health()
-        popen.kill()  # in case it has only closed its status pipe
+        popen.kill()  # in case it only closed its status pipe
         code = popen.wait()
         os.close(process.status_fd)
         os.close(process.control_fd)
@@ -296,7 +296,7 @@ class Supervisor:
         self._suspects.empty_inbox(process.index, killed)
         self.memory.busy_since[process.index] = 0
         for other in self._processes:
-            if other.ready:  # makes it look for the record that may have woken the dead one alone
+            if other.ready:  # make it look for a record that may have woken only the dead worker
                 other.send_command(REFRESH_HEARTBEAT)
 
     def _fail_start(self, reason: str) -> None:
@@ -306,7 +306,7 @@ class Supervisor:
         self._startup_over.set()
 
     def _set_health(self) -> None:
-        """Publishes how many workers are ready, and the engine's health."""
+        """Publishes the number of ready workers and the engine's health."""
         ready = sum(p.ready for p in self._processes)
         self.memory.ready_workers[0] = ready
         if ready:
@@ -320,7 +320,7 @@ class Supervisor:
         self._publish(health)
 
     def _publish(self, health: Health) -> None:
-        """Writes the health, and notifies every web process if it has changed."""
+        """Publishes the health; if it has changed, notifies every web process."""
         if self.memory.health[0] != health:
             self.memory.health[0] = health
             for _, writer in self._done:

@@ -1,8 +1,9 @@
-"""Suspects: items on which a worker has died, retried alone and one at a time.
+"""Suspects: items that a worker was computing when it died; they are retried alone, one at a time.
 
-An item that ends its worker would end the next one, too, and everybody would wait for both to start. So
-a suspect is queued again, behind all others, only when two workers are ready: one for it, one for the
-others. The items of its batch cannot be told from it and are suspects, too. Used by `supervisor.py`.
+An item that crashes its worker would crash the next one, too, and all requests would wait for both to
+restart. So a suspect is queued again, behind all other items, only when two workers are ready: one for
+the suspect, one for the other items. All items of the dead worker's batch are suspects, since nothing
+tells which of them caused the crash. Used by `supervisor.py`.
 """
 
 import time
@@ -12,26 +13,26 @@ from serving.engine.memory import Memory, State, generation_of, record, send, sl
 
 MAX_ATTEMPTS = 2
 SPARED = -1
-"""Attempts of an item whose worker was killed from outside, once: as if it had never been tried."""
+"""Attempts of an item whose worker was killed from outside once: the first attempt does not count."""
 
 
 class Suspects:
-    """Items of dead workers; `memory.attempts` says how often a worker has begun each."""
+    """Items of dead workers; `memory.attempts` counts how often workers have started each of them."""
 
     def __init__(self, memory: Memory, work_fds: tuple[int, int], done_fds: tuple[int, ...]) -> None:
-        """Takes write ends of the pipes."""
+        """`work_fds` and `done_fds` are the write ends of the pipes."""
         self._memory = memory
         self._work_fds = work_fds
         self._done_fds = done_fds
         self._waiting: deque[int] = deque()
         self._retried = 0
-        """Record of the suspect that is being retried, or was the last one."""
+        """Record of the suspect being retried, or of the last one; 0: none."""
 
     def empty_inbox(self, index: int, killed: bool) -> None:
-        """Reports what a dead worker has finished, queues what it has not begun, suspects the rest.
+        """Empties a dead worker's inbox: reports finished items and requeues those not yet started.
 
-        `killed`: it was ended by SIGKILL, by an operator or for want of memory. That makes suspects only
-        the second time.
+        The other items become suspects. `killed` means that SIGKILL ended the worker, sent by an
+        operator or by the kernel for lack of memory; items then become suspects only the second time.
         """
         memory, inbox = self._memory, self._memory.inbox[index]
         for place, value in enumerate(inbox.tolist()):
@@ -56,9 +57,9 @@ class Suspects:
             send(self._work_fds[memory.bulk[slot]], value)
 
     def release(self, ready: int, workers: int) -> bool:
-        """Queues the next suspect if enough of the workers are ready; fails those tried often enough.
+        """Queues the next suspect if enough workers are ready; fails suspects without attempts left.
 
-        Returns whether one is being retried: ask again soon.
+        Returns whether a retry is in progress; if so, call again soon.
         """
         memory = self._memory
         self._drop_late()
@@ -78,7 +79,7 @@ class Suspects:
         return False
 
     def _drop_late(self) -> None:
-        """Reports suspects that nobody waits for any more."""
+        """Reports suspects that were cancelled or missed their deadline."""
         memory, now = self._memory, time.monotonic()
         for value in list(self._waiting):
             slot = slot_of(value)

@@ -1,6 +1,6 @@
-"""Numbers of workers, web processes and threads: from the settings, or from the machine for `auto`.
+"""Numbers of workers, web processes and threads: from the settings or, for `auto`, from the machine.
 
-Called at start by the supervisor, the workers, the web processes and the cluster.
+Called at startup by the supervisor, the workers, the web processes and the cluster.
 """
 
 import math
@@ -10,20 +10,20 @@ from serving.settings import Settings
 from serving.system import cpus
 
 MOST_WEB_PROCESSES = 64
-MOST_IDLE_THREADS = 16  # more hardly help one input
+MOST_IDLE_THREADS = 16  # more threads hardly speed up a single item
 SINGLE_REQUEST_WORKERS = 2
-"""Workers, from the first, that load the model a second time, on all cores, for an input that is alone.
+"""Number of workers that load the model a second time, for all cores, to compute a lone item faster.
 
-An idle service wakes the first worker, see `queue.exclusive_epoll`, or the second while the first is
-replaced. Where a record wakes all workers, all of them need it.
+An idle service wakes the first worker (see `queue.exclusive_epoll`), or the second while the first is
+being replaced. If a record wakes all workers, all of them load the model twice.
 """
 
 
 def workers_per_device(settings: Settings) -> int:
-    """Returns the workers per device; `auto`: one per usable core on a CPU, one on a GPU.
+    """Returns the workers per device; `auto` means one on a GPU, and on a CPU enough to use all cores.
 
-    A worker for every core, although web processes need some: workers have a lower priority, so web
-    processes get their cores first, and whatever they leave is computed on.
+    Workers get every core although the web processes need cores, too: workers run at a lower priority,
+    so web processes go first and workers compute on whatever is left.
     """
     if settings.instances != "auto":
         return settings.instances
@@ -33,9 +33,9 @@ def workers_per_device(settings: Settings) -> int:
 
 
 def single_request_threads(settings: Settings) -> int | None:
-    """Returns the threads for an input that is alone; `auto`: one per core, up to 16.
+    """Returns the threads for an item that is alone in the service; `auto` means one per core, up to 16.
 
-    Returns None where a worker has as many for every input.
+    Returns None if a worker uses as many threads for every batch anyway.
     """
     chosen = settings.idle_threads
     threads = min(MOST_IDLE_THREADS, cpus.usable()) if chosen == "auto" else chosen
@@ -43,19 +43,21 @@ def single_request_threads(settings: Settings) -> int | None:
 
 
 def gpus(settings: Settings) -> list[int]:
-    """Returns the indices of the CUDA devices to use; the first one unless set."""
+    """Returns the indices of the CUDA devices to use; by default only the first device."""
     return settings.devices or [0]
 
 
 def most_web_processes(settings: Settings) -> int:
-    """Returns the number of web processes, which speak HTTP and decode; for `auto` the most.
+    """Returns the number of web processes, which speak HTTP and decode; for `auto` its upper limit.
 
-    `auto` is 1 on up to two cores: there one web process answers more than the workers compute beside
-    it, and saves the memory of another and of the cluster's parent. Several cannot take a free TCP port.
+    On up to two cores `auto` means 1: a single web process handles more than the workers beside it can
+    compute, and saves the memory of a second one and of the cluster's parent. Several web processes
+    cannot share a TCP port that the system picks (port 0).
 
-    A GPU computes faster than one process decodes: every core that no worker needs gets a web process.
-    That number is exact, because a GPU's worker pins the slots of all of them. On a CPU the slots of
-    those that will not be started cost nothing, and `balanced_web_processes` decides after warm-up.
+    A GPU computes faster than one process can decode, so every core that no worker needs gets a web
+    process. This number is exact, because a GPU's worker pins the slots of all web processes. On a CPU
+    the slots of web processes that are never started cost nothing, and `balanced_web_processes` decides
+    after warm-up.
     """
     if settings.web_processes != "auto":
         return settings.web_processes
@@ -74,20 +76,20 @@ def most_web_processes(settings: Settings) -> int:
 def balanced_web_processes(
     cores: int, workers: int, threads: int, worker_ms: float, web_ms: float
 ) -> int:
-    """Returns the fewest web processes for which the workers never wait, on a CPU.
+    """Returns the fewest web processes that keep the workers busy, on a CPU.
 
-    A worker takes `worker_ms` on `threads` cores for an input, a web process `web_ms` on one. Together
-    all cores so answer `cores / (threads * worker_ms + web_ms)` a millisecond, or fewer where there are
-    not enough workers, and every web process `1 / web_ms`.
+    An item takes a worker `worker_ms` on `threads` cores, and a web process `web_ms` on one core. So all
+    cores together handle `cores / (threads * worker_ms + web_ms)` items per millisecond, or fewer if
+    there are too few workers, and each web process handles `1 / web_ms`.
     """
     inputs_per_ms = min(cores / (threads * worker_ms + web_ms), workers / worker_ms)
     return max(1, min(MOST_WEB_PROCESSES, cores, math.ceil(inputs_per_ms * web_ms)))
 
 
 def decoding_threads(settings: Settings) -> int:
-    """Returns the decoding threads of a web process: all of them together have about one per core.
+    """Returns the decoding threads of a web process: about one per core over all web processes.
 
-    The cluster's parent gives its web processes the number that `auto` has become.
+    The cluster's parent passes its web processes the number that it chose for `auto`.
     """
     cores = cpus.usable()
     webs = 1 if settings.web_processes == "auto" else settings.web_processes
@@ -95,5 +97,5 @@ def decoding_threads(settings: Settings) -> int:
 
 
 def gpu_is_possible() -> bool:
-    """Returns whether there is an NVIDIA driver; without one `auto` will use the CPU."""
+    """Returns whether there is an NVIDIA driver; without a driver, `auto` uses the CPU."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))

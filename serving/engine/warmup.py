@@ -1,8 +1,8 @@
 """Warm-up: runs and measures every batch size before a worker is ready, and chooses the batch cap.
 
-On a CPU some networks compute a batch of eight in five times the time of one input, others in ten; on a
-GPU large batches are far faster. So the cap is measured. Called by `worker.py`, on the thread that will
-call the backend.
+The cap has to be measured: on a CPU, a batch of eight takes some networks five times as long as a single
+item and others ten times; on a GPU, large batches are far faster. Called by `worker.py` on the thread
+that will call the backend.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from serving.logging import logger
 from serving.settings import Settings
 from serving.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
 
-NEARLY_BEST = 0.95  # of the best throughput
-ROUNDS_S = 0.08  # measured per size, if nothing disturbs
-MAX_ROUNDS_S = 1.0  # measured in total, if other programs disturb
+NEARLY_BEST = 0.95  # share of the best throughput
+ROUNDS_S = 0.08  # seconds of measuring per size if nothing disturbs it
+MAX_ROUNDS_S = 1.0  # seconds of measuring in total if other programs disturb it
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
-SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # so many rounds after the first are enough if they take longer
+SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after the first are enough
 MOST_OVERHEAD_ELEMENTS = 2**31
 
 GROWING_MS = 10.0
-"""A batch that takes longer is not doubled: beyond it, waiting costs more than the batch saves."""
+"""A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
 
 MAX_CALL_S = 0.5
-"""Batches that take longer are not measured where sizes vary."""
+"""Batches of varying sizes that take longer are not measured further."""
 
 MAX_FIRST_CALL_S = 1.0
-"""Nor are those that would take longer the first time, as far as smaller ones tell."""
+"""Batches of varying sizes are not tried at all if smaller ones suggest that they take longer."""
 
 
 def warm_up(
@@ -44,11 +44,11 @@ def warm_up(
     settings: Settings,
     largest_size: int = 0,
 ) -> Profile:
-    """Runs and measures batches of the first signature, and of the others where their sizes vary.
+    """Runs and measures batches of the first signature, and of other signatures whose sizes vary.
 
-    Others of fixed sizes, or with the first one's inputs, are run once: they call the same network.
-    Sizes beyond `batch_sizes` are tried up to `largest_size`, see `grow`. Raises ConfigurationError for
-    wrong outputs.
+    Signatures of fixed sizes, or with the same inputs as the first, are run only once, because they call
+    the same network. Batch sizes beyond `batch_sizes` are tried up to `largest_size`; see `grow`. Raises
+    ConfigurationError for wrong outputs.
     """
     inputs = [spec.name for spec in signatures[0].inputs]
     profiles: list[dict[int, dict[int, float]]] = []
@@ -83,9 +83,9 @@ def warm_up(
 
 
 def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
-    """Computes an item of each signature; what the first worker has measured holds here, too.
+    """Computes an item of each signature without measuring; the first worker's measurements apply.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if an item cannot be computed.
     """
     for signature in signatures:
         refusals = []
@@ -100,17 +100,17 @@ def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
 
 
 def measures_elements(signature: Signature) -> bool:
-    """Returns whether to measure how many elements pay: sizes vary, and the signature does not say."""
+    """Returns whether to measure the batch limit in elements: if sizes vary and none is declared."""
     return bool(signature.input_axes) and not signature.batch_elements
 
 
 def measure_lengths(
     backend: Backend, signature: Signature, batch_sizes: Sequence[int]
 ) -> dict[int, dict[int, float]]:
-    """Returns what `measure` finds for each of EXAMPLE_LENGTHS; a fixed size is measured once.
+    """Returns the result of `measure` for each of EXAMPLE_LENGTHS; a fixed size is measured once.
 
-    Lengths that the network does not take, such as odd ones, are left out. Raises ConfigurationError if
-    it takes none.
+    Lengths that the network does not support, such as odd ones, are left out. Raises ConfigurationError
+    if it supports none of them.
     """
     lengths = EXAMPLE_LENGTHS if measures_elements(signature) else EXAMPLE_LENGTHS[:1]
     different = {tuple(signature.sizes_at(length).values()): length for length in reversed(lengths)}
@@ -129,10 +129,10 @@ def measure_lengths(
 
 
 def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, float]]) -> int:
-    """Returns how many elements are computed in the time that a call takes by itself.
+    """Returns the fixed overhead of a call, as the number of elements computed in that time.
 
-    That is where a line through the times ends, fitted by relative errors; 0 if there is only one.
-    `by_length` has the time in ms of each batch size, by length.
+    Fits a line through the times, weighted by relative error, and divides its intercept by its slope;
+    returns 0 if there is only one time. `by_length`: length -> batch size -> milliseconds.
     """
     points = {
         size * signature.elements(signature.sizes_at(length)): ms
@@ -147,9 +147,9 @@ def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, flo
 
 
 def largest_ms(backend: Backend, signature: Signature) -> float:
-    """Returns the time in ms of the largest item, where measured sizes vary; else 0.
+    """Returns the time in ms for the largest item if elements are measured, else 0.
 
-    A client may send it at any time, and the worker that computes it must not count as hung.
+    A client may send such an item at any time, and the worker that computes it must not count as hung.
     """
     if not measures_elements(signature):
         return 0.0
@@ -165,17 +165,17 @@ def largest_ms(backend: Backend, signature: Signature) -> float:
 def measure(
     backend: Backend, signature: Signature, batch_sizes: Iterable[int], length: int = 0
 ) -> dict[int, float]:
-    """Returns the time in ms of each batch size that fits into the device's memory, ascending.
+    """Returns the time in ms for each batch size that fits into the device's memory, ascending.
 
     The time is the shortest of several calls, as on a quiet machine. The sizes take turns, so that other
-    programs disturb all sizes alike. Varying axes have the size `length`. Raises ConfigurationError for
-    a wrong output, and if not even one item fits into the memory.
+    programs disturb all sizes equally. Varying axes have the size `length`. Raises ConfigurationError
+    for a wrong output, and if not even a single item fits into the memory.
     """
     sizes = signature.sizes_at(length)
     left = list(batch_sizes)
     times: dict[int, list[float]] = {size: [] for size in sorted(left)}
     too_large = ""
-    if sizes and len(left) > 1:  # for `is_too_slow`, which the time of the very first call would mislead
+    if sizes and len(left) > 1:  # the slow very first call would mislead `is_too_slow`
         with contextlib.suppress(OutOfDeviceMemoryError):
             run(backend, signature, min(left), sizes)
     for number in range(MAX_ROUNDS):
@@ -196,7 +196,7 @@ def measure(
             times[size].append(time.perf_counter() - started)
         if not left:
             raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
-        # the first call plans and allocates
+        # the first call of each size plans and allocates, so it does not count
         measured = sum(sum(durations[1:]) for durations in times.values())
         if number >= SLOW_ROUNDS and measured > min(number * SLOW_ROUND_S, MAX_ROUNDS_S):
             break
@@ -208,7 +208,7 @@ def measure(
 
 
 def is_too_slow(size: int, times: Mapping[int, Sequence[float]]) -> bool:
-    """Returns whether a batch of varying sizes would take longer than MAX_CALL_S.
+    """Returns whether a batch of varying sizes takes, or would take, too long to be measured.
 
     The smallest size always runs.
     """
@@ -223,7 +223,7 @@ def is_too_slow(size: int, times: Mapping[int, Sequence[float]]) -> bool:
 def grow(
     backend: Backend, signature: Signature, batch_ms: dict[int, float], length: int, largest_size: int
 ) -> None:
-    """Adds doubled batch sizes to `batch_ms`, as long as doubling gains a twentieth and is quick."""
+    """Adds doubled batch sizes to `batch_ms` while doubling gains 5 % and the batches are quick."""
     size = max(batch_ms)
     while 2 * size <= largest_size and batch_ms[size] <= GROWING_MS and not signature.batch_size:
         if len(batch_ms) > 1 and choose_best(batch_ms) < size:
@@ -237,9 +237,9 @@ def grow(
 
 
 def is_undisturbed(seconds: Sequence[float]) -> bool:
-    """Returns whether the times per input, by ascending batch size, fall and then rise.
+    """Returns whether the times per item, by ascending batch size, first fall and then rise.
 
-    Times that other programs disturb rise and fall several times.
+    Times disturbed by other programs rise and fall several times.
     """
     best = seconds.index(min(seconds))
     falls = all(after * NEARLY_BEST <= before for before, after in pairwise(seconds[: best + 1]))
@@ -249,14 +249,14 @@ def is_undisturbed(seconds: Sequence[float]) -> bool:
 def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]) -> None:
     """Computes a batch of examples and checks the outputs.
 
-    Turns every error but the device's own into ConfigurationError.
+    Raises OutOfDeviceMemoryError, DeviceLostError, and ConfigurationError for every other error.
     """
     try:
         outputs = backend.infer(signature, examples(signature, size, sizes))
         check_outputs(signature, outputs, size, sizes)
     except (OutOfDeviceMemoryError, DeviceLostError):
         raise
-    except Exception as error:  # every library has exception types of its own
+    except Exception as error:  # every library has its own exception types
         reason = " ".join(str(error).split())
         if size > 1:
             raise ConfigurationError(
@@ -272,9 +272,9 @@ def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]
 
 
 def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
-    """Returns the set maximum, or the smallest size whose throughput is nearly the best.
+    """Returns the maximum from the settings, or for `auto` the result of `choose_best`.
 
-    `profile` has the time in ms of each batch size.
+    `profile`: batch size -> milliseconds.
     """
     if settings.max_batch_size != "auto":
         return min(settings.max_batch_size, max(profile))
@@ -282,7 +282,7 @@ def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
 
 
 def choose_best(batch_ms: Mapping[int, float]) -> int:
-    """Returns the smallest batch size whose throughput is nearly the best."""
+    """Returns the smallest batch size whose throughput is within 5 % of the best."""
     throughput = {size: size / ms for size, ms in batch_ms.items()}
     best = max(throughput.values())
     return min(size for size, rate in throughput.items() if rate >= NEARLY_BEST * best)

@@ -1,17 +1,17 @@
-"""Inference worker, a process of its own: takes batches, computes them, reports the slots.
+"""Inference worker: a process that takes batches, computes them and reports the slots.
 
-The supervisor starts it as `python -m serving.engine.worker ARGS` and passes its descriptors on. It
-ends when the supervisor closes the control pipe or dies. The kernel reads records straight into the
-worker's inbox in shared memory, and they stay there until they are reported: a worker that is killed at
-any moment loses nothing.
+The supervisor starts it as `python -m serving.engine.worker ARGS` and passes its descriptors on. The
+worker exits when the supervisor closes the control pipe or dies. The kernel reads records straight into
+the worker's inbox in shared memory, where they stay until they are reported, so a worker that is killed
+at any moment loses nothing.
 
-On a GPU a second thread calls the backend: while it computes a batch, the main thread reports the batch
-before and gathers the next. On a CPU a second thread would take a core from the computation.
+On a GPU a second thread calls the backend: while it computes a batch, the main thread reports the
+previous batch and gathers the next. On a CPU a second thread would take a core from the computation.
 """
 
 import signal
 
-if __name__ == "__main__":  # a terminal signals the whole group; the supervisor ends us
+if __name__ == "__main__":  # Ctrl-C signals the whole process group, but the supervisor stops us
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -46,7 +46,7 @@ from serving.system.pdeathsig import die_with_parent
 
 
 class Worker:
-    """Loads a model, then takes and computes batches; `load` comes before `serve`."""
+    """Loads a model, then takes and computes batches; call `load` before `serve`."""
 
     def __init__(self, args: WorkerArgs, settings: Settings) -> None:
         self._args = args
@@ -58,7 +58,7 @@ class Worker:
         self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
 
     def load(self) -> WorkerReport:
-        """Loads the model, warms it up and measures it. Raises ConfigurationError."""
+        """Loads, warms up and measures the model. Raises ConfigurationError."""
         memory, executor, settings = self._memory, self._executor, self._settings
         model = Model.read(Path(self._args.model_dir), self._args.version)
         is_measured = self._args.index == 0 and not memory.batch_cap[0]
@@ -74,7 +74,7 @@ class Worker:
         if is_measured:
             logger().info("warming up", folder=self._args.model_dir, batch_sizes=sizes)
         if on_gpu:
-            sizes.reverse()  # the largest allocates the memory that the others then share
+            sizes.reverse()  # the largest batch allocates the memory that the smaller ones reuse
             executor.device = ThreadPoolExecutor(1, "device")
         layout = self._args.layout
         largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else layout.max_batch
@@ -104,7 +104,7 @@ class Worker:
 
     @property
     def _is_woken_first(self) -> bool:
-        """Whether a request that is alone may wake this worker."""
+        """Whether a request that is alone in the service may wake this worker."""
         return self._args.epoll_fd is None or self._args.index < topology.SINGLE_REQUEST_WORKERS
 
     def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
@@ -114,7 +114,7 @@ class Worker:
         return backend
 
     def _slot_reader(self, backend: Backend) -> SlotReader | None:
-        """Returns the backend if its device can read the first signature's slots."""
+        """Returns the backend if its device can read the first signature's slots directly."""
         (first, *others) = self._memory.signatures[0].inputs
         if others or first.spec.varies or not isinstance(backend, SlotReader):
             return None
@@ -132,7 +132,7 @@ class Worker:
         for backend in executor.backends:
             backend.trim()
         trim_heap()
-        executor.open(memory.batch_cap[0])  # the first worker measured it for all
+        executor.open(memory.batch_cap[0])  # measured by the first worker for all
         in_flight: InFlightBatch | None = None
         while (taken := self._queue.take(wait=in_flight is None)) is not None:
             in_flight = self._compute(taken, in_flight)
@@ -145,10 +145,10 @@ class Worker:
         executor.close()
 
     def _compute(self, taken: list[int], in_flight: InFlightBatch | None) -> InFlightBatch | None:
-        """Computes the taken records; returns the batch that the device may compute meanwhile.
+        """Computes the taken records; returns a batch that the device is still computing, if any.
 
-        Requeued items run alone, while nothing else is in flight. With a queue delay no batch is taken
-        ahead: its items wait for a fuller batch.
+        Requeued items run alone, with nothing else in flight. With a queue delay no batch is taken
+        ahead: its items would rather wait for a fuller batch.
         """
         executor = self._executor
         take_ahead = executor.device is not None and not self._settings.max_queue_delay_us
@@ -169,7 +169,7 @@ class Worker:
         return in_flight
 
     def _sort(self, taken: list[int]) -> tuple[list[list[int]], list[int]]:
-        """Returns the slots to compute: batches of one signature, and items that a worker died on.
+        """Returns the slots to compute: batches of one signature each, and items whose worker has died.
 
         Cancelled and expired items are reported at once and never computed.
         """
@@ -199,20 +199,20 @@ class Worker:
 
 
 def gpu_uuid(index: int) -> str | None:
-    """Returns the UUID by which NVML finds a GPU; without one the GPU's metrics are missing."""
+    """Returns the UUID by which NVML identifies a GPU; None means no metrics for that GPU."""
     with contextlib.suppress(ConfigurationError):
         return cuda_driver.device_uuid(index)
     return None
 
 
 def trim_heap() -> None:
-    """Gives free heap memory back: loading leaves twice the model's size, which glibc keeps."""
-    with contextlib.suppress(AttributeError):  # another C library
+    """Returns free heap memory to the system; glibc would keep twice the model's size after loading."""
+    with contextlib.suppress(AttributeError):  # C libraries other than glibc have no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def main() -> None:
-    """Loads, reports the result, waits for the command to serve, and serves."""
+    """Loads the model, reports the result, waits for the command to serve, and serves."""
     args = TypeAdapter(WorkerArgs).validate_json(sys.argv[1])
     die_with_parent(args.parent)
     settings = Settings()
@@ -234,7 +234,7 @@ def main() -> None:
     if not report.on_gpu:
         cpus.lower_priority()
     send_status(REPORT.dump_python(report, mode="json"))
-    if os.read(args.control_fd, 1):  # empty: the supervisor has closed it
+    if os.read(args.control_fd, 1):  # empty if the supervisor has closed the pipe
         worker.serve()
 
 

@@ -6,10 +6,10 @@ from typing import Any
 from serving.engine.memory import SlotLayout
 
 SERVE = b"s"
-"""Command on the control pipe: start to take work."""
+"""Command on the control pipe: start taking batches."""
 
 REFRESH_HEARTBEAT = b"?"
-"""Command on the control pipe: prove that the idle worker is alive."""
+"""Command on the control pipe: update the heartbeat, to prove that the idle worker is alive."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class WorkerArgs:
     """`module:class` of a `serving.backends.base.Backend`."""
 
     model: str
-    """Name, for the log."""
+    """The model's name, for the log."""
 
     model_dir: str
     version: str
     scratch: str | None
-    """Folder that all workers of the engine share."""
+    """Folder that all workers of the engine share; None if no folder is writable."""
 
     gpu: int
     """Index of the CUDA device; unused on a CPU."""
@@ -47,7 +47,7 @@ class WorkerArgs:
     """Write ends of the done pipes, one for each web process."""
 
     epoll_fd: int | None = None
-    """What `queue.exclusive_epoll` has made for this worker."""
+    """Descriptor of this worker's `queue.exclusive_epoll`."""
 
     control_fd: int = -1
     status_fd: int = -1

@@ -1,4 +1,4 @@
-"""Worker process as the supervisor sees it: its start, its pipes, its heartbeat, its restarts.
+"""Worker process as the supervisor sees it: start, pipes, heartbeat, restarts.
 
 Called by `supervisor.py` on the supervisor's thread.
 """
@@ -25,13 +25,13 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_CRASH_BACKOFF_S = 0.1, 10.0, 1.0
 HEALTHY_AFTER_S = 10.0
 
 LOAD_TIMEOUT_S = 600
-MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES = 3.0, 20  # of the slowest measured batch
-MIN_GRACE_S, GRACE_BATCHES = 0.5, 2  # between the two checks that must both find a worker hung
+MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES = 3.0, 20  # in times of the slowest measured batch
+MIN_GRACE_S, GRACE_BATCHES = 0.5, 2  # time between the two checks that must both find a worker hung
 
 
 @dataclass
 class WorkerProcess:
-    """Place of one worker in the engine; `popen` changes when the worker is replaced."""
+    """One worker's place in the engine; `popen` changes when the worker is replaced."""
 
     index: int
     gpu: int
@@ -44,25 +44,25 @@ class WorkerProcess:
     ready_at: float = 0.0
     heartbeat_asked_at: float = 0.0
     hung_since: float | None = None
-    """Time of the first check that found its heartbeat too old; None while the heartbeat is fresh."""
+    """Time of the first check that found the heartbeat too old; None while the heartbeat is fresh."""
 
     is_killed_as_hung: bool = False
-    """Whether `kill_hung` has ended it."""
+    """Whether `kill_hung` has killed it."""
 
     thread_times: dict[int, cpus.ThreadTimes] = field(default_factory=dict)
-    """The times of its threads at `hung_since`."""
+    """Times of its threads at `hung_since`."""
 
     crashes: int = 0
-    """Deaths in a row after it was ready; a long life resets the count."""
+    """Consecutive deaths after becoming ready; reset after 10 seconds of being ready."""
 
     failed_starts: int = 0
-    """Deaths in a row before it was ready."""
+    """Consecutive deaths before becoming ready."""
 
     start_at: float | None = 0.0
-    """Time of the next start; None while it runs, or before it is needed."""
+    """Time of the next start; None while the worker runs, or until it is needed."""
 
     def start(self, args: WorkerArgs) -> None:
-        """Starts a worker with these arguments and new control and status pipes. Raises OSError."""
+        """Starts a worker with `args` and new control and status pipes. Raises OSError."""
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as own_ends:
             status = pipe(0)
             own_ends.callback(os.close, status[0])
@@ -85,12 +85,12 @@ class WorkerProcess:
         self.started_at = time.monotonic()
 
     def send_command(self, command: bytes) -> None:
-        """Writes to the control pipe. Ignores a dead worker: its exit is seen on the status pipe."""
+        """Writes to the control pipe. Ignores a dead worker: the status pipe reports its exit."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self.control_fd, command)
 
     def backoff(self, now: float) -> float:
-        """Counts a death and returns the seconds until the next start; 0 after a first crash."""
+        """Counts a death and returns the seconds until the next start; 0 after the first crash."""
         if not self.ready:
             self.failed_starts += 1
             return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self.failed_starts)
@@ -100,10 +100,10 @@ class WorkerProcess:
         return min(MAX_CRASH_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self.crashes)
 
     def is_hung(self, heartbeat_is_old: bool, now: float, grace_s: float) -> bool:
-        """Returns whether two checks, `grace_s` apart, both found the heartbeat too old.
+        """Returns whether two checks, `grace_s` seconds apart, both found the heartbeat too old.
 
-        One check is not enough: after a pause of the whole machine every heartbeat is old. Time in which
-        the worker waited for a core does not count: beside busy programs a worker gets little.
+        One check is not enough: after a pause of the whole machine every heartbeat is old. Time that the
+        worker spends waiting for a core does not count, since busy programs may leave it little.
         """
         assert self.popen is not None  # noqa: S101 it runs
         if not heartbeat_is_old:
@@ -117,7 +117,7 @@ class WorkerProcess:
         return elapsed - cpus.core_wait_s(self.popen.pid, self.thread_times, elapsed) >= grace_s
 
     def heartbeat_age(self, memory: Memory, now: float) -> float:
-        """Returns for how many seconds it has computed one batch, or not answered while idle.
+        """Returns how long, in seconds, it has computed one batch or, if idle, has owed a heartbeat.
 
         Asks an idle worker for a heartbeat.
         """
@@ -131,9 +131,9 @@ class WorkerProcess:
 
 
 def hang_limit(settings: Settings, report: WorkerReport | None) -> float:
-    """Returns the seconds after which a worker that gathers and computes one batch counts as hung.
+    """Returns the seconds for gathering and computing one batch after which a worker counts as hung.
 
-    `report` is the first ready worker's; None before there is one.
+    `report` is the first ready worker's report, or None before there is one.
     """
     delay = settings.max_queue_delay_us / 1e6
     if settings.worker_timeout_ms != "auto":
@@ -148,7 +148,7 @@ def kill_hung(
     limit_s: float,
     log: FilteringBoundLogger,
 ) -> None:
-    """Kills hung workers and workers that load for too long; their exit is seen on the status pipe."""
+    """Kills hung workers and workers that take too long to load; the status pipe reports their exit."""
     now = time.monotonic()
     grace_s = max(MIN_GRACE_S, limit_s * GRACE_BATCHES / HANG_LIMIT_BATCHES)
     for process in processes:
@@ -165,7 +165,7 @@ def kill_hung(
 
 
 def stop_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
-    """Lets every worker finish its batch and end, and kills those that still run after `limit_s`."""
+    """Lets every worker finish its batch and exit; kills those still running after `limit_s` seconds."""
     running = [(process, process.popen) for process in processes if process.popen]
     for process, _ in running:
         os.close(process.control_fd)
@@ -182,7 +182,7 @@ def stop_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """Returns how a process ended, in words; a SIGKILL mostly comes from the kernel, short of memory."""
+    """Describes how a process ended; SIGKILL mostly comes from the kernel when memory runs out."""
     if code >= 0:
         return f"ended with exit code {code}"
     if -code == signal.SIGKILL:
@@ -191,7 +191,7 @@ def describe_exit(code: int) -> str:
 
 
 def pipe(records: int) -> tuple[int, int]:
-    """Returns (reader, writer) of a pipe with room for this many records. Raises OSError."""
+    """Returns (reader, writer) of a pipe with room for `records` records. Raises OSError."""
     reader, writer = os.pipe()
     needed = 2 * records * RECORD_BYTES
     if fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) < needed:

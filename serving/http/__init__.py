@@ -1,1 +1,1 @@
-"""What surrounds every HTTP request: connections, bounds, middleware, bodies, responses."""
+"""Infrastructure for HTTP requests: connections, limits, middleware, bodies, responses."""

@@ -1,6 +1,6 @@
-"""Bodies of requests, read within their limits, and of answers: JSON, forms, gzip and deflate.
+"""Reads request bodies within limits and encodes responses: JSON, forms, gzip and deflate.
 
-A body that unpacks to more than its limit is refused. The protocols call this.
+A body that decompresses to more than its limit is refused. Called by the protocols.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ from serving.errors import (
 )
 
 MAX_PARTS = 16
-FORM_CONFIG = {"MAX_MEMORY_FILE_SIZE": None}  # nothing is written to a disk
+FORM_CONFIG = {"MAX_MEMORY_FILE_SIZE": None}  # keeps files in memory instead of writing to disk
 MAX_BOUNDARY = 70  # RFC 2046
-MAX_CONTENT_TYPE = 1024  # characters; the parser takes a time that grows with their square
+MAX_CONTENT_TYPE = 1024  # characters; the parser's time grows with their square
 WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}  # RFC 1952, RFC 1950
 FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of zero, RFC 9110
-LARGE = 64 * 1024  # bytes; more is a thread's work
+LARGE = 64 * 1024  # bytes; larger bodies are processed on a thread
 FAST = 1
-WORTH_IT = 512  # bytes; a smaller answer travels in one packet anyway
+WORTH_IT = 512  # bytes; smaller responses fit into one packet anyway
 
 HALF_SURROGATE = re.compile(rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])")
-SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
-T = Any  # what a decoder returns is told by its type
+SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks the syntax without building anything
+T = Any  # depends on the decoder's type
 
 
 class BodyReader:
-    """Reads bodies within a limit for each one, and one for all that are held at the same time."""
+    """Reads bodies, with a limit for each body and one for all bodies held at the same time."""
 
     def __init__(self, max_bytes: int, max_buffered_bytes: int, timeout_s: float) -> None:
         self.max_bytes = max_bytes
@@ -52,7 +52,7 @@ class BodyReader:
         self._buffered = 0
 
     def read(self, request: Request) -> AbstractAsyncContextManager[bytes]:
-        """Reads the whole body of an HTTP request, plain or as gzip or deflate, as `collect` does.
+        """Reads the whole body of an HTTP request, plain or in gzip or deflate; see `collect`.
 
         Raises UnsupportedMediaTypeError for other encodings, and what `collect` raises.
         """
@@ -69,7 +69,7 @@ class BodyReader:
     async def collect(
         self, stream: AsyncIterable[bytes], encoding: str | None = None
     ) -> AsyncIterator[bytes]:
-        """Joins all chunks, unpacked within the same limit; they count as held until the block ends.
+        """Joins all chunks and decompresses them; the body counts as held until the block ends.
 
         Raises PayloadTooLargeError, SlowBodyError, OverloadedError or InvalidBodyError.
         """
@@ -100,7 +100,7 @@ class BodyReader:
 
     @contextmanager
     def held(self, size: int) -> Iterator[None]:
-        """Counts a message that something else has read. Raises OverloadedError."""
+        """Counts a message of `size` bytes that was read elsewhere. Raises OverloadedError."""
         self._buffered += size
         try:
             self._check_room()
@@ -114,7 +114,7 @@ class BodyReader:
 
 
 def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
-    """Returns the media type in small letters, and its parameters. Raises UnsupportedMediaTypeError."""
+    """Returns the media type in lower case, and its parameters. Raises UnsupportedMediaTypeError."""
     if len(text) > MAX_CONTENT_TYPE:
         raise UnsupportedMediaTypeError(f"the content type has more than {MAX_CONTENT_TYPE} characters")
     return parse_options_header(text)
@@ -123,10 +123,10 @@ def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
 def decode_json(
     decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgspec.Raw, name: str = "request"
 ) -> T:
-    """Decodes JSON.
+    """Decodes JSON; `name` is for error messages.
 
-    Raises InvalidJsonError for other text, InvalidTextError for half of a character, and
-    InvalidRequestError for another shape.
+    Raises InvalidJsonError for text that is not JSON, InvalidTextError for an unpaired surrogate, and
+    InvalidRequestError for JSON that does not match the decoder's type.
     """
     try:
         try:
@@ -135,13 +135,13 @@ def decode_json(
             SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
             raise InvalidRequestError(f"the {name} is not as documented: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec calls that truncated
+        if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec reports it as truncated data
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
         raise InvalidJsonError(f"the {name} is not JSON: {error}"[:200]) from error
 
 
 def dump_json(content: Any) -> bytes:
-    """Returns JSON. Whole numbers keep all their digits: orjson has no more than 64 bits."""
+    """Returns JSON. Integers keep all their digits, although orjson supports only 64 bits."""
     try:
         return orjson.dumps(content)
     except TypeError:
@@ -153,16 +153,16 @@ def json_response(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Returns `content`, anything that `dump_json` takes, as application/json."""
+    """Returns a response with `content`, anything that `dump_json` takes, as application/json."""
     return Response(dump_json(content), status, headers, "application/json")
 
 
 def file_from_form(
     body: bytes, boundary: bytes | None, fields: Sequence[str], nameless: bool = False
 ) -> bytes:
-    """Returns the one file in one of these fields of a multipart form (RFC 7578).
+    """Returns the only file among these fields of a multipart form (RFC 7578).
 
-    `nameless` also takes a field without a file name. Raises InvalidRequestError.
+    `nameless` also accepts a field without a file name. Raises InvalidRequestError.
     """
     if not boundary or len(boundary) > MAX_BOUNDARY:
         raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
@@ -183,8 +183,8 @@ def file_from_form(
     except FormParserError as error:
         raise InvalidRequestError(f"the form cannot be read: {error}"[:200]) from error
     finally:
-        assert form.parser  # noqa: S101 as for every content type that it knows
-        form.parser.callbacks = {}  # they refer to the parser, and hold the form's parts
+        assert form.parser  # noqa: S101 set for this content type
+        form.parser.callbacks = {}  # breaks a reference cycle, which would keep the form's parts
     if not ends:
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
     files = [
@@ -201,7 +201,7 @@ def file_from_form(
 
 
 def content_encoding(header: str | None) -> str | None:
-    """Returns the one encoding of a body, or None. Raises UnsupportedMediaTypeError."""
+    """Returns the encoding of a body, or None. Raises UnsupportedMediaTypeError."""
     name = (header or "identity").strip().lower()
     if name == "identity":
         return None
@@ -218,7 +218,7 @@ async def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompresses, and never makes more than one byte over the limit. Raises as `unpacked`."""
+    """Decompresses a body, producing at most `limit` + 1 bytes. Raises what `unpacked` raises."""
     stream = zlib.decompressobj(WINDOW_BITS[encoding])
     try:
         content = stream.decompress(body, limit + 1)
@@ -232,7 +232,7 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def accepted_encoding(header: str | None) -> str | None:
-    """Returns the first encoding of an Accept-Encoding header that is known and not forbidden."""
+    """Returns the first encoding in an Accept-Encoding header that is supported and not forbidden."""
     for part in (header or "").lower().split(","):
         name, _, weight = part.partition(";")
         if name.strip() in WINDOW_BITS and not FORBIDDEN.fullmatch(weight.strip()):
@@ -241,7 +241,7 @@ def accepted_encoding(header: str | None) -> str | None:
 
 
 async def packed(body: bytes, encoding: str) -> bytes:
-    """Compresses quickly rather than well."""
+    """Compresses a body, quickly rather than well."""
     if len(body) <= LARGE:
         return pack(body, encoding)
     return await asyncio.to_thread(pack, body, encoding)

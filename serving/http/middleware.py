@@ -1,6 +1,6 @@
-"""The layers around every HTTP request, from the outside in: access log, (CORS,) errors.
+"""Middleware around every HTTP request, from the outside in: access log, CORS (if enabled), errors.
 
-`app.create_app` stacks them in place of FastAPI's own, which answer errors in two more places.
+`app.create_app` uses it in place of FastAPI's own stack, which handles errors in two more places.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from serving.http.tracing import Tracer
 
 ErrorShape = Callable[[ServingError, RequestContext], Response]
-"""Makes the answer for an error, in a protocol's shape."""
+"""Returns the response for an error, in a protocol's format."""
 
 
 class AccessLogMiddleware:
-    """Gives a request its context, its answer our headers, and records how the request ended."""
+    """Creates a request's context, adds our headers to the response, and records the outcome."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, tracer: "Tracer | None") -> None:
         self.app = app
@@ -38,7 +38,7 @@ class AccessLogMiddleware:
         self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, and its answer with X-Request-ID and Server-Timing."""
+        """Passes the request on; adds X-Request-ID and Server-Timing to the response."""
         if scope["type"] != "http":  # an ASGI server's lifespan
             await self.app(scope, receive, send)
             return
@@ -78,25 +78,25 @@ class AccessLogMiddleware:
             path=scope["path"],
             series=series,
             client=(scope.get("client") or ("", 0))[0],
-            timed=series == "/predict" or bool(context.timings),  # and other protocols' inference
+            timed=series == "/predict" or bool(context.timings),  # the latter for other protocols
         )
 
 
 def header(scope: Scope, wanted: bytes) -> bytes | None:
-    """Returns the first header of this name, in lower case, or None."""
+    """Returns the first header with this name, given in lower case, or None."""
     return next((value for name, value in scope["headers"] if name == wanted), None)
 
 
 class ErrorMiddleware:
-    """Answers every exception of a handler or of the router, in the shape of the path's protocol."""
+    """Turns every exception of handlers and the router into a response of the path's protocol."""
 
     def __init__(self, app: ASGIApp, responses: Mapping[str, ErrorShape]) -> None:
-        """`responses` has the shapes other than the native one, by the first segment of the path."""
+        """`responses` maps a path's first segment to its error format if that is not the native one."""
         self.app = app
         self.responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ClientDisconnect, and any exception after the answer has started or of a lifespan."""
+        """Raises ClientDisconnect, and exceptions of a lifespan or after the response has started."""
         response = None
         try:
             await self.app(scope, receive, send)
@@ -109,7 +109,7 @@ class ErrorMiddleware:
                 raise
             first_segment = scope["path"].removeprefix("/").partition("/")[0]
             response = self.responses.get(first_segment, native_error)(answer, context)
-        if response is not None:  # outside of `except`: the traceback holds the request's body
+        if response is not None:  # outside of `except`, whose traceback would keep the request's body
             await response(scope, receive, send)
 
 
@@ -120,6 +120,6 @@ def native_error(error: ServingError, context: RequestContext) -> Response:
 
 
 def text_error(error: ServingError, _: RequestContext) -> Response:
-    """Returns `{"error": "..."}`; protocols of this shape have 400 for every request that is wrong."""
+    """Returns `{"error": "..."}`; protocols with this format use 400 instead of 422."""
     status = 400 if error.status == 422 else error.status
     return json_response({"error": error.detail}, status, error.headers)

@@ -1,8 +1,8 @@
-"""The HTTP/1.1 protocol of connections: uvicorn's, with bounds on what a client may cost.
+"""The HTTP/1.1 protocol of a connection: uvicorn's, with limits on the resources a client can use.
 
-`server.py` makes one for every connection it accepts; uvicorn by hand takes it with
-`--http serving.http.protocol:HttpProtocol`. Each docstring says what the method does beyond uvicorn's of
-the same name. Request bodies have their own bounds, in `body.py`.
+`server.py` creates one for every accepted connection; with uvicorn's command line, use
+`--http serving.http.protocol:HttpProtocol`. Each docstring says what a method adds to uvicorn's method
+of the same name. The limits for request bodies are in `body.py`.
 """
 
 import asyncio
@@ -26,47 +26,47 @@ REFUSAL = (
     b"HTTP/1.1 %s\r\n%s: %s\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%s"
 )
-STATUS_LINES = {  # RFC 9110's instead of Python's, which are older before 3.13
+STATUS_LINES = {  # the phrases of RFC 9110; before 3.13 Python has older ones
     b"HTTP/1.1 413 Request Entity Too Large": b"HTTP/1.1 413 Content Too Large",
     b"HTTP/1.1 422 Unprocessable Entity": b"HTTP/1.1 422 Unprocessable Content",
 }
 
 
 class Connections:
-    """Connections of one web process, counted up to `most`; `server.py` opens them.
+    """Connections of one web process, limited to `most`; `server.py` opens them.
 
-    A connection that waits for its client, for a request or for the rest of one, can be closed without
-    harm to the service; the one that has waited longest goes first. A flood of idle or slow connections
-    so pushes out itself, and a client that sends a whole request at once is answered.
+    A connection that waits for its client to send a request, or the rest of one, can be closed without
+    harm; the one that has waited longest is closed first. So a flood of idle or slow connections only
+    pushes itself out, while a client that sends a whole request at once is served.
     """
 
     def __init__(self, most: int = 4096, head_s: float = 20.0, write_s: float = 30.0) -> None:
         self.most = most
-        self.head_s = head_s  # for a request's head, and for the rest of a body after its answer
-        self.write_s = write_s  # for a client to read a full buffer of answers
+        self.head_s = head_s  # for a request's head, and for the rest of a body after its response
+        self.write_s = write_s  # for a client to read a full buffer of responses
         self.open = 0
-        self.draining = False  # the service is about to end: newest requests are the last ones
+        self.draining = False  # shutting down: each connection's newest request is its last
         self._waiting: dict[asyncio.Transport, None] = {}
 
     def opened(self) -> bool:
-        """Counts one more; False where all are being answered, and it must be `closed` again at once."""
+        """Counts a new connection; if it returns False, there is no room and `closed` must be called."""
         self.open += 1
         return self.open <= self.most or self.make_room()
 
     def closed(self) -> None:
-        """Counts one fewer."""
+        """Removes a connection from the count."""
         self.open -= 1
 
     def mark_idle(self, connection: asyncio.Transport) -> None:
-        """Notes that its client is to send something; one that waits already keeps its place."""
+        """Notes that the connection waits for its client; if it was waiting, it keeps its place."""
         self._waiting.setdefault(connection)
 
     def mark_busy(self, connection: asyncio.Transport) -> None:
-        """Notes that it has a whole request, or is gone."""
+        """Notes that the connection has received a whole request, or is gone."""
         self._waiting.pop(connection, None)
 
     def make_room(self) -> bool:
-        """Closes the connection that has waited longest; False where none waits."""
+        """Closes the connection that has waited longest; returns False if none waits."""
         oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
@@ -76,18 +76,18 @@ class Connections:
 
 
 class ResponseTransport(asyncio.Transport):
-    """Holds an answer's head until the first part of its body: one packet, one wake-up of the client."""
+    """Holds back a response's head until its body starts, to send one packet instead of two."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         super().__init__()
         self.close = close  # type: ignore[method-assign]  # see `HttpProtocol._close`
-        self.expects_head = False  # of the next answer
-        self.is_half_closed = False  # the last answer is sent, the request's body is still coming
+        self.expects_head = False  # whether the next write is a response's head
+        self.is_half_closed = False  # the last response is sent, but a request body is still arriving
         self._transport = transport
         self._head = b""
 
     def write(self, data: Any) -> None:  # Any: as asyncio's
-        """Keeps a head; writes anything else behind the head it has kept."""
+        """Holds back a head; writes other data after the head that was held back."""
         if self.expects_head and data != CONTINUE:
             self.expects_head = False
             line, end, rest = data.partition(b"\r\n")
@@ -97,25 +97,25 @@ class ResponseTransport(asyncio.Transport):
             self._head = b""
 
     def is_closing(self) -> bool:
-        """Returns whether no more answers can be sent."""
+        """Returns whether no more responses can be sent."""
         return self.is_half_closed or self._transport.is_closing()
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Answers a connection's requests in their order, and closes it beyond the bounds."""
+    """Answers a connection's requests in order, and closes the connection if it exceeds a limit."""
 
     def __init__(self, *args: Any, connections: Connections | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # Any: uvicorn's
         self._registry = connections or Connections()
         self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the newest request
-        self._request_complete = True  # the newest one; a head comes next
-        self._refusal = BAD_REQUEST  # of a head that is not accepted
-        self._head_bytes = 0  # received of a head, or of trailers, that is not complete
+        self._request_complete = True  # whether the newest request is, so that a head comes next
+        self._refusal = BAD_REQUEST  # status for a head that is not accepted
+        self._head_bytes = 0  # bytes received of an incomplete head or of incomplete trailers
         self._write_timer: asyncio.TimerHandle | None = None
         self._hangup: select.epoll | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Bounds the time to the first head, and puts `ResponseTransport` before the transport."""
+        """Limits the time until the first head, and wraps the transport in `ResponseTransport`."""
         super().connection_made(transport)
         self._connection = transport
         self.transport = self._response = ResponseTransport(transport, self._close)
@@ -123,9 +123,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._close_after(self._registry.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells the request that is being answered of it; uvicorn only tells the newest one.
+        """Notifies the request that is being answered; uvicorn notifies only the newest one.
 
-        Drops what refers to requests, so that bodies do not wait for the garbage collector.
+        Drops references to requests, so that their bodies need no garbage collection.
         """
         self._registry.mark_busy(self._connection)
         self._registry.closed()
@@ -140,10 +140,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._answering.message_event.set()
             self._answering.scope["disconnect"].set_result(None)  # type: ignore[typeddict-item]
         self.pipeline.clear()
-        self.cycle = self._answering = None  # type: ignore[assignment]  # None at first, too
+        self.cycle = self._answering = None  # type: ignore[assignment]  # as in the beginning
 
     def data_received(self, data: bytes) -> None:
-        """Bounds heads and trailers in size and time, and refuses nothing before earlier answers."""
+        """Limits heads and trailers in size and time; refuses only after earlier responses."""
         if self._request_complete and not self._head_bytes:
             self._close_after(self._registry.head_s)
         self._head_bytes += len(data)
@@ -156,10 +156,10 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(b"431 Request Header Fields Too Large")
 
     def _parse(self, data: bytes) -> None:
-        """Parses a request that offers an upgrade again, without its offer; raises HttpParserError.
+        """Parses data; a request that offers an upgrade is parsed again without the offer.
 
-        RFC 9110 lets a server ignore an offer, and Java's HttpClient makes it to every server. httptools
-        and uvicorn take the body for the new protocol's, so the request would lose it.
+        RFC 9110 lets a server ignore the offer, which Java's HttpClient makes to every server. httptools
+        and uvicorn would take the request's body for data of the new protocol. Raises HttpParserError.
         """
         try:
             self.parser.feed_data(data)
@@ -173,10 +173,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._parse(b"\r\n".join([*lines, b"", data[upgrade.args[0] :]]))
 
     def _refuse(self, status: bytes, text: bytes = b"") -> None:
-        """Reads no further; answers complete requests, and refuses where none is being answered."""
+        """Stops reading; answers complete requests first, then closes, with a refusal if possible."""
         if self._connection.is_closing():
             return
-        if self.pipeline and not self._request_complete:  # the newest one will never be complete
+        if self.pipeline and not self._request_complete:  # the newest request will never be complete
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else self._answering  # type: ignore[assignment]
             self._request_complete = True
@@ -191,11 +191,11 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.shutdown()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
-        """Answers a client that has only closed its sending end.
+    def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
+        """Still answers a client that has closed only its sending side.
 
-        One that has left altogether rejects `100 Continue`. `_hangup` tells of that: event loops do not
-        watch a connection any more whose receiving end is closed.
+        A client that is gone rejects `100 Continue`. `_hangup` detects that, because event loops stop
+        watching a connection whose receiving side is closed.
         """
         cycle = self._answering
         if cycle is None or cycle.response_complete or not self._request_complete:
@@ -209,18 +209,18 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def on_headers_complete(self) -> None:
-        """Bounds pipelining, checks the head, sets the date, and marks the last request while draining.
+        """Limits pipelining, checks the head, sets the date, and marks the last request while draining.
 
-        Makes `scope["disconnect"]`, a future that is done when the client disconnects before its answer;
-        waiting for ASGI's message would take a task for each request. Raises HttpParserError.
+        Creates `scope["disconnect"]`, a future that is done if the client disconnects before its
+        response; waiting for ASGI's message would take a task per request. Raises HttpParserError.
         """
-        if self.parser.should_upgrade():  # comes again, see `_parse`
+        if self.parser.should_upgrade():  # will be parsed again, see `_parse`
             return
         if len(self.pipeline) >= MAX_PIPELINED or self.transport.is_closing():
             raise httptools.HttpParserError("no more requests")
         self._unset_keepalive_if_required()
         self._check_head()
-        if not self.url.startswith(b"/"):  # http://host, without a path
+        if not self.url.startswith(b"/"):  # an absolute URL, possibly without a path
             url = httptools.parse_url(self.url)
             self.url = (url.path or b"/") + (b"?" + url.query if url.query else b"")
         if self.parser.get_http_version() == "1.0":
@@ -231,16 +231,16 @@ class HttpProtocol(HttpToolsProtocol):
         previous = self.cycle
         super().on_headers_complete()
         self._request_complete, self._head_bytes = False, 0
-        self.headers = []  # trailers are no headers of the request
+        self.headers = []  # trailers must not become headers of the request
         if self._registry.draining:
             if previous is not None and not previous.response_started:
                 previous.keep_alive = previous.scope["http_version"] != "1.0"
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """Checks version, Host and Transfer-Encoding, as RFC 9112 has them (2.3, 3.2, 6.1).
+        """Checks version, Host and Transfer-Encoding according to RFC 9112 (2.3, 3.2, 6.1).
 
-        HTTP/1.0 needs no Host: HAProxy's checks have none. Raises HttpParserError.
+        HTTP/1.0 needs no Host; HAProxy's checks have none. Raises HttpParserError.
         """
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
@@ -261,13 +261,13 @@ class HttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        """Counts no bytes of a head: trailers have not begun."""
+        """Resets the count of head bytes, since trailers have not begun."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Reads on while the request is being answered, or a disconnect would not be seen."""
-        if self.parser.should_upgrade():  # comes again, see `_parse`
+        """Keeps reading while the request is being answered, to notice a disconnect."""
+        if self.parser.should_upgrade():  # will be parsed again, see `_parse`
             return
         self._request_complete, self._head_bytes = True, 0
         super().on_message_complete()
@@ -281,8 +281,8 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Bounds the time for what is left of the body; the connection may make room for others."""
-        self._response.write(b"")  # a head that no body follows
+        """Limits the time for the rest of the body; from now on the connection may make room."""
+        self._response.write(b"")  # sends a head without a body
         super().on_response_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._registry.mark_idle(self._connection)
@@ -290,10 +290,10 @@ class HttpProtocol(HttpToolsProtocol):
                 self._close_after(self._registry.head_s)
 
     def _close(self) -> None:
-        """Closes only the sending end while a body is coming: a reset could take the answer away."""
+        """Closes only the sending side while a body is arriving: a reset could destroy the response."""
         if self.transport.is_closing():
             return
-        self._response.write(b"")  # a head that no body follows
+        self._response.write(b"")  # sends a head without a body
         if self._request_complete:
             self._connection.close()
         else:
@@ -302,29 +302,29 @@ class HttpProtocol(HttpToolsProtocol):
             self._close_after(self._registry.head_s)
 
     def drain(self) -> None:
-        """Makes the newest request the last one: its answer says `Connection: close`."""
+        """Makes the newest request the last one: its response says `Connection: close`."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
-        """Closes also a connection whose client still sends a body that is not needed."""
+        """Also closes a connection whose client still sends a body that is not needed."""
         if self.cycle is None or self.cycle.response_complete or self.transport.is_closing():
             self._connection.close()
         else:
             self.cycle.keep_alive = False
 
     def _close_after(self, seconds: float) -> None:
-        """Uses uvicorn's timer for idle connections, as there is one limit at a time."""
+        """Sets the only time limit of the connection, with uvicorn's timer for idle connections."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.shutdown)
 
     def pause_writing(self) -> None:
-        """Bounds the time in which a client may leave its answers unread."""
+        """Limits the time for which a client may leave responses unread."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._registry.write_s, self._connection.abort)
 
     def resume_writing(self) -> None:
-        """Ends that time."""
+        """Lifts the limit set by `pause_writing`."""
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().resume_writing()
@@ -332,5 +332,5 @@ class HttpProtocol(HttpToolsProtocol):
 
 @functools.lru_cache(1)
 def date_header(second: int) -> tuple[bytes, bytes]:
-    """Returns the Date header; uvicorn's server would set it every second, also without requests."""
+    """Returns the Date header; uvicorn's server would set it every second, even without requests."""
     return b"date", formatdate(second, usegmt=True).encode()

@@ -1,7 +1,7 @@
-"""The context of one request, and how its end is counted and logged: HTTP, TCP and gRPC alike.
+"""The context of one request, and how its outcome is counted and logged for HTTP, TCP and gRPC.
 
-`middleware.AccessLogMiddleware` makes a RequestContext for every HTTP request and calls `record` at its
-end; TCP and gRPC do the same for theirs. `to_client_error` keeps the server's secrets out of answers.
+`middleware.AccessLogMiddleware` creates a RequestContext for every HTTP request and calls `record` at
+its end; TCP and gRPC do the same. `to_client_error` keeps internal details out of responses.
 """
 
 import asyncio
@@ -34,28 +34,28 @@ class RequestContext:
 
     request_id: str
     started: float = field(default_factory=time.monotonic)
-    """time.monotonic() when the request's head was complete."""
+    """`time.monotonic()` when the request's head was complete."""
 
     status: int = 0
-    """Status of the answer; 0 until the answer starts."""
+    """Status of the response; 0 until the response starts."""
 
     code: str = "ok"
     """The error's code, for log and metrics."""
 
     model: str = ""
-    """Name of the model that was asked, for log and traces; empty: none, or an unknown one."""
+    """Name of the called model, for log and traces; empty if there is none or it is unknown."""
 
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds per stage, for Server-Timing and the log."""
 
     inference: Timings | None = None
-    """Where `timings` come from; None without inference."""
+    """Source of `timings`; None without inference."""
 
     traceparent: str = ""
-    """The client's header of this name, unchecked; empty while traces are off."""
+    """The client's header of this name, unchecked; empty if tracing is off."""
 
     trace_id: str = ""
-    """Of the request's span; empty while traces are off."""
+    """Trace id of the request's span; empty if tracing is off."""
 
     @classmethod
     def of(cls, request: Request) -> "RequestContext":
@@ -64,13 +64,13 @@ class RequestContext:
         return context
 
     def set_timings(self, timings: Timings) -> None:
-        """Takes over the stages that the inference service measured."""
+        """Sets the timings that the inference service has measured."""
         self.inference = timings
         self.timings = {"decode": timings.decode_s, "queue": timings.queue_s, "infer": timings.infer_s}
 
     @cached_property
     def milliseconds(self) -> dict[str, float]:
-        """Milliseconds per stage, and the total up to the first access: for the answer's head."""
+        """Milliseconds per stage, and in total up to the first access, for the response's head."""
         timings = {**self.timings, "total": time.monotonic() - self.started}
         return {name: round(seconds * 1000, 2) for name, seconds in timings.items()}
 
@@ -80,20 +80,20 @@ class RequestContext:
 
 
 def choose_id(offered: bytes | None) -> str:
-    """Returns the client's X-Request-ID where it is harmless, else a new one."""
+    """Returns the client's X-Request-ID if it is harmless, else a new one."""
     text = (offered or b"").decode("latin-1")
     return text if VALID_ID.fullmatch(text) else f"{IDS.getrandbits(128):032x}"
 
 
 class Refusals:
-    """Limits the log lines of refused requests (503): the first 20 of a second, then one summary."""
+    """Limits log lines for refused requests (503): 20 per second, then one summary."""
 
     def __init__(self, second_s: float = 1.0) -> None:
         self.second_s = second_s
         self.in_this_second = 0
 
     def level(self) -> str:
-        """Returns the log level for one more refusal."""
+        """Returns the log level for the next refusal."""
         if not self.in_this_second:
             asyncio.get_running_loop().call_later(self.second_s, self._log_summary)
         self.in_this_second += 1
@@ -109,11 +109,11 @@ refusals = Refusals()
 
 
 def to_client_error(error: Exception, context: RequestContext) -> ServingError:
-    """Returns the error that the client is told, and notes its code in the context.
+    """Returns the error that the client sees, and notes its code in the context.
 
-    The web framework's errors become ours. An unforeseen error is logged; the client gets a plain 500.
-    The traceback is dropped: its frames would keep what the client has sent until the garbage collector
-    comes.
+    The web framework's errors become ours. Unexpected errors are logged, and the client gets a plain
+    500. The traceback is dropped, because its frames would keep the client's data until the next garbage
+    collection.
     """
     given = error
     if isinstance(error, HTTPException):
@@ -140,9 +140,9 @@ def record(
     client: str,
     timed: bool,
 ) -> None:
-    """Counts and logs a request that has ended, and observes its duration where `timed`.
+    """Counts and logs a finished request, and observes its duration if `timed`.
 
-    `series` stands for `path` in the metrics, where raw paths would grow without bound.
+    `series` replaces `path` in the metrics, where raw paths would create unlimited series.
     """
     if status == CLIENT_GONE:
         context.code = "client_gone"
@@ -165,7 +165,7 @@ def record(
 
 
 def log_level(path: str, status: int) -> str:
-    """Returns the level of a request's log line: failures stand out, probes are quiet."""
+    """Returns the log level for a request: failures stand out, probes are quiet."""
     if status >= 500 and status != 503:
         return "warning"
     if path in QUIET_PATHS:

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces: one span a request and one a stage, made when the request has ended.
+"""OpenTelemetry traces: one span per request and one per stage, created when the request has ended.
 
-Imported only where `SERVING_OTLP_ENDPOINT` is set. A thread of OpenTelemetry's SDK sends the spans; what
-the collector does not take in time is dropped. Sampling, resource, queue and timeouts follow the usual
-variables, `OTEL_...`.
+Imported only if `SERVING_OTLP_ENDPOINT` is set. A thread of OpenTelemetry's SDK sends the spans and
+drops those that the collector does not accept in time. The usual `OTEL_...` variables configure
+sampling, resource, queue and timeouts.
 """
 
 import logging
@@ -26,27 +26,27 @@ from serving.http.request_context import CLIENT_GONE, RequestContext
 from serving.logging import logger
 
 STOP_S = 2.0
-QUIET_S = 600.0  # between two warnings
-MOST_PARENT = 128  # characters; version 00 has 55
+QUIET_S = 600.0  # minimum between two warnings
+MOST_PARENT = 128  # characters of a traceparent; version 00 has 55
 MOST_PATH = 1024
 NO_PARENT = Context()
 PARENTS = TraceContextTextMapPropagator()
 
 
 class Warnings(logging.Handler):
-    """Handler that logs one of the SDK's warnings, and drops those of the next ten minutes."""
+    """Logs one of the SDK's warnings and drops those of the next ten minutes."""
 
     again = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Logs the record, or not."""
+        """Logs the record as a warning unless it comes too soon after the last one."""
         if record.levelno >= logging.WARNING and record.created >= self.again:
             self.again = record.created + QUIET_S
             logger().warning("traces may be lost", reason=record.getMessage())
 
 
 class Tracer:
-    """Makes the spans of one web process's requests."""
+    """Creates the spans for one web process's requests."""
 
     def __init__(self, endpoint: str) -> None:
         """`endpoint` is a collector's base URL for OTLP over HTTP."""
@@ -59,7 +59,7 @@ class Tracer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Sends spans until the block ends, and then for STOP_S at most. Raises ConfigurationError."""
+        """Sends spans until the block ends and for up to STOP_S after it. Raises ConfigurationError."""
         try:
             processor = BatchSpanProcessor(OTLPSpanExporter(self._endpoint))
         except ValueError as error:
@@ -69,13 +69,13 @@ class Tracer:
         log.handlers, log.propagate = [Warnings()], False
         try:
             yield
-        finally:  # the SDK waits for as long as a request to the collector takes
+        finally:  # on a thread, because the SDK waits until its request to the collector ends
             ending = threading.Thread(target=self._provider.shutdown, daemon=True)
             ending.start()
             ending.join(STOP_S)
 
     def record_http(self, context: RequestContext, method: str, path: str, route: str | None) -> str:
-        """Makes the spans of an HTTP request that ends now; returns what `record` does."""
+        """Creates the spans of an HTTP request that ends now; returns what `record` returns."""
         attributes: dict[str, str | int] = {
             "http.request.method": method,
             "url.path": path[:MOST_PATH],
@@ -91,9 +91,9 @@ class Tracer:
     def record(
         self, context: RequestContext, status: int, name: str, attributes: Mapping[str, str | int]
     ) -> str:
-        """Makes the spans of a request that ends now, where it is sampled.
+        """Creates the spans of a request that ends now, if it is sampled.
 
-        Returns its trace id, or nothing with OTEL_SDK_DISABLED. A traceparent that is none is ignored.
+        Returns its trace id, or "" with OTEL_SDK_DISABLED. An invalid traceparent is ignored.
         """
         now, ended_at = time.monotonic(), time.time_ns()
         parent = NO_PARENT

@@ -1,1 +1,1 @@
-"""The core call that every protocol makes, and the model in service."""
+"""The models in service, and the core call that every protocol makes."""

@@ -1,8 +1,8 @@
 """One model version in service: from a task's inputs or a client's tensors to the answer.
 
-A request holds its slots from here to its answer, so that overload is decided before any work: acquire
-the slots, preprocess (on the event loop or a thread), hand the items to the workers, await their
-outputs, postprocess. Made by `service.py`, called by the protocols.
+The steps are: acquire slots, preprocess (on the event loop or a thread), pass the items to the workers,
+await their outputs, postprocess. A request holds its slots from the first step to its answer, so that
+overload is detected before any work is done. Created by `service.py`, called by the protocols.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from serving.tasks.base import Candidate, Fields, Prepared, Task
 from serving.tasks.registry import task_of
 from serving.tensors import Array
 
-SLOW = 750.0  # inputs a second; an event loop decodes more images than that of 400x300 pixels
+SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
 Prepare = Callable[[int, int], Awaitable[list[Prepared]]]
-"""Makes the items of inputs: of so many, from the one of this index on."""
+"""Takes an index and a count; prepares the items of that many inputs from that index on."""
 
 
 class Input(NamedTuple):
-    """One input of a request; finding its fields in the body may be work for a thread."""
+    """One input of a request; `read` may be slow enough to run on a thread."""
 
     size: int
-    """Bytes that the client sent."""
+    """Number of bytes that the client sent."""
 
     read: Callable[[], Fields]
     """Returns the task's fields. Raises RequestError."""
@@ -53,14 +53,14 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """A request's time limit and priority, as admitted."""
+    """An admitted request's time limit and priority."""
 
     timeout_ms: int
     bulk: bool = False
-    """Whether it gives way to all other requests."""
+    """Whether it yields to all interactive requests."""
 
     def within(self, microseconds: int) -> "RequestOptions":
-        """Returns options for a request whose body asks for less time; 0 asks for no limit."""
+        """Returns the options for a time limit given in the body; 0 means no limit."""
         if not microseconds:
             return self
         return RequestOptions(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
@@ -68,38 +68,38 @@ class RequestOptions:
 
 @dataclass(slots=True)
 class Answer:
-    """What a model answers to one request."""
+    """A model's answer to one request."""
 
     task: Task
-    """Of the version that computed it."""
+    """Task of the version that computed the answer."""
 
     candidates: list[list[Candidate]]
-    """Of each input the candidates, the best first; empty for tensors."""
+    """Candidates for each input, best first; empty for tensors."""
 
     arrays: list[Array]
-    """[items, *shape] for each output of the tensor signature; empty for a task's inputs."""
+    """[items, *shape] for each output of the tensor signature; empty for requests."""
 
     timings: Timings
 
 
 @dataclass(slots=True)
 class Computed:
-    """What the engine and the task made of one request."""
+    """Results of the engine and the task for one request."""
 
     signature: int
     candidates: list[list[Candidate]]
     outcomes: list[ItemResult]
     admitted_at: float
-    """time.monotonic() when the slots were acquired."""
+    """`time.monotonic()` when the slots were acquired."""
 
     submitted_at: float
-    """time.monotonic() when the inputs were ready."""
+    """`time.monotonic()` when the inputs were prepared."""
 
     truncated: bool
 
 
 class ServedModel:
-    """A model version in service: its description, its task, its engine."""
+    """A model version in service, with its description, task and engine."""
 
     def __init__(
         self, handle: EngineHandle, settings: Settings, metrics: Metrics, threads: ThreadPool
@@ -111,7 +111,7 @@ class ServedModel:
         self.workers = handle.fds.layout.workers
         self.settings = handle.model.settings(settings)
         self.draining = False
-        """Whether new requests are refused, because the service ends."""
+        """Whether new requests are refused because the service is shutting down."""
 
         self._metrics = ModelMetrics(metrics, self.description.name)
         self._threads = threads
@@ -122,33 +122,33 @@ class ServedModel:
         self.client = EngineClient(handle.fds, self._metrics.observe_item, settings.max_answer_bytes)
         cores, wanted = cpus.usable(), throughput(handle)
         on_gpu = self.report.on_gpu
-        if not on_gpu:  # the web processes and the workers have the same cores
+        if not on_gpu:  # web processes and workers share the cores
             wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
         self.web_processes = self.report.web_processes
         self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
             on_gpu and self.web_processes >= cores - self.workers
         )
-        """Whether the event loop prepares cheap inputs: where one thread a web process keeps all workers
-        busy, and beside a GPU where every core has a web process already."""
+        """Whether the event loop prepares cheap inputs: if one thread per web process keeps all workers
+        busy, or if a GPU computes and every core already has a web process."""
 
         self.largest_request = settings.max_request_items
-        """Inputs that one request may have."""
+        """Maximum number of inputs in one request."""
 
-    # from start to end
+    # life cycle
 
     def __enter__(self) -> Self:
-        """Keeps the model open for a request that has found it, whatever replaces it meanwhile."""
+        """Keeps the model open for a request that uses it, even if it is replaced meanwhile."""
         self._requests += 1
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends the request."""
+        """Marks the request as finished."""
         self._requests -= 1
         if self._left is not None and not self._requests:
             self._left.set()
 
     async def close(self) -> None:
-        """Gives the engine back, when every request that has found this model is answered."""
+        """Releases the engine once every request that uses this model has been answered."""
         if self._requests:
             self._left = asyncio.Event()
             await self._left.wait()
@@ -157,20 +157,20 @@ class ServedModel:
         await self.handle.release()
 
     def check_open(self) -> None:
-        """Raises DrainingError or UnavailableError where no request is taken."""
+        """Raises DrainingError or UnavailableError if no requests are accepted."""
         if self.draining:
             raise DrainingError("the service is shutting down")
         if self.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
 
     def check_ready(self) -> None:
-        """Raises DrainingError or UnavailableError unless a worker could answer now."""
+        """Raises DrainingError or UnavailableError unless a worker is ready."""
         self.check_open()
         if self.client.health is not Health.READY:
             raise UnavailableError("no worker is ready")
 
     def refuse_if_full(self, bulk: bool, signature: int = 0) -> None:
-        """Refuses a request before its body is read. Raises RetryableError where it would fail later."""
+        """Raises RetryableError, before the body is read, if a request cannot be served now."""
         self.check_open()
         try:
             self.client.check_free(bulk)
@@ -178,11 +178,11 @@ class ServedModel:
             self.client.statistics.failed(signature, 0)
             raise
 
-    # what it is
+    # description
 
     @property
     def ready_workers(self) -> int:
-        """Workers that are ready to compute."""
+        """Number of workers that are ready to compute."""
         return self.client.memory.ready_workers[0]
 
     def describe(self) -> dict[str, Any]:
@@ -213,19 +213,19 @@ class ServedModel:
         }
 
     def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
-        """Returns totals over all requests, and by batch size, since the version is in service."""
+        """Returns totals over all requests, and by batch size, since the version went into service."""
         counted = self.client.statistics
         return counted.totals(signature), counted.by_batch_size(signature)
 
-    # what it answers
+    # inference
 
     async def predict(self, inputs: Sequence[Input], top_k: int, options: RequestOptions) -> Answer:
-        """Answers inputs of the task, admitted together or not at all: the best candidates of each.
+        """Returns the best candidates for each input; the inputs are admitted together or not at all.
 
-        If one input fails, so does the request. Cancelling the task frees the slots, and work that has
-        not begun is never computed. Raises what `Input.read` and the task raise, InvalidRequestError for
-        more than `largest_request` inputs, OverloadedError, DrainingError, UnavailableError,
-        DeadlineExceededError, InternalError or WorkerCrashedError.
+        If one input fails, the whole request fails. Cancelling the asyncio task frees the slots; items
+        that no worker has started are never computed. Raises what `Input.read` and the task raise,
+        InvalidRequestError for more than `largest_request` inputs, OverloadedError, DrainingError,
+        UnavailableError, DeadlineExceededError, InternalError or WorkerCrashedError.
         """
 
         async def preprocess(first: int, count: int) -> list[Prepared]:
@@ -243,11 +243,11 @@ class ServedModel:
         return Answer(self.task, computed.candidates, [], self._finish(computed))
 
     async def infer(self, inputs: Sequence[Array], options: RequestOptions) -> Answer:
-        """Computes the network's outputs of tensors, an array [N, *shape] for each of its inputs.
+        """Computes the network's outputs for tensors; `inputs` has an array [N, *shape] for each input.
 
-        The numbers are the client's own, so the outputs need not be finite. Raises InvalidTensorError
-        for other types or shapes, InvalidRequestError for items whose outputs differ in size,
-        NotSupportedError, and otherwise what `predict` raises.
+        The client chose the numbers, so the outputs may be infinite or NaN. Raises InvalidTensorError
+        for wrong types or shapes, InvalidRequestError for items whose outputs differ in size,
+        NotSupportedError if the model does not take tensors, and otherwise what `predict` raises.
         """
         index = self.task.tensor_signature
         if index is None:
@@ -267,7 +267,7 @@ class ServedModel:
         return Answer(self.task, [], arrays, self._finish(computed))
 
     def check_finite(self, answer: Answer) -> None:
-        """Raises InvalidTensorError for tensors with infinities or NaN, which JSON cannot carry."""
+        """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
         if answer.arrays:
             specs = self.signatures[self.task.tensor_signature or 0].outputs
             for spec, array in zip(specs, answer.arrays, strict=True):
@@ -288,8 +288,8 @@ class ServedModel:
     ) -> Computed:
         """Acquires slots, prepares the items, passes them through the engine, and postprocesses.
 
-        `likely_items` is an estimate of how many items the `count` inputs make. Of many inputs, only the
-        ones that the engine takes next are prepared. Without `top_k`, nothing is postprocessed.
+        `likely_items` estimates how many items the `count` inputs become. If there are many inputs, only
+        those that the engine takes next are prepared. Without `top_k` there is no postprocessing.
         """
         self.check_open()
         bulk = options.bulk
@@ -311,7 +311,7 @@ class ServedModel:
                             submitted_at = time.monotonic()
                         await slots.submit(signature, items, deadline, bulk)
                         for request in part:
-                            request.items = [()] * len(request.items)  # the slots have them now
+                            request.items = [()] * len(request.items)  # the slots have the arrays now
                         prepared += part
                     outcomes = await slots.results()
                     if top_k is not None:
@@ -330,18 +330,19 @@ class ServedModel:
         return Computed(signature, candidates, outcomes, admitted_at, submitted_at, truncated)
 
     def _most_slots(self, together: int) -> int:
-        """Returns how many slots one request may hold: a quarter, or what keeps the workers busy.
+        """Returns how many slots one request may hold.
 
-        That is `together` items; half of the slots at most.
+        This is a quarter of all slots, or more if it takes more to keep the workers busy (`together`
+        items), but at most half.
         """
         slots = self.client.memory.layout.slots_per_frontend
         return max(1, min(slots // 2, max(slots // 4, together)))
 
     async def _preprocess(self, source: Input, bulk: bool) -> Prepared:
-        """Makes an input's items: on the event loop where that is cheap, else on a thread.
+        """Prepares an input's items: on the event loop if that is cheap, else on a thread.
 
-        The event loop saves two changes of threads. It prepares small inputs that the task knows to be
-        cheap, where the workers are slow or idle enough.
+        Using the event loop saves two thread switches. It prepares small inputs that the task considers
+        cheap, provided that the workers are slow or idle enough.
         """
         on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
@@ -357,7 +358,7 @@ class ServedModel:
         return self._observe_decode(await work)
 
     def _timed(self, fields: Fields, inspected: object | None = None) -> tuple[Prepared, float]:
-        """Makes the engine's items of an input; returns the seconds taken, too."""
+        """Returns an input's items and the seconds that preparing them took."""
         started = time.perf_counter()
         return self.task.preprocess(fields, inspected), time.perf_counter() - started
 
@@ -369,7 +370,7 @@ class ServedModel:
     async def _postprocess(
         self, prepared: Sequence[Prepared], outcomes: Sequence[ItemResult], top_k: int, bulk: bool
     ) -> list[list[Candidate]]:
-        """Makes the candidates of each input; on a thread for several items, or where that is slow."""
+        """Returns each input's candidates; runs on a thread if slow or if an input has several items."""
         candidates, first = [], 0
         for request in prepared:
             end = first + len(request.items)
@@ -383,7 +384,7 @@ class ServedModel:
         return candidates
 
     def _finish(self, computed: Computed) -> Timings:
-        """Counts an answered request in the statistics, and returns its timings."""
+        """Counts a successful request in the statistics and returns its timings."""
         outcomes = computed.outcomes
         started = min(outcome.started_at for outcome in outcomes)
         finished = max(outcome.finished_at for outcome in outcomes)
@@ -403,13 +404,13 @@ class ServedModel:
 
 
 def throughput(handle: EngineHandle) -> float:
-    """Returns the inputs a second that all workers can compute, as measured at warm-up."""
+    """Returns the items per second that all workers together can compute, as measured at warm-up."""
     fastest = max(size / ms for size, ms in handle.report.batch_ms.items())
     return 1000 * fastest * handle.fds.layout.workers
 
 
 def check_count(count: int, most: int) -> None:
-    """Raises InvalidRequestError for a number of inputs out of range."""
+    """Raises InvalidRequestError unless the number of inputs is from 1 to `most`."""
     if not 1 <= count <= most:
         raise InvalidRequestError(
             f"one request may have 1 to {most} inputs (SERVING_MAX_REQUEST_ITEMS), not {count}"
@@ -417,7 +418,7 @@ def check_count(count: int, most: int) -> None:
 
 
 def all_or_error(results: Sequence[Prepared | BaseException], first: int = 0) -> Iterator[Prepared]:
-    """Yields what `gather` found. Raises the first error, naming the element that it is about.
+    """Yields the results of `asyncio.gather`. Raises the first error, prefixed with its batch element.
 
     `first` is the index of the first element.
     """

@@ -1,4 +1,4 @@
-"""The models in service, for all protocols of a web process: start, versions, readiness, end."""
+"""The models in service, for all protocols of a web process: startup, versions, readiness, shutdown."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,7 +27,7 @@ from serving.settings import Settings
 
 
 class InferenceService:
-    """Holds the models in service; loads, switches and unloads them; made by `app.create_app`."""
+    """Holds, loads, switches and unloads the models in service; created by `app.create_app`."""
 
     def __init__(
         self,
@@ -36,19 +36,19 @@ class InferenceService:
         provider: EngineProvider,
         configured: Mapping[str, Model],
     ) -> None:
-        """`configured`: the models to serve by name, the default first."""
+        """`configured` maps names to the models to serve, the default model first."""
         self.settings = settings
         self.metrics = metrics
         self.provider = provider
         self.configured = configured
         self.models: dict[str, ServedModel] = {}
-        """The models in service by name, the default first; replaced as a whole by every change."""
+        """Name -> model in service, the default model first; every change replaces the whole dict."""
 
         self.reasons: dict[str, str] = {}
-        """Why other configured models are not in service, but for those that are being loaded."""
+        """Name -> reason why a configured model is not in service; models being loaded have none."""
 
         self.threads = ThreadPool(topology.decoding_threads(settings))
-        """Threads for blocking work: as many as cores."""
+        """Threads for blocking work."""
 
         self._not_ready = False
         self._draining = False
@@ -57,11 +57,11 @@ class InferenceService:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serves from the moment when the default model is ready until the block ends."""
+        """Serves until the block ends; the block begins when the default model is ready."""
         self.threads.start()
         engines = self.provider.engines()
         first = await anext(engines)
-        if isinstance(first, OutOfService):  # unloaded; this web process takes the place of another
+        if isinstance(first, OutOfService):  # it was unloaded before this process replaced a dead one
             await self.withdraw(*first)
         else:
             await self.adopt(first)
@@ -79,8 +79,8 @@ class InferenceService:
             self.threads.close()
 
     async def _follow(self, engines: AsyncIterator[EngineHandle | OutOfService]) -> None:
-        """Takes the engines that come after the default model's, until the end."""
-        with suppress(ConfigurationError):  # the service ends
+        """Adopts the engines that follow the default model's, until the service ends."""
+        with suppress(ConfigurationError):  # raised when the service shuts down
             async for engine in engines:
                 if isinstance(engine, OutOfService):
                     await self.withdraw(*engine)
@@ -92,7 +92,7 @@ class InferenceService:
                     await self.withdraw(engine.model.description.name, str(error))
 
     async def withdraw(self, name: str, reason: str) -> None:
-        """Takes a model out of service; returns when it has answered all it had taken."""
+        """Takes a model out of service; returns when all its accepted requests have been answered."""
         if name in self.configured:
             self.reasons[name] = reason
         models = dict(self.models)
@@ -107,7 +107,7 @@ class InferenceService:
             await old.close()
 
     async def adopt(self, handle: EngineHandle) -> None:
-        """Puts an engine into service; returns when its predecessor has answered all it had taken."""
+        """Puts an engine into service; returns when its predecessor has answered all its requests."""
         new = ServedModel(handle, self.settings, self.metrics, self.threads)
         new.draining = self._draining
         new.client.open()
@@ -138,10 +138,11 @@ class InferenceService:
             await old.close()
 
     async def load(self, name: str, version: str | None = None) -> str:
-        """Puts a model into service, or another version of it, by default the one of its model.json.
+        """Puts a model, or another version of it, into service without failing requests.
 
-        The model is configured or lies in the store; no request fails. Returns the version. Raises
-        NotFoundError, InvalidRequestError for what cannot be served, DrainingError.
+        The model must be configured or in the store. `version` defaults to the one in its model.json.
+        Returns the version. Raises NotFoundError, DrainingError, or InvalidRequestError if the version
+        cannot be served.
         """
         try:
             model = Model.read(self._path(name), version, name)
@@ -155,16 +156,19 @@ class InferenceService:
         return version
 
     async def unload(self, name: str) -> None:
-        """Takes a model out of service, and ends its workers; what it has accepted is answered.
+        """Takes a model out of service and stops its workers; accepted requests are still answered.
 
-        Raises NotFoundError, UnavailableError for a model that is being loaded, DrainingError.
+        Raises NotFoundError, DrainingError, or UnavailableError if the model is still being loaded.
         """
         if name not in self.reasons:
             self.model(name)
             await self._change(partial(self.provider.unload, name, self.withdraw))
 
     async def _change(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Awaits a change after all others; a cancelled caller stops none, which would leave workers."""
+        """Runs a change after all earlier ones; it continues if the caller is cancelled.
+
+        Stopping halfway would leave workers behind.
+        """
 
         async def in_turn() -> None:
             async with self._changing:
@@ -186,7 +190,7 @@ class InferenceService:
             await self.provider.load(model, self.adopt)
 
     def _path(self, name: str) -> Path:
-        """Returns where a model lies. Raises NotFoundError."""
+        """Returns the path of a model, a folder or an .onnx file. Raises NotFoundError."""
         if name in self.known:
             return self.known[name].path
         stored = stored_models(self.settings)
@@ -195,7 +199,7 @@ class InferenceService:
         return stored[name]
 
     def _check_names(self, model: Model) -> None:
-        """Raises ConfigurationError where another model has one of its names."""
+        """Raises ConfigurationError if another model already uses one of the model's names."""
         for other, known in self.known.items():
             both = known.names.keys() & model.names.keys()
             if other != model.description.name and both:
@@ -207,11 +211,11 @@ class InferenceService:
         return sorted((folder.name for folder in folders if folder.name.isdecimal()), key=int)
 
     def refuse_readiness(self) -> None:
-        """Turns readiness false: the service will end; requests are still taken."""
+        """Makes readiness checks fail because the service is about to end; still accepts requests."""
         self._not_ready = True
 
     def start_draining(self) -> None:
-        """Refuses new requests, and gives up loading a version; accepted requests go on."""
+        """Refuses new requests and aborts loading; accepted requests are still answered."""
         self._draining = True
         for model in self.models.values():
             model.draining = True
@@ -224,13 +228,13 @@ class InferenceService:
 
     @property
     def known(self) -> dict[str, Model]:
-        """The models that are configured or in service, by name, the default first."""
+        """Name -> model, for models that are configured or in service; the default model first."""
         served = {name: model.handle.model for name, model in self.models.items()}
         return {**self.configured, **served}
 
     @property
     def default(self) -> str:
-        """Name of the model that is asked where a request names none."""
+        """Name of the model for requests that name none."""
         return next(iter(self.configured))
 
     @property
@@ -252,9 +256,9 @@ class InferenceService:
         raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(self.configured)}")
 
     def check_ready(self, model: ServedModel | None = None) -> None:
-        """Raises DrainingError or UnavailableError unless a worker could answer now.
+        """Raises DrainingError or UnavailableError unless a worker of `model` is ready.
 
-        `model` is the default one by default.
+        If `model` is None, checks the default model.
         """
         self._check_not_draining()
         if self._not_ready:
@@ -262,7 +266,7 @@ class InferenceService:
         (model or self.active).check_ready()
 
     def states(self) -> list[dict[str, str]]:
-        """Returns name, title and state of each model, and the reason of what is not ready."""
+        """Returns the name, title and state of each model, and a reason if it is not ready."""
         rows = []
         for name, model in self.known.items():
             state, reason = "ready", ""
@@ -278,7 +282,7 @@ class InferenceService:
 
     @property
     def is_ready(self) -> bool:
-        """Tells whether `check_ready` passes."""
+        """Whether `check_ready` passes for the default model."""
         try:
             self.check_ready()
         except (DrainingError, UnavailableError):

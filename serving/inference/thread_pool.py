@@ -1,8 +1,8 @@
 """Threads that preprocess requests, interactive ones first; used by `service.py`.
 
-Two `ThreadPoolExecutor`s, one of them for bulk, would not let interactive requests go first. They also
-take more CPU time of the web process: 37 to 77 us for a request of a tiny text model, which takes 510 to
-620 here at 16 connections (medians of four runs, each of 20 to 60 pairs of a second, in either order).
+Two `ThreadPoolExecutor`s, one of them for bulk, would not let interactive requests go first. They would
+also cost the web process 37 to 77 us more CPU time per request: a request to a tiny text model takes 510
+to 620 us with these threads at 16 connections (medians of four runs of 20 to 60 interleaved pairs each).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ LARGE_BYTES = 8 << 20
 
 
 class Job(Generic[T]):
-    """A call and the future that awaits it; `work` is dropped as soon as it is not needed."""
+    """A call and the future for its result; `work` is dropped as soon as possible to free memory."""
 
     __slots__ = ("future", "work")
 
@@ -29,7 +29,7 @@ class Job(Generic[T]):
         self.future: asyncio.Future[T] = loop.create_future()
 
     def run(self) -> None:
-        """Calls `work` on a thread of the pool, and hands its result to the event loop."""
+        """Calls `work` on the current thread and hands the result to the event loop."""
         work, self.work = self.work, None
         if work is None:
             return
@@ -40,7 +40,7 @@ class Job(Generic[T]):
         except Exception as caught:
             error = caught
         del work
-        with contextlib.suppress(RuntimeError):  # the loop has ended, nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
             self.future.get_loop().call_soon_threadsafe(self._finish, result, error)
         del error  # breaks the reference cycle with this frame, which holds a request's body
 
@@ -73,7 +73,7 @@ class ThreadPool:
             thread.start()
 
     async def run(self, work: Callable[[], T], bulk: bool) -> T:
-        """Runs `work` on a thread; a call that is cancelled before its turn never runs."""
+        """Runs `work` on a thread and returns its result; cancelled before its turn, it never runs."""
         job = Job(work, asyncio.get_running_loop())
         self._queues[bulk].append(job)  # type: ignore[arg-type]  # the queues hold jobs of any type
         self._tokens.put(True)
@@ -94,7 +94,7 @@ class ThreadPool:
             del job
 
     def close(self) -> None:
-        """Ends the threads when the calls they are running have returned."""
+        """Stops the threads after the calls that they are running."""
         for _ in self._threads:
             self._tokens.put(False)
         for thread in self._threads:
@@ -102,13 +102,13 @@ class ThreadPool:
 
 
 def return_large_blocks() -> None:
-    """Makes glibc give freed blocks of 8 MB and more back to the system, and keep smaller ones.
+    """Makes glibc return freed blocks of 8 MB or more to the system and keep smaller ones.
 
-    By default glibc raises that threshold up to 32 MB as large blocks are freed, so that each thread's
-    heap keeps the pixels of its largest image for ever. With the mmap threshold alone it would also give
-    back the pages of every small image, and ask for them again.
+    By default glibc raises that threshold to as much as 32 MB when large blocks are freed, so each
+    thread's heap would keep the pixels of its largest image forever. With the mmap threshold alone, it
+    would also return the pages of every small image and request them again.
     """
-    with contextlib.suppress(AttributeError):  # another C library
+    with contextlib.suppress(AttributeError):  # C libraries other than glibc have no mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
         mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)

@@ -1,1 +1,1 @@
-"""The ways into the service; each parses a request, calls `inference`, and formats the answer."""
+"""The protocols; each parses requests, calls `inference` and formats the answers."""

@@ -1,4 +1,4 @@
-"""`/admin`: which version of the model is served. Exists only where an admin key is set."""
+"""`/admin`: chooses which version of the model is served. Available only if an admin key is set."""
 
 from typing import Annotated
 
@@ -30,7 +30,7 @@ class VersionResponse(BaseModel):
 
 
 def create_router(pipeline: Pipeline, key: SecretStr) -> APIRouter:
-    """Returns the admin path."""
+    """Returns a router with the admin path."""
     router = APIRouter(route_class=DirectRoute)
     check_key = KeyCheck(key)
 

@@ -1,7 +1,7 @@
-"""The models that protocols know by name: one network, called with a task's requests or with tensors.
+"""The names under which protocols find models, called with a task's requests or with tensors.
 
-The name in `model.json` is that of its requests, and NAME_tensor that of its tensors; `aliases` there
-add names of either.
+The name in `model.json` is for requests, and NAME_tensor is for tensors; `aliases` in `model.json` adds
+names for either.
 """
 
 import math
@@ -18,69 +18,69 @@ from serving.tensors import Signature, TensorSpec
 
 REQUEST, TENSOR = "request", "tensor"
 MAX_LIST = 1 << 20
-"""Elements of a field that is a list."""
+"""Maximum number of elements of a list field."""
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Input or output of a model, as clients see it."""
+    """An input or output of a model, as clients see it."""
 
     name: str
     datatype: str
-    """In the Open Inference Protocol's words, such as BYTES or FP32."""
+    """Name in the Open Inference Protocol, such as BYTES or FP32."""
 
     dims: tuple[int, ...]
-    """Shape without the batch dimension, if there is one; -1: varies."""
+    """Shape without a batch dimension; -1 stands for a size that varies."""
 
     limits: tuple[int, ...] = ()
-    """Largest shape; empty: `dims`."""
+    """Largest shape; empty means the same as `dims`."""
 
     axes: tuple[int | str, ...] = ()
-    """Names of the axes that vary, or their sizes; for messages."""
+    """Name of each axis that varies, size of each other axis; for error messages."""
 
     field: Field | None = None
-    """Field of the request or of the answer; None for a tensor of the network."""
+    """Field of the request or the answer; None for a tensor of the network."""
 
     @property
     def is_bytes(self) -> bool:
-        """Whether it is a field of bytes, which are base64 in JSON."""
+        """Whether it is a field of bytes, which JSON carries as base64."""
         return self.field is not None and self.field.is_bytes
 
     @property
     def is_text(self) -> bool:
-        """Whether it is text, which is as it is in JSON."""
+        """Whether it is text, which JSON carries unchanged."""
         return self.datatype == BYTES and not self.is_bytes
 
     @property
     def is_optional(self) -> bool:
-        """Whether a request may lack it."""
+        """Whether a request may leave it out."""
         return self.field is not None and not self.field.required
 
     @property
     def largest(self) -> int:
-        """Elements of one input, at most."""
+        """Maximum number of elements in one input."""
         return math.prod(self.limits or self.dims)
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model as clients see it by one of its names."""
+    """A model as clients see it under one of its names."""
 
     name: str
     version: str
     takes_tensors: bool
-    """Whether it is called with the network's own tensors, and not with a task's requests."""
+    """Whether it is called with tensors instead of a task's requests."""
 
     signature: int
-    """Signature of the engine, as an index; the statistics are by signature."""
+    """Index of the engine's signature; statistics are counted by signature."""
 
     inputs: tuple[ColumnSpec, ...]
     outputs: tuple[ColumnSpec, ...]
     model: ServedModel
-    """What answers; a request that has found it is answered by it, whatever replaces it meanwhile."""
+    """The model; requests that have found it are answered by it, even if it is replaced meanwhile."""
 
     is_batched: bool = True
-    """Whether shapes may begin with the batch dimension; else a request is one item."""
+    """Whether shapes may begin with a batch dimension; otherwise a request is a single item."""
 
     @property
     def takes_text(self) -> bool:
@@ -89,12 +89,12 @@ class CatalogEntry:
 
     @property
     def is_quick_to_parse(self) -> bool:
-        """Whether even large JSON is: base64 is one text, where numbers and texts are many."""
+        """Whether even large JSON is quick: base64 is one string, unlike lists of numbers or texts."""
         return all(spec.is_bytes for spec in self.inputs)
 
     @property
     def default_input(self) -> ColumnSpec | None:
-        """The input whose value needs no name: the only one, or the only text that is required."""
+        """The input whose name clients may omit: the only one, or the only required one if a text."""
         if len(self.inputs) == 1:
             return self.inputs[0]
         required = [spec for spec in self.inputs if not spec.is_optional]
@@ -102,7 +102,7 @@ class CatalogEntry:
 
 
 class ModelCatalog:
-    """Finds models by name and version, for the versions that are in service."""
+    """Finds models in service by name and version."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
@@ -111,7 +111,7 @@ class ModelCatalog:
 
     @property
     def entries(self) -> dict[str, CatalogEntry]:
-        """Entries by name, the default model's first, and each model's own first."""
+        """Entries by name: the default model's first, and for each model its own name first."""
         models = self._service.models
         if self._described is not models:
             entries = [entry for model in models.values() for entry in entries_of(model)]
@@ -122,14 +122,17 @@ class ModelCatalog:
 
     @property
     def names(self) -> dict[str, Model]:
-        """Every name of the models that are configured or in service, and the model of that name."""
+        """Name -> model, for all names of the models that are configured or in service."""
         served = {name: entry.model.handle.model for name, entry in self.entries.items()}
         known = self._service.known.items()
         others = [model for own, model in known if own not in self._service.models]
         return served | {name: model for model in others for name in model.names}
 
     def find(self, name: str, version: str | None = None) -> CatalogEntry:
-        """Raises NotFoundError for a name or a version that is not served, UnavailableError."""
+        """Returns the entry for a name.
+
+        Raises NotFoundError for an unknown name or version, UnavailableError for a model out of service.
+        """
         entry = self.entries.get(name)
         if entry is None:
             self._service.model(self.owner(name))  # says why it is not in service
@@ -139,20 +142,23 @@ class ModelCatalog:
         return entry
 
     def owner(self, name: str) -> str:
-        """Returns the own name of the model of this name, in service or not. Raises NotFoundError."""
+        """Returns the main name of the model with this name, in service or not. Raises NotFoundError."""
         names = self.names
         if name not in names:
             raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(names)}")
         return names[name].description.name
 
     def by_signature(self) -> list[CatalogEntry]:
-        """Returns each model's entries for requests and for tensors: the alias, as clients know that."""
+        """Returns one entry per model for requests and one for tensors.
+
+        If there are aliases, it is the last alias, since clients know the model by that.
+        """
         forms = {(entry.model, entry.takes_tensors): entry for entry in self.entries.values()}
         return list(forms.values())
 
 
 def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
-    """Yields the entries of a model, its own name first."""
+    """Yields the entries of a model, its main name first."""
     description, task = model.description, model.task
     model_name, aliases, version = description.name, description.aliases, description.version
     names = {model_name: TENSOR if task.request_signature is None else REQUEST} | aliases
@@ -173,7 +179,7 @@ def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
 
 
 def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:
-    """Returns the column that carries a field of a request or an answer."""
+    """Returns the column for a field of a request or an answer."""
     name = names.get(field.name, field.name.upper())
     if field.is_list:
         return ColumnSpec(name, field.datatype, (-1,), (MAX_LIST,), ("its length",), field)
@@ -181,7 +187,7 @@ def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:
 
 
 def column_of_tensor(spec: TensorSpec, signature: Signature) -> ColumnSpec:
-    """Returns a network's own tensor as clients see it."""
+    """Returns the column for a tensor of the network."""
     dims = tuple(-1 if isinstance(size, str) else size for size in spec.shape)
     unlimited = dict.fromkeys(signature.axes, -1)
     limits = spec.sized(unlimited | signature.limits)

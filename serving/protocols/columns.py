@@ -1,8 +1,8 @@
-"""Columns: the values of one input or output of a batch, between a protocol's bytes and the model.
+"""Columns: the values of one input or output for a whole batch.
 
 The codecs of the Open Inference Protocol (JSON and protobuf) and of TensorFlow Serving decode requests
-to columns and encode answers from them; what they share is here. A column's values are an array of
-numbers [N, *shape], or texts or bytes in row-major order.
+to columns and encode answers from columns, with the code they share here. A column's values are an array
+of numbers [N, *shape], or a list of texts or bytes in row-major order.
 """
 
 import math
@@ -30,7 +30,7 @@ Values = list[str] | list[bytes] | Array
 
 @dataclass
 class Column:
-    """Values of one output, with the shape that a client sees."""
+    """Values of one output, with the shape that the client sees."""
 
     name: str
     datatype: str
@@ -44,32 +44,32 @@ class WantedOutput:
 
     name: str
     classes: int = 0
-    """How many of the best classes to return as text; 0: the column itself."""
+    """How many of the best classes to return as text; 0 returns the column itself."""
 
     binary: bool = False
-    """Whether it follows the JSON."""
+    """Whether to send it as binary data after the JSON."""
 
 
 @dataclass
 class ColumnCall(Call):
-    """A call with columns of `count` batch elements, and the outputs that it asks for."""
+    """A call with columns of `count` batch elements, and the requested outputs."""
 
     entry: CatalogEntry = field(kw_only=True)
     count: int = field(kw_only=True)
     outputs: list[WantedOutput] = field(default_factory=list, kw_only=True)
     shape: list[int] = field(default_factory=list, kw_only=True)
-    """Shape of the first input, as the client gave it."""
+    """Shape of the first input as the client sent it."""
 
     candidates: int = field(default=1, kw_only=True)
-    """How many to answer for each batch element."""
+    """How many candidates to return for each batch element."""
 
     id: str = field(default="", kw_only=True)
     by_rows: bool = field(default=False, kw_only=True)
-    """Whether the client sent rows, and gets them."""
+    """Whether the client sent rows and gets rows back."""
 
     @property
     def is_batched(self) -> bool:
-        """Whether the shapes begin with the batch dimension."""
+        """Whether the client's shapes begin with the batch dimension."""
         return len(self.shape) > len(self.entry.inputs[0].dims)
 
 
@@ -81,7 +81,7 @@ def call_of(
     outputs: Sequence[WantedOutput] = (),
     **further: Any,  # fields of ColumnCall
 ) -> ColumnCall:
-    """Returns the call that checked columns make."""
+    """Returns a call with these columns, which have been checked."""
     call = ColumnCall(
         entry.model,
         top_k=max(candidates, *(output.classes for output in outputs)) if outputs else candidates,
@@ -122,14 +122,15 @@ def inputs_of(entry: CatalogEntry, count: int, values: Mapping[str, Values]) -> 
     return [Input(size(index), partial(read, index)) for index in range(count)]
 
 
-# checks of what a client says about its columns
+# checks of the columns' names, types and shapes
 
 
 def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]]], most: int) -> int:
     """Checks names, types and shapes of all inputs; returns the number of batch elements.
 
-    Shapes must be the model's, all of them with or all without a batch dimension of at most `most`
-    before it; so there is no product that could overflow. Raises InvalidRequestError.
+    `inputs` has the name, datatype and shape of each input. The shapes must match the model's, either
+    all with or all without a batch dimension of at most `most`; this keeps their products from
+    overflowing. Raises InvalidRequestError, or InvalidTensorError for a size out of range.
     """
     names = [name for name, _, _ in inputs]
     optional = [spec.name for spec in entry.inputs if spec.is_optional]
@@ -156,7 +157,7 @@ def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]
 def check_input(spec: ColumnSpec, datatype: str, shape: list[int], most: int) -> int:
     """Checks an input and returns its batch size; `most` is 0 for a model without a batch dimension.
 
-    Raises InvalidRequestError.
+    Raises InvalidRequestError, or InvalidTensorError for a size out of range.
     """
     name, dims = spec.name, list(spec.dims)
     if datatype != spec.datatype:
@@ -175,14 +176,14 @@ def check_input(spec: ColumnSpec, datatype: str, shape: list[int], most: int) ->
 
 
 def fits(dims: Sequence[int], shape: Sequence[int]) -> bool:
-    """Returns whether a batch element may have this shape; -1 among `dims` is any size."""
+    """Returns whether a batch element may have this shape; -1 in `dims` matches any size."""
     return len(shape) == len(dims) and all(
         wanted in (size, -1) for size, wanted in zip(shape, dims, strict=True)
     )
 
 
 def check_sizes(spec: ColumnSpec, shape: Sequence[int]) -> None:
-    """Checks the axes of a batch element that vary; only a list of a request may be empty.
+    """Checks a batch element's varying axes; only list fields of requests may be empty.
 
     Raises InvalidTensorError.
     """
@@ -195,7 +196,7 @@ def check_sizes(spec: ColumnSpec, shape: Sequence[int]) -> None:
 
 
 def check_outputs(entry: CatalogEntry, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
-    """Returns the outputs to answer: all unless some are named. Raises InvalidRequestError."""
+    """Returns the outputs to return: `wanted`, or all if it is empty. Raises InvalidRequestError."""
     datatypes = {spec.name: spec.datatype for spec in entry.outputs}
     for output in wanted:
         if output.name not in datatypes:
@@ -210,16 +211,16 @@ def check_outputs(entry: CatalogEntry, wanted: list[WantedOutput], binary: bool)
     return wanted or [WantedOutput(name, binary=binary) for name in datatypes]
 
 
-# from JSON and from bytes
+# decoding JSON and bytes
 
 
 def check_size(
     text: bytes | memoryview | msgspec.Raw, entry: CatalogEntry, most: int, others: int = 0
 ) -> None:
-    """Refuses JSON with more commas than `most` inputs can have, before anything is built of it.
+    """Refuses JSON with more commas than `most` inputs can have, before anything is built from it.
 
-    Bytes as text have a comma behind them, and one in a data URL; `others` are commas outside of inputs.
-    Raises InvalidRequestError.
+    Base64 has a comma after it and may have another in a data URL; `others` allows for commas outside of
+    inputs. Raises InvalidRequestError.
     """
     if entry.takes_text:
         text = without_texts(text)
@@ -230,7 +231,7 @@ def check_size(
 
 @cache
 def numbers(kind: str, depth: int) -> "msgspec.json.Decoder[Any]":
-    """Returns a decoder of lists of a NumPy kind of numbers, nested so deeply."""
+    """Returns a decoder for lists, nested `depth` deep, of numbers of a NumPy kind."""
     nested: Any = {"b": bool, "f": float}.get(kind, int)
     for _ in range(depth):
         nested = list[nested]
@@ -238,11 +239,11 @@ def numbers(kind: str, depth: int) -> "msgspec.json.Decoder[Any]":
 
 
 def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
-    """Parses lists of a column's numbers, nested so deeply. Raises InvalidRequestError."""
+    """Parses a column's numbers from lists nested `depth` deep. Raises InvalidRequestError."""
     dtype = DTYPES[spec.datatype]
     values = decode_json(numbers(dtype.kind, depth), raw, spec.name)
     try:
-        with np.errstate(over="raise"):  # JSON has no infinity, so a number must not become one
+        with np.errstate(over="raise"):  # JSON has no infinity, so no number may overflow to it
             return np.array(values, dtype)
     except (OverflowError, FloatingPointError) as error:
         raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
@@ -251,7 +252,7 @@ def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
 
 
 def depth_of(raw: msgspec.Raw) -> int:
-    """Counts the brackets that JSON opens first: its nesting, at least 1 and at most 9."""
+    """Returns the nesting of JSON lists, from 1 to 9, by counting the opening brackets."""
     depth = 0
     for byte in bytes(memoryview(raw)[:64]):
         if byte == ord("["):
@@ -262,7 +263,7 @@ def depth_of(raw: msgspec.Raw) -> int:
 
 
 def raw_array(data: memoryview, spec: ColumnSpec, dims: Sequence[int], count: int) -> Array:
-    """Views little-endian numbers as [count, *dims]. Raises InvalidRequestError for another length."""
+    """Views little-endian numbers as [count, *dims]. Raises InvalidRequestError for a wrong length."""
     shape, dtype = (count, *dims), DTYPES[spec.datatype]
     needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:
@@ -273,16 +274,16 @@ def raw_array(data: memoryview, spec: ColumnSpec, dims: Sequence[int], count: in
 
 def item_shape(spec: ColumnSpec, shape: Sequence[int]) -> Sequence[int]:
     """Returns the shape of a batch element, given a shape with or without the batch dimension."""
-    if spec.dims == (1,):  # of which a shape [N] has N
+    if spec.dims == (1,):  # here the shape [N] means N elements
         return spec.dims
     return shape[1:] if len(shape) > len(spec.dims) else shape
 
 
-# from the model's answer
+# encoding answers
 
 
 def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
-    """Returns the outputs that were asked for, in their order. Raises InvalidRequestError."""
+    """Returns the requested outputs in order. Raises InvalidRequestError or InvalidTensorError."""
     specs = {spec.name: (spec, index) for index, spec in enumerate(call.entry.outputs)}
     if call.tensors is None:
         return [field_column(specs[wanted.name][0], wanted, call, answer) for wanted in call.outputs]
@@ -292,12 +293,12 @@ def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
 
 
 def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answer: Answer) -> Column:
-    """Returns a field of every answer, or the best classes as text.
+    """Returns the column for a field of the answer, or the best classes as text.
 
-    A single value per batch element has the input's shape, several candidates of each [N, candidates].
+    The shape is that of the input for one candidate per batch element, else [N, candidates].
     """
     field, labels = spec.field, answer.task.labels
-    assert field is not None  # noqa: S101 the entry is one of requests
+    assert field is not None  # noqa: S101 the entry is for requests
     count = len(answer.candidates)
     if wanted.classes:
         if not labels:
@@ -323,7 +324,7 @@ def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answe
 
 
 def list_column(spec: ColumnSpec, values: list[list[Any]], call: ColumnCall) -> Column:
-    """Returns a field that is a list in every answer. Raises InvalidRequestError for unequal lengths."""
+    """Returns the column for a list field. Raises InvalidRequestError if the lengths differ."""
     if len({len(value) for value in values}) > 1:
         raise InvalidRequestError(f"{spec.name} differs in length between the answers: ask one by one")
     data: Array | list[bytes]
@@ -336,7 +337,7 @@ def list_column(spec: ColumnSpec, values: list[list[Any]], call: ColumnCall) -> 
 
 
 def number_array(spec: ColumnSpec, values: Sequence[Any]) -> Array:
-    """Returns an answer's numbers. Raises InvalidRequestError for a whole number of too many digits."""
+    """Returns numbers of the answer as an array. Raises InvalidRequestError for too large a number."""
     try:
         return np.array(values, DTYPES[spec.datatype])
     except OverflowError as error:
@@ -348,7 +349,7 @@ def number_array(spec: ColumnSpec, values: Sequence[Any]) -> Array:
 def tensor_column(
     spec: ColumnSpec, index: int, wanted: WantedOutput, call: ColumnCall, answer: Answer
 ) -> Column:
-    """Returns an output of the network, [N, *shape], or the best classes by logit."""
+    """Returns the column for an output of the network, [N, *shape], or the best classes by logit."""
     array, labels = answer.arrays[index], answer.task.labels
     leading = [len(array)] if call.is_batched else []
     if not wanted.classes:
@@ -365,5 +366,5 @@ def tensor_column(
 
 
 def class_text(value: float, index: int, label: str) -> bytes:
-    """Formats `value:index:label`, as the protocol's classification extension has it."""
+    """Formats `value:index:label`, as the protocol's classification extension specifies."""
     return f"{value:f}:{index}:{label}".encode()

@@ -1,4 +1,4 @@
-"""The data types of tensors: one table of their names in NumPy and in every protocol."""
+"""The data types of tensors, with their names in NumPy and in every protocol."""
 
 from typing import Any, NamedTuple
 
@@ -6,23 +6,23 @@ import numpy as np
 
 
 class DataType(NamedTuple):
-    """One type of a tensor's elements."""
+    """Type of a tensor's elements."""
 
     name: str
-    """In the Open Inference Protocol."""
+    """Name in the Open Inference Protocol."""
 
     dtype: "np.dtype[Any] | None"
-    """In NumPy, little-endian; None for BYTES."""
+    """NumPy type, little-endian; None for BYTES."""
 
     contents: str | None
-    """Field of gRPC's typed contents; None if the type has raw contents only."""
+    """Field in gRPC's typed contents; None if the type has raw contents only."""
 
     tensorflow: str
-    """In TensorFlow Serving."""
+    """Name in TensorFlow Serving."""
 
 
 def whole_numbers(kind: str, prefix: str) -> list[DataType]:
-    """Returns the four sizes of signed or unsigned whole numbers."""
+    """Returns the types of the four sizes of signed or unsigned integers."""
     return [
         DataType(
             f"{kind}{8 * size}",
@@ -49,4 +49,4 @@ DATATYPES = {
 }
 DTYPES = {datatype.name: datatype.dtype for datatype in DATATYPES.values() if datatype.dtype is not None}
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
-"""Names in the Open Inference Protocol, by NumPy's."""
+"""Name in NumPy -> name in the Open Inference Protocol."""

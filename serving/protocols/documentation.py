@@ -1,4 +1,4 @@
-"""What OpenAPI says of errors, and of the model in service; FastAPI has made the rest."""
+"""Adds errors and the models in service to the OpenAPI document that FastAPI generates."""
 
 import copy
 import math
@@ -19,10 +19,10 @@ from serving.tensors import EXAMPLE_LENGTHS
 DEFINITIONS, COMPONENTS = "#/$defs/", "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
-"""Paths that are documented for each model by its name, where there are several."""
+"""Paths that are documented separately for each model by name if there are several models."""
 
 MOST_ZEROS = 4096
-"""Numbers of an example of tensors; a larger model is documented without one."""
+"""Maximum number of zeros in an example for tensors; larger models are documented without one."""
 
 
 CODES = {
@@ -56,12 +56,12 @@ class ErrorText(BaseModel):
 def documented_errors(
     *statuses: int, model: type[BaseModel] = ErrorResponse
 ) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for these statuses; `model` is the shape of a protocol's errors."""
+    """Returns FastAPI's `responses` for these statuses; `model` is the schema of a protocol's errors."""
     return {status: documented_error(status, model) for status in statuses}
 
 
 def documented_error(status: int, model: type[BaseModel]) -> dict[str, Any]:
-    """Documents one error, with an example of the native shape."""
+    """Documents one error; native errors get an example."""
     text, code = CODES[status]
     documented: dict[str, Any] = {"model": model, "description": text[0].upper() + text[1:]}
     if model is ErrorResponse:
@@ -74,7 +74,7 @@ def documented_error(status: int, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def documented_call(key: KeyCheck, content: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Returns FastAPI's arguments for a path that answers requests, with bodies by content type."""
+    """Returns FastAPI's arguments for an inference path; `content` has the bodies by content type."""
     return {
         "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504, model=model),
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
@@ -83,9 +83,10 @@ def documented_call(key: KeyCheck, content: Mapping[str, Any], model: type[BaseM
 
 
 def describe_models(schema: dict[str, Any], models: Sequence[Sequence[CatalogEntry]]) -> None:
-    """Adds what each model takes and answers to an OpenAPI document; each has its entries.
+    """Adds the requests and answers of each model to an OpenAPI document.
 
-    The first model is that of `/predict`. Where there are others, each has a path `/predict/NAME`.
+    `models` has the entries of each model. The first model is the one of `/predict`. If there are more,
+    each model also gets a path `/predict/NAME`.
     """
     templates = {path: copy.deepcopy(schema["paths"].pop(path)) for path in OF_ANY_MODEL}
     default, *others = models
@@ -104,7 +105,7 @@ def describe_models(schema: dict[str, Any], models: Sequence[Sequence[CatalogEnt
 
 
 def add_examples(paths: dict[str, Any], entries: Sequence[CatalogEntry]) -> None:
-    """Adds a further model's name to the paths of all models, and its example to their bodies."""
+    """Adds another model's name and example to the paths shared by all models."""
     entry = example_entry(entries)
     values = example_values(entry, entry.model.task)
     for path, operations in paths.items():
@@ -124,17 +125,17 @@ def add_examples(paths: dict[str, Any], entries: Sequence[CatalogEntry]) -> None
 
 
 def example_entry(entries: Sequence[CatalogEntry]) -> CatalogEntry:
-    """Returns the entry by which a model is shown: the last one for requests, if it takes any."""
+    """Returns the entry used to document a model: the last one for requests, else for tensors."""
     return ([entry for entry in entries if not entry.takes_tensors] or [*entries])[-1]
 
 
 def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, CatalogEntry]) -> None:
-    """Adds a task's types and example to an OpenAPI document, and the model's names."""
+    """Adds a task's types and example, and the model's names, to an OpenAPI document."""
     paths = schema["paths"]
     entry = example_entry([*entries.values()])
     values = example_values(entry, task)
     for path, operations in paths.items():
-        operations.pop("head", None)  # the same as GET
+        operations.pop("head", None)  # same as GET
         for method, operation in operations.items():
             operation["operationId"] = re.sub(r"\W+", "_", f"{method}{path}").strip("_")
             fill_in(operation, entry)
@@ -151,7 +152,7 @@ def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, Catalo
 
 
 def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
-    """Adds what a task takes and answers to a path on which it is asked."""
+    """Adds a task's request and answer to a path of the native API."""
     predict = schema["paths"][path]["post"]
     predict["operationId"] = re.sub(r"\W+", "_", f"post{path}")
     predict["parameters"] = parameters(task.most_candidates)
@@ -163,18 +164,18 @@ def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
 
 
 def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
-    """Gives the parameters of a path the model's name and its version as their examples."""
+    """Sets the model's name and version as examples of a path's parameters."""
     names = {"model": entry.name, "version": entry.version}
-    if parameters := operation.get("parameters"):  # handlers of two paths have a version in one
+    if parameters := operation.get("parameters"):  # drops `version` if the path does not contain it
         operation["parameters"] = [parameter for parameter in parameters if parameter["in"] == "path"]
         for parameter in operation["parameters"]:
             parameter["examples"] = {"this model": {"value": names[parameter["name"]]}}
 
 
 def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, list[int], Any]]:
-    """Returns an item for a model: its inputs with their shapes, and their values in JSON.
+    """Returns an example for a model: its inputs, each with its shape and its value in JSON.
 
-    Tensors are zeros. Empty if they would be large, or there is none.
+    Tensors are filled with zeros. The list is empty if they would be large, or without an example.
     """
     if entry.takes_tensors:
         batch = [1] if entry.is_batched else []
@@ -185,7 +186,7 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, li
             (spec, shape, np.zeros(shape, bool if spec.datatype == "BOOL" else int).tolist())
             for spec, shape in zip(entry.inputs, shapes, strict=True)
         ]
-    example: Any = task.example  # a mapping of fields, or the one field of a Python task
+    example: Any = task.example  # a mapping of fields, or the only field of a Python task
     if example is None:
         return []
     if not isinstance(example, Mapping):
@@ -198,7 +199,7 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, li
 
 
 def example_shape(spec: ColumnSpec) -> Iterator[int]:
-    """Yields the sizes of an item; axes that vary are as long as warm-up's shortest items."""
+    """Yields the sizes of an example item; varying axes are as long as warm-up's shortest items."""
     for size, most in zip(spec.dims, spec.limits or spec.dims, strict=True):
         yield min(EXAMPLE_LENGTHS[0], most) if size < 0 else size
 
@@ -210,7 +211,7 @@ def add_example(
     body: Any,
     is_batched: bool,
 ) -> None:
-    """Adds a request of these values to the body of a protocol's path; `body` is that of `/predict`."""
+    """Adds an example with `values` to the body of a protocol's path; `body` is `/predict`'s example."""
     if path.endswith("/infer"):
         inputs = [
             {
@@ -233,7 +234,7 @@ def add_example(
 
 
 def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
-    """Returns a value as `data` of the Open Inference Protocol; objects are text there."""
+    """Returns a value as `data` in the Open Inference Protocol, which carries objects as text."""
     if spec.field is None or spec.field.is_list:
         return [*value]
     if spec.field.is_json:
@@ -242,7 +243,7 @@ def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
 
 
 def row_value(spec: ColumnSpec, value: Any) -> Any:
-    """Returns a value as TensorFlow Serving has it; objects are text there."""
+    """Returns a value in TensorFlow Serving's form, which carries objects as text."""
     if spec.field is None:
         return value
     if spec.field.is_json:
@@ -253,7 +254,7 @@ def row_value(spec: ColumnSpec, value: Any) -> Any:
 def parameters(most: int) -> list[dict[str, Any]]:
     """Documents the parameters of `/predict`.
 
-    X-Request-Timeout-Ms is left out: a tool that tries its range gets the 504 that it asks for.
+    X-Request-Timeout-Ms is left out: testing tools would try its whole range and get 504.
     """
     top_k = {"type": "integer", "minimum": 1, "maximum": most}
     priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
@@ -292,12 +293,12 @@ def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
 
 
 def one_or_many(schema: Schema) -> dict[str, Any]:
-    """Returns the schema of a value, or of a list of such values."""
+    """Returns a schema that accepts a value or a list of such values."""
     return {"anyOf": [schema, {"type": "array", "items": schema, "minItems": 1}]}
 
 
 def component(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
-    """Adds a schema to the document's components; returns a reference to it."""
+    """Adds a schema to the document's components and returns a reference to it."""
     content = dict(definition)
     title, parts = content.get("title", "Object"), content.pop("$defs", {})
     reference: dict[str, Any] = hoisted(
@@ -307,9 +308,9 @@ def component(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
 
 
 def hoisted(schema: dict[str, Any], definition: Any) -> Any:
-    """Returns a JSON schema whose definitions are moved to the document's components.
+    """Returns a JSON schema after moving its definitions to the document's components.
 
-    They get a number where a component of another model has one of their names.
+    A number is appended to their names if a different component already has one of them.
     """
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     for number in count(1):
@@ -323,7 +324,7 @@ def hoisted(schema: dict[str, Any], definition: Any) -> Any:
 
 
 def replaced(part: Any, suffix: str) -> Any:
-    """Returns a JSON schema whose references are those of an OpenAPI document, and end in `suffix`."""
+    """Returns a JSON schema whose references point to the document's components and end in `suffix`."""
     if isinstance(part, dict):
         return {
             key: COMPONENTS + value.removeprefix(DEFINITIONS) + suffix

@@ -1,6 +1,6 @@
-"""Finds a task's fields in bodies of the forms that several protocols share.
+"""Finds a task's fields in the kinds of bodies that several protocols share.
 
-The only field that a request needs may also come as a form's field, or as the body itself.
+If a request needs only one field, a client may also send it as a form field or as the body itself.
 """
 
 import re
@@ -24,9 +24,9 @@ from serving.tasks.base import JSON_BODY, Field, Fields, Task
 
 JSON, FORM, BYTES = b"application/json", b"multipart/form-data", b"application/octet-stream"
 TYPES: dict[str, Any] = {"FP32": float, "FP64": float, "INT64": int, "BOOL": bool}
-JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # or one that breaks off
+JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possibly unterminated
 MAX_ELEMENTS = 16 * 1024
-"""Of the lists in a body; more are refused before they are built."""
+"""Maximum number of list elements in a body; more are refused before they are built."""
 
 NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -34,8 +34,8 @@ NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 def fields_from_body(task: Task, body: bytes, content_type: str | None, lists: bool = False) -> Fields:
     """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
-    A body without a content type is that value, if there is such a field, else JSON. `lists` allows
-    lists of the task's `list_fields`. Raises RequestError.
+    Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON.
+    `lists` allows the task's `list_fields` to be lists. Raises RequestError.
     """
     single = task.body_field
     media_type, options = parsed_content_type(content_type or (BYTES if single else JSON).decode())
@@ -59,12 +59,12 @@ def fields_from_body(task: Task, body: bytes, content_type: str | None, lists: b
 
 
 def value_of(field: Field, body: bytes) -> str | bytes:
-    """Returns the value of a field that is the whole body. Raises InvalidTextError."""
+    """Returns a field's value, given as the whole body. Raises InvalidTextError."""
     return body if field.is_bytes else text_of(body)
 
 
 def fields_from_json(task: Task, body: bytes, lists: bool = False) -> Fields:
-    """Finds the fields in a JSON object. Raises InvalidJsonError, InvalidRequestError and others."""
+    """Finds the fields in a JSON object. Raises RequestError, such as InvalidJsonError."""
     if task.takes_json:
         return {JSON_BODY: body}
     names = task.list_fields if lists else ()
@@ -79,10 +79,9 @@ def fields_from_json(task: Task, body: bytes, lists: bool = False) -> Fields:
 
 
 def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
-    """Returns the requests that lists stand for; None where there is no list.
+    """Splits lists of values into one set of fields per request; returns None if there are no lists.
 
-    Raises InvalidRequestError unless all of the task's `list_fields` that are given are lists of one
-    length.
+    Raises InvalidRequestError unless all given `list_fields` of the task are lists of the same length.
     """
     columns = {name: fields[name] for name in task.list_fields if name in fields}
     if not any(isinstance(value, list) for value in columns.values()):
@@ -94,20 +93,20 @@ def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
 
 
 def commas(text: bytes | memoryview | msgspec.Raw) -> int:
-    """Counts commas: a bound on the elements of JSON before they are built."""
+    """Counts commas, which bounds the number of JSON elements before they are built."""
     return bytes(text).count(b",")
 
 
 def without_texts(text: bytes | memoryview | msgspec.Raw) -> bytes:
-    """Returns JSON whose texts are cut out, so that its commas are those between elements."""
+    """Returns JSON with its strings cut out, so that all remaining commas separate elements."""
     return JSON_TEXT.sub(b"", bytes(text))
 
 
 @cache
 def decoder(fields: tuple[Field, ...], lists: tuple[str, ...] = ()) -> "msgspec.json.Decoder[Any]":
-    """Returns a decoder of JSON objects with these fields; other keys are skipped, not built.
+    """Returns a decoder for JSON objects with these fields; other keys are skipped without being built.
 
-    The fields named in `lists` may also be lists of their values.
+    The fields named in `lists` may also be lists of values.
     """
 
     def kind(field: Field) -> Any:
@@ -124,9 +123,9 @@ def decoder(fields: tuple[Field, ...], lists: tuple[str, ...] = ()) -> "msgspec.
 
 
 def field_value(field: Field, element: Any) -> Any:
-    """Returns a field's value of a tensor's element: text or bytes, several of them, or numbers.
+    """Converts an element of a tensor (text, bytes, a list of these, or numbers) to a field's value.
 
-    Bytes may come as base64. Raises RequestError.
+    Bytes may be base64. Raises RequestError.
     """
     if isinstance(element, list):
         return [field_value(field, part) for part in element]

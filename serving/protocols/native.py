@@ -98,7 +98,7 @@ class DefaultModelResponse(ModelResponse):
 
 
 def create_router(pipeline: Pipeline) -> APIRouter:
-    """Returns all native paths."""
+    """Returns a router with all native paths."""
     router, service = APIRouter(route_class=DirectRoute), pipeline.service
     add_predict(router, pipeline)
 
@@ -182,16 +182,17 @@ def add_predict(router: APIRouter, pipeline: Pipeline) -> None:
 
 @dataclass
 class NativeCall(Call):
-    """A call, and the form of its answer."""
+    """A call and the form of its answer."""
 
     is_list: bool = False
     with_top: bool = False
 
 
 def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
-    """Returns the call that a request with this body makes. Raises RequestError.
+    """Returns the call for a request with this body. Raises RequestError.
 
-    The body itself is only read here where it may have lists; else it is where its input is prepared.
+    The body is parsed here only if it may contain lists; otherwise it is parsed when its input is
+    prepared, possibly on a thread.
     """
     top_k = parse_number(request.query_params.get("top_k"), "top_k", model.task.most_candidates)
     content_type = request.headers.get("content-type")

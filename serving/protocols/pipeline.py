@@ -1,7 +1,7 @@
-"""The way of a request through every protocol: admitted, read, decoded, answered.
+"""The steps that a request takes in every protocol: admission, reading, decoding, answering.
 
-A protocol brings `decode`, which makes a `Call` of a body, and formats the answer. Its routes call their
-handlers without FastAPI's parsing. A request whose client disconnects is cancelled.
+A protocol provides `decode`, which turns a body into a `Call`, and formats the answer. Its routes call
+their handlers without FastAPI's parsing. A request whose client disconnects is cancelled.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ from serving.tensors import Array
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
 LARGE = 64 * 1024
-"""Bytes of JSON; decoding more is a thread's work."""
+"""Bytes of JSON; larger bodies are decoded on a thread."""
 
-BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI; `KeyCheck` does the check
+BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI only; `KeyCheck` checks
 
 
 class DirectRoute(APIRoute):
-    """Calls its handler with the path's parameters and, if it takes it, the request.
+    """Calls its handler with the path's parameters and, if the handler takes it, the request.
 
-    FastAPI documents it, no more. Parsing bodies, headers and queries is the handler's, so that a key is
-    checked before a body is read.
+    FastAPI only documents the route. The handler itself parses bodies, headers and queries, so that a
+    key is checked before the body is read.
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request whose path has matched, or raises 405 for another method."""
+        """Answers a request whose path has matched, or raises 405 for an unsupported method."""
         if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
         else:
@@ -52,13 +52,13 @@ class DirectRoute(APIRoute):
 
 
 class KeyCheck:
-    """Compares a bearer token in constant time; without a key, everything is allowed."""
+    """Compares bearer tokens with a key in constant time; without a key, everything is allowed."""
 
     def __init__(self, key: SecretStr | None) -> None:
         self._key = key.get_secret_value().encode() if key else None
 
     def check(self, authorization: str) -> None:
-        """Checks an Authorization header, or gRPC's metadata of that name. Raises UnauthorizedError."""
+        """Checks an Authorization header or the gRPC metadata of that name. Raises UnauthorizedError."""
         if self._key is None:
             return
         scheme, _, token = authorization.partition(" ")
@@ -67,33 +67,33 @@ class KeyCheck:
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 
     def matches(self, given: bytes) -> bool:
-        """Whether `given` is the key; True where none is needed."""
+        """Returns whether `given` is the key; True if no key is set."""
         return self._key is None or hmac.compare_digest(given, self._key)
 
     def documented(self) -> list[params.Depends]:
-        """Returns the dependency with which Swagger offers to authorize; the check is the handler's."""
+        """Returns the dependency that makes Swagger offer authorization; the handler checks the key."""
         return [Security(BEARER)] if self._key is not None else []
 
 
 @dataclass
 class Call:
-    """What a request asks of the model: inputs of its task, or tensors."""
+    """A decoded request: inputs of the model's task, or tensors."""
 
     model: ServedModel
     inputs: Sequence[Input] = ()
     tensors: Sequence[Array] | None = None
     top_k: int = 1
-    """Candidates of each input."""
+    """Number of candidates for each input."""
 
     timeout_us: int = 0
-    """Time limit in the body, in microseconds; 0: none."""
+    """Time limit given in the body, in microseconds; 0 means none."""
 
 
 C = TypeVar("C", bound=Call)
 
 
 class Pipeline:
-    """Admits the requests of all protocols of a web process, and passes them on to their models."""
+    """Admits requests of all protocols in a web process and passes them to their models."""
 
     def __init__(self, service: InferenceService) -> None:
         settings = service.settings
@@ -102,15 +102,15 @@ class Pipeline:
         self.largest_timeout_ms = settings.request_timeout_ms
         body_timeout_s = settings.body_timeout_ms / 1000
         self.reader = BodyReader(settings.max_body_bytes, settings.max_buffered_bytes, body_timeout_s)
-        """Reads the bodies of all protocols, which count together."""
+        """Reads bodies for all protocols, which share one memory limit."""
 
         self.small_reader = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, body_timeout_s)
-        """Reads bodies of a path that needs no key, apart from the budget of keyed requests."""
+        """Reads bodies for paths that need no key, with a separate memory limit."""
 
     def admit(
         self, headers: Mapping[str, str], model: ServedModel, signature: int = 0
     ) -> RequestOptions:
-        """Checks key, headers (or gRPC's metadata) and a free slot, before the body is read.
+        """Checks the key, the headers (or gRPC metadata) and for a free slot, before the body is read.
 
         Raises UnauthorizedError, InvalidRequestError or RetryableError.
         """
@@ -129,10 +129,10 @@ class Pipeline:
         signature: int = 0,
         inline_bytes: int | None = LARGE,
     ) -> tuple[C, Answer]:
-        """Answers an HTTP request for a model; returns the call that `decode` made, too.
+        """Answers an HTTP request for a model; returns the decoded call and the answer.
 
-        Bodies of more than `inline_bytes` are decoded on a thread; None: none. Raises ServingError, and
-        ClientDisconnect when the client leaves first.
+        Bodies larger than `inline_bytes` are decoded on a thread; None means never. Raises ServingError,
+        or ClientDisconnect if the client disconnects first.
         """
         context = RequestContext.of(request)
         context.model = model.description.name
@@ -148,7 +148,7 @@ class Pipeline:
         return call, answer
 
     def answer(self, call: Call, options: RequestOptions) -> Coroutine[Any, Any, Answer]:
-        """Answers a call. Raises what `ServedModel.predict` and `infer` raise."""
+        """Calls the model. Raises what `ServedModel.predict` and `infer` raise."""
         options = options.within(call.timeout_us)
         if call.tensors is None:
             return call.model.predict(call.inputs, call.top_k, options)
@@ -156,10 +156,10 @@ class Pipeline:
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Awaits `work`; cancels it when the client disconnects first. Raises ClientDisconnect then.
+    """Awaits `work`; if the client disconnects first, cancels it and raises ClientDisconnect.
 
-    The body must have been read. `HttpProtocol` sets `scope["disconnect"]`; other servers have ASGI's
-    message, which can only be the disconnect here.
+    The body must have been read already. `HttpProtocol` sets `scope["disconnect"]`. With other servers
+    the function waits for the next ASGI message, which at this point can only be the disconnect.
     """
     this = asyncio.current_task()
     assert this is not None  # noqa: S101 a coroutine runs in a task
@@ -169,7 +169,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
     def on_disconnect(_: object) -> None:
         nonlocal disconnected
-        if not finished:  # removing a callback does not stop one that the loop is about to call
+        if not finished:  # the loop may already have scheduled this callback when it was removed
             disconnected = True
             this.cancel()
 
@@ -189,7 +189,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 
 def parse_number(text: str | None, name: str, largest: int) -> int | None:
-    """Parses a whole number from 1 to `largest`; None stays None. Raises InvalidRequestError."""
+    """Parses an integer from 1 to `largest`; returns None for None. Raises InvalidRequestError."""
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= largest):
@@ -198,7 +198,7 @@ def parse_number(text: str | None, name: str, largest: int) -> int | None:
 
 
 def parse_priority(text: str | None) -> bool:
-    """Whether X-Priority asks for bulk. Raises InvalidRequestError for an unknown class."""
+    """Returns whether X-Priority is bulk. Raises InvalidRequestError for an unknown priority."""
     if text in (None, "interactive"):
         return False
     if text == "bulk":

@@ -1,23 +1,24 @@
-"""Requests over plain TCP, for clients that want neither HTTP nor base64; on where `tcp_port` is set.
+"""Requests over plain TCP, for clients that need neither HTTP nor base64; enabled by `tcp_port`.
 
 Numbers are big-endian and unsigned. A length counts the bytes after itself.
 
     request   uint32 length, uint32 id, uint16 length of the options (at most 1024), options, body
     response  uint32 length, uint32 id, uint16 HTTP status, JSON object
 
-The options are a JSON object with any of the fields of `Options`, or nothing at all. The body is one
-that `/predict` takes without a content type: an image file, a text, or JSON. A response has the id of
-its request, or 0 where the request's frame could not be read. Its JSON object is
+The options are a JSON object with any of the fields of `Options`, or empty. The body is what `/predict`
+accepts without a content type: an image file, a text, or JSON. A response has the id of its request, or
+0 if the request's frame could not be parsed. Its JSON object is
 
     200       the answer of `/predict`, "request_id", and "ms": {"decode", "queue", "infer", "total"};
-              what is no object is its "answer"
-    others    {"detail", "code", "request_id"} as in `/predict`; "retry_after" in seconds for a 503
+    an answer that is not an object is in the field "answer"
+    others    {"detail", "code", "request_id"} as in `/predict`; for 503 also "retry_after" in seconds
 
-A connection carries any number of requests, and answers are sent as they are ready, in any order. While
-32 requests of a connection are unanswered, the service reads nothing more from it. A client that closes
-its sending side has left: its requests are cancelled. A wrong key, a frame that is too large or slow,
-lengths that make no sense: after its answers to these, the service closes the connection. It also closes
-one that is idle for `tcp_idle_timeout_s`. Several web processes listen on the same port (SO_REUSEPORT).
+A connection carries any number of requests, and responses are sent as they become ready, in any order.
+While 32 requests of a connection are unanswered, the service stops reading from it. If a client closes
+its sending side, its requests are cancelled. After responding to a wrong key, to a frame that is too
+large or too slow, or to inconsistent lengths, the service closes the connection. It also closes
+connections that are idle for `tcp_idle_timeout_s`. All web processes listen on the same port
+(SO_REUSEPORT).
 """
 
 import asyncio
@@ -62,24 +63,24 @@ MAX_OPTIONS_BYTES = 1024
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True):
-    """The options of a request; their meanings are those of `/predict`."""
+    """The options of a request; they mean the same as in `/predict`."""
 
     model: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Name; empty: the default model."""
+    """Name; empty means the default model."""
 
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     timeout_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: Literal["interactive", "bulk"] = "interactive"
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
     key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
-    """The API key; needed in the first frame of a connection only."""
+    """The API key; needed only in the first frame of a connection."""
 
 
 DECODER = msgspec.json.Decoder(Options)
 
 
 class BrokenFrameError(InvalidRequestError):
-    """The lengths in a frame make no sense, so that the next frame cannot be found."""
+    """The lengths in a frame are inconsistent, so the next frame cannot be located."""
 
 
 class Head(NamedTuple):
@@ -95,14 +96,14 @@ CLIENT_LEFT = (OSError, EOFError)
 
 
 def check_length(data: bytes) -> None:
-    """Checks the first four bytes of a request frame: there must be a head. Raises BrokenFrameError."""
+    """Checks that a frame's length (its first four bytes) covers the head. Raises BrokenFrameError."""
     (length,) = LENGTH.unpack(data)
     if length < AFTER_LENGTH:
         raise BrokenFrameError(f"the frame cannot be read: a length of {length}, below {AFTER_LENGTH}")
 
 
 def parse_head(data: bytes) -> Head:
-    """Reads the first ten bytes of a request frame. Raises BrokenFrameError."""
+    """Parses the first ten bytes of a request frame. Raises BrokenFrameError."""
     length, number, options_bytes = REQUEST.unpack(data)
     body_bytes = length - AFTER_LENGTH - options_bytes
     if body_bytes < 0:
@@ -112,7 +113,7 @@ def parse_head(data: bytes) -> Head:
 
 
 def check_sizes(head: Head, max_body_bytes: int) -> None:
-    """Raises PayloadTooLargeError."""
+    """Raises PayloadTooLargeError for too large options or a too large body."""
     if head.options_bytes > MAX_OPTIONS_BYTES:
         raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
     if head.body_bytes > max_body_bytes:
@@ -120,13 +121,13 @@ def check_sizes(head: Head, max_body_bytes: int) -> None:
 
 
 def parse_options(data: bytes) -> Options:
-    """Reads the options of a request. Raises InvalidJsonError or InvalidRequestError."""
+    """Parses the options of a request. Raises InvalidJsonError or InvalidRequestError."""
     options: Options = decode_json(DECODER, data or b"{}", "options object")
     return options
 
 
 def response(number: int, status: int, content: dict[str, Any]) -> bytes:
-    """Builds a response frame; `number` is the request's id, `content` any JSON object."""
+    """Returns a response frame; `number` is the request's id, `content` any JSON object."""
     text = dump_json(content)
     return RESPONSE.pack(AFTER_LENGTH + len(text), number, status) + text
 
@@ -149,7 +150,7 @@ class TcpServer:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Listens until the block ends, then answers what was received. Raises ConfigurationError."""
+        """Listens until the block ends, then answers received requests. Raises ConfigurationError."""
         if self.service.settings.tcp_port is None:
             yield
             return
@@ -166,7 +167,7 @@ class TcpServer:
             for connection in self._connections.values():
                 connection.finish()
             with suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):  # cancels the connections that are late
+                async with asyncio.timeout(STOP_S):  # then cancels the remaining connections
                     await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,7 +184,7 @@ class TcpServer:
 
 
 class Connection:
-    """Serves one client: each frame's task reads it, starts the task of the next one, and answers."""
+    """Serves one client: a task per frame reads it, starts the next frame's task, and responds."""
 
     def __init__(
         self, server: TcpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -199,28 +200,28 @@ class Connection:
         self._timeout_s = self._settings.body_timeout_ms / 1000
         self._authorized = False
         self._tasks = asyncio.TaskGroup()
-        self._reading: asyncio.Task[None] | None = None  # None after a fatal mistake
-        self._unread = 0  # bytes of the body that is being read
+        self._reading: asyncio.Task[None] | None = None  # None after a fatal error
+        self._unread = 0  # remaining bytes of the body being read
         self._unanswered = 0
         self._free = asyncio.Semaphore(MAX_UNANSWERED)
 
     async def run(self) -> None:
-        """Serves until the client leaves, is idle or makes a fatal mistake, or until `finish`."""
+        """Serves until the client disconnects, is idle or causes a fatal error, or until `finish`."""
         try:
             async with self._tasks:
                 self._read_next()
             if not self._writer.is_closing():
                 self._writer.write_eof()
-                async with asyncio.timeout(LINGER_S):  # unread bytes at the close would destroy answers
+                async with asyncio.timeout(LINGER_S):  # closing with unread bytes could lose responses
                     while await self._reader.read(CHUNK_BYTES):
                         pass
         except* CLIENT_LEFT:
-            pass  # the group has cancelled what the client was waiting for
+            pass  # the group has cancelled the client's pending requests
         finally:
             self._writer.close()
 
     def finish(self) -> None:
-        """Reads nothing more; `run` ends when what was received is answered."""
+        """Stops reading; `run` ends when the received requests have been answered."""
         if self._reading is not None:
             self._reading.cancel()
             if not self._unanswered:
@@ -230,7 +231,7 @@ class Connection:
         self._reading = self._tasks.create_task(self._request())
 
     async def _request(self) -> None:
-        """Serves one frame. Raises CLIENT_LEFT, which cancels the other requests of the connection."""
+        """Serves one frame. Raises CLIENT_LEFT, which cancels the connection's other requests."""
         async with self._free:
             if not (first := await self._first_byte()):
                 return
@@ -248,7 +249,7 @@ class Connection:
                     raise
                 except Exception as error:
                     problem = to_client_error(error, context)
-                    if self._reading is asyncio.current_task():  # nobody has read the rest of the frame
+                    if self._reading is asyncio.current_task():  # the rest of the frame is still unread
                         await self._skip(problem)
                     answer = problem.status, error_content(problem, context.request_id)
                 await self._send(response(number, *answer))
@@ -258,7 +259,7 @@ class Connection:
                 self._record(context, status, timed=True)
 
     async def _first_byte(self) -> bytes:
-        """Waits for the next frame; returns nothing when the connection is idle."""
+        """Waits for the next frame; returns b"" if the connection has been idle for too long."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.tcp_idle_timeout_s):
@@ -268,7 +269,7 @@ class Connection:
                     return b""
 
     async def _predict(self, head: Head, context: RequestContext) -> dict[str, Any]:
-        """Reads the rest of the frame and asks the model. Raises ServingError."""
+        """Reads the rest of the frame and calls the model. Raises ServingError."""
         check_sizes(head, self._settings.max_body_bytes)
         options = parse_options(await self._read(head.options_bytes, "options"))
         context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
@@ -293,14 +294,14 @@ class Connection:
         }
 
     def _check_key(self, options: Options) -> None:
-        """Raises UnauthorizedError unless a frame of this connection has brought the key."""
+        """Raises UnauthorizedError unless a frame of this connection has contained the key."""
         key = self._pipeline.check_key
         self._authorized |= key.matches((options.key or "").encode())
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
 
     def _admitted(self, options: Options, task: Task) -> RequestOptions:
-        """Returns time limit and priority. Raises InvalidRequestError."""
+        """Returns the time limit and the priority. Raises InvalidRequestError."""
         most_ms = self._settings.request_timeout_ms
         for name, value, largest in (
             ("top_k", options.top_k, task.most_candidates),
@@ -327,7 +328,7 @@ class Connection:
             yield chunk
 
     async def _skip(self, problem: ServingError) -> None:
-        """Drops the rest of a refused frame and goes on to the next one, where that can be found."""
+        """Skips the rest of a refused frame; goes on to the next frame unless the error is fatal."""
         if not isinstance(problem, FATAL):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
@@ -338,9 +339,9 @@ class Connection:
         self._reading = None
 
     async def _send(self, response: bytes) -> None:
-        """Raises CLIENT_LEFT, also for a client that does not read its answers."""
+        """Sends a response. Raises CLIENT_LEFT, also if the client does not read its responses."""
         if self._writer.is_closing():
-            raise ConnectionResetError  # `write` would raise RuntimeError in uvloop
+            raise ConnectionResetError  # with uvloop, `write` would raise RuntimeError
         self._writer.write(response)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -351,9 +352,9 @@ class Connection:
 
 
 def bind(settings: Settings, shared: bool) -> socket.socket:
-    """Returns a socket on `tcp_port` that does not listen yet. Raises ConfigurationError.
+    """Returns a socket bound to `tcp_port` that does not listen yet. Raises ConfigurationError.
 
-    `shared`: other processes of the service listen on the port, too.
+    `shared` means that other processes of the service listen on the port, too.
     """
     if shared and settings.tcp_port == 0:
         raise ConfigurationError("SERVING_TCP_PORT=0 needs SERVING_WEB_PROCESSES=1: all share the port")

@@ -1,8 +1,8 @@
-"""TensorFlow Serving's REST API, and KServe's first one, which is the same: everything under `/v1`.
+"""TensorFlow Serving's REST API, identical to KServe's v1 protocol: all paths under `/v1`.
 
-Rows (`instances` in, `predictions` out) and columns (`inputs`, `outputs`); bytes are `{"b64": "..."}`, a
-tensor nested lists of numbers. The only input, and the only text that is required, may come without its
-name.
+Requests have rows (`instances`, answered with `predictions`) or columns (`inputs`, answered with
+`outputs`). Bytes are `{"b64": "..."}`, tensors are nested lists of numbers. Clients may omit the name of
+the only input, or of the only required input if it is text.
 """
 
 from enum import Enum
@@ -33,7 +33,7 @@ BODY = {
     "properties": {"instances": {"type": "array", "minItems": 1}, "inputs": {}},
     "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
 }
-ALIAS = "data"  # TorchServe's clients of this API call the only input so
+ALIAS = "data"  # the name of the only input for TorchServe clients of this API
 
 
 class B64(msgspec.Struct):
@@ -43,7 +43,7 @@ class B64(msgspec.Struct):
 
 
 class PredictRequest(msgspec.Struct):
-    """A body; `instances` and `inputs` are decoded when the model is known."""
+    """A body; `instances` and `inputs` are decoded once the model is known."""
 
     signature_name: str = SIGNATURE
     instances: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -56,7 +56,7 @@ TEXTS = msgspec.json.Decoder(list[B64 | str])
 
 
 def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
-    """Decodes a body, for up to `most` inputs.
+    """Decodes a body with up to `most` inputs.
 
     Raises InvalidJsonError or InvalidRequestError.
     """
@@ -66,7 +66,7 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     if (body.instances is msgspec.UNSET) == (body.inputs is msgspec.UNSET):
         raise InvalidRequestError("send either instances or inputs")
     given = body.inputs if body.instances is msgspec.UNSET else body.instances
-    assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is there
+    assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is set
     most = most if entry.is_batched else 0
     check_size(given, entry, max(1, most))
     by_rows = given is body.instances
@@ -86,9 +86,9 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
 
 @cache
 def named_decoder(names: tuple[str, ...], rows: bool) -> "msgspec.json.Decoder[Any]":
-    """Returns a decoder of an object whose keys are names of inputs, or of a list of such objects.
+    """Returns a decoder for an object with these input names as keys, or for a list of such objects.
 
-    The values stay JSON; other keys are refused unbuilt.
+    Values stay JSON. Other keys are refused before anything is built from them.
     """
     fields = [
         (f"_{index}", msgspec.Raw | msgspec.UnsetType, msgspec.field(default=msgspec.UNSET, name=name))
@@ -105,7 +105,7 @@ def known_names(entry: CatalogEntry) -> tuple[str, ...]:
 
 
 def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
-    """Returns the JSON of each input's value. Raises InvalidRequestError for a wrong set of names."""
+    """Returns the JSON of each input's value. Raises InvalidRequestError for wrong names."""
     by_name = {
         name: bytes(raw)
         for index, name in enumerate(known_names(entry))
@@ -130,7 +130,7 @@ def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
 
 
 def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> dict[str, bytes]:
-    """Returns the JSON of each input's batch in `instances`: objects of the inputs, or values of one."""
+    """Returns the JSON of each input's batch in `instances`: a list of objects, or of plain values."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
         return {only_input(entry).name: bytes(raw)}
     found = decode_json(named_decoder(known_names(entry), rows=True), raw)
@@ -142,14 +142,14 @@ def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> dict[str, bytes]:
 
 
 def columns(raw: msgspec.Raw, entry: CatalogEntry) -> dict[str, bytes]:
-    """Returns the JSON of each input's batch in `inputs`: an object of them, or the only one."""
+    """Returns the JSON of each input's batch in `inputs`: an object, or the only input's batch."""
     if bytes(memoryview(raw)[:1]) != b"{":
         return {only_input(entry).name: bytes(raw)}
     return values_of(decode_json(named_decoder(known_names(entry), rows=False), raw), entry)
 
 
 def only_input(entry: CatalogEntry) -> ColumnSpec:
-    """Returns the input that needs no name. Raises InvalidRequestError where there is none."""
+    """Returns the input whose name may be omitted. Raises InvalidRequestError if there is none."""
     if entry.default_input is None:
         names = ", ".join(spec.name for spec in entry.inputs)
         raise InvalidRequestError(f"name the inputs: {names}")
@@ -170,7 +170,7 @@ def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
         raise InvalidRequestError(f"{spec.name} is a list of texts, for which there is no form here")
     elif bytes(memoryview(raw)[:1]) == b"[":
         content = [element(value, spec) for value in decode_json(TEXTS, raw, spec.name)]
-    else:  # a single text may come without brackets
+    else:  # a single text may be sent without brackets
         content = [element(decode_json(TEXT, raw, spec.name), spec)]
     check_count(len(content), most)
     return content
@@ -200,7 +200,10 @@ def whole_tensor(raw: msgspec.Raw, spec: ColumnSpec) -> Array:
 
 
 def element(value: B64 | str, spec: ColumnSpec) -> Any:
-    """Returns text, or the base64 of bytes, unwrapped. Raises InvalidBase64Error."""
+    """Unwraps a value: text, its bytes if given as base64, or the base64 of a field of bytes.
+
+    Raises InvalidBase64Error.
+    """
     if isinstance(value, str):
         return value
     if spec.is_bytes:
@@ -226,7 +229,7 @@ def outputs_of(call: ColumnCall, answer: Answer) -> dict[str, list[Any]]:
 
 
 def encode(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
-    """Formats the outputs by rows or by columns; a single output goes without its name."""
+    """Formats the outputs by rows or by columns; a single output is sent without its name."""
     if by_rows:
         values = list(zip(*columns.values(), strict=True))
         single = len(columns) == 1
@@ -237,7 +240,7 @@ def encode(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
 
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns all paths under `/v1`."""
+    """Returns a router with all paths under `/v1`."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
     about: dict[str, Any] = {"responses": documented_errors(404, 503, model=ErrorText)}
     add_predict(router, pipeline, catalog)
@@ -288,7 +291,7 @@ def add_predict(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) ->
 
 
 def status_of(entry: CatalogEntry) -> dict[str, Any]:
-    """Returns the status of the one version in service: AVAILABLE."""
+    """Returns the status of the version in service, which is AVAILABLE."""
     state = {
         "version": entry.version,
         "state": "AVAILABLE",
@@ -298,7 +301,7 @@ def status_of(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def metadata_of(entry: CatalogEntry) -> dict[str, Any]:
-    """Describes the one signature."""
+    """Describes the model's only signature."""
     batch = [-1] if entry.is_batched else []
 
     def tensor(spec: ColumnSpec) -> dict[str, Any]:

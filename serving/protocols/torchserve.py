@@ -1,8 +1,8 @@
 """TorchServe's inference API: `/predictions`, `/ping`, `/models`.
 
-The one field that a request needs comes as the body or as the form field `data`, any request as JSON.
-The answer of a model that classifies is that of TorchServe's image classifier: the five best labels with
-their probabilities; of another model it is that of `/predict`.
+Any request may be sent as JSON. If a request needs only one field, it may also be the body or the form
+field `data`. Classifiers answer like TorchServe's image classifier, with the five best labels and their
+probabilities; other models answer as in `/predict`.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 
 
 def fields_of(task: Task, content: bytes, content_type: str | None) -> Fields:
-    """Finds the fields: in a form, in JSON, or, of any other content type, the body itself.
+    """Finds the fields in a form or in JSON; with any other content type, the body is the field.
 
     Raises RequestError.
     """
@@ -75,12 +75,12 @@ def fields_of(task: Task, content: bytes, content_type: str | None) -> Fields:
 
 
 def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
-    """Finds a model; version 1 is also 1.0, TorchServe's default. Raises NotFoundError."""
+    """Finds a model; version 1.0, TorchServe's default, is the same as 1. Raises NotFoundError."""
     return catalog.find(name, version and version.removesuffix(".0"))
 
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns all paths."""
+    """Returns a router with all paths of TorchServe's inference API."""
     router, service = APIRouter(route_class=DirectRoute, tags=TAGS), pipeline.service
     about: dict[str, Any] = {"responses": documented_errors(404, 503, model=TorchServeError)}
     add_predictions(router, pipeline, catalog)
@@ -136,7 +136,7 @@ def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog
 
 
 def answer(task: Task, top: Sequence[Candidate]) -> Any:
-    """Returns the labels with their probabilities, or the native answer of what does not classify."""
+    """Returns the labels with their probabilities or, if there are no labels, the native answer."""
     if not task.labels:
         return task.to_json(top, with_top=False)
     label, probability = (field.name for field in task.answer)
@@ -144,7 +144,7 @@ def answer(task: Task, top: Sequence[Candidate]) -> Any:
 
 
 def describe(entry: CatalogEntry) -> dict[str, Any]:
-    """Returns what TorchServe tells of a model, as far as it has a meaning here."""
+    """Describes a model as TorchServe does, as far as that applies here."""
     model = entry.model
     return {
         "modelName": entry.name,

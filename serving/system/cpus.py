@@ -1,4 +1,4 @@
-"""Usable cores, waits for a core, and priority; a container may use fewer cores than the machine has."""
+"""Usable cores (in a container often fewer than the machine has), waits for a core, and priority."""
 
 import contextlib
 import math
@@ -11,9 +11,9 @@ _granted = math.inf
 
 
 def grant(cores: float) -> int:
-    """Makes `usable` count no more cores than these, in this process; returns what it counts now.
+    """Limits what `usable` returns in this process to `cores`; returns the new number.
 
-    For a scheduler that counts cores but binds nobody to them, as Ray does.
+    For schedulers such as Ray, which assign cores but do not enforce the assignment.
     """
     global _granted
     _granted = cores
@@ -21,7 +21,7 @@ def grant(cores: float) -> int:
 
 
 def quota(cgroup: Path = CGROUP) -> float:
-    """Returns the cores that the control group (version 2 or 1) grants; infinite without a limit."""
+    """Returns the cores that the cgroup (version 2 or 1) grants; infinite if there is no limit."""
     try:
         limit, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -42,30 +42,30 @@ def usable(cgroup: Path = CGROUP) -> int:
 
 
 def bf16_objection(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns why bf16 gains nothing on this processor; empty if it has instructions for it."""
+    """Returns why bf16 gains nothing on this processor; empty if the processor supports bf16."""
     words = cpuinfo.read_text().split() if cpuinfo.exists() else ()
     has_bf16 = "avx512_bf16" in words or "amx_bf16" in words
     return "" if has_bf16 else "this processor has no instructions for bf16"
 
 
 class ThreadTimes(NamedTuple):
-    """What the kernel has counted of a thread until now."""
+    """The kernel's accounting of a thread so far."""
 
     on_core_s: float
     waited_s: float
-    """Ready without a core; a wait is counted when it ends."""
+    """Seconds in which it was ready but had no core; a wait is counted when it ends."""
 
     ready: bool
-    """It runs now, or waits for a core."""
+    """Whether it runs now or waits for a core."""
 
 
 def thread_times(process: int) -> dict[int, ThreadTimes]:
-    """Returns the times of a process's threads, by thread id.
+    """Returns the times of a process's threads by thread id.
 
-    Empty for a process that has ended.
+    The result is empty if the process has ended.
     """
     times = {}
-    with contextlib.suppress(OSError):  # it has just ended
+    with contextlib.suppress(OSError):  # the process has ended
         for thread in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
                 on_core, waited = (thread / "schedstat").read_text().split()[:2]
@@ -77,10 +77,10 @@ def thread_times(process: int) -> dict[int, ThreadTimes]:
 
 
 def core_wait_s(process: int, since: dict[int, ThreadTimes], elapsed_s: float) -> float:
-    """Returns the longest time that one of a process's threads waited for a core, in seconds.
+    """Returns the longest time, in seconds, that a thread of a process has waited for a core.
 
-    `since` are its threads' times `elapsed_s` ago; a thread begun in between does not count. One that is
-    ready now, but had no core for most of this time, is still in a wait that is not counted yet.
+    `since` has the threads' times `elapsed_s` seconds ago; threads started since then do not count. If a
+    thread is ready now but had no core for most of this time, its current wait is not counted yet.
     """
     waits = [0.0]
     for thread, now in thread_times(process).items():
@@ -94,10 +94,10 @@ def core_wait_s(process: int, since: dict[int, ThreadTimes], elapsed_s: float) -
 def lower_priority(steps: int = 5) -> None:
     """Lowers the priority of all threads of this process; only the superuser can raise it again.
 
-    Workers compute as long as there is work. On the same cores the scheduler then runs a web process as
-    soon as it has something to do.
+    Workers compute as long as there is work. With their lower priority, the scheduler runs a web process
+    on the same cores as soon as it has something to do.
     """
     wanted = min(19, os.getpriority(os.PRIO_PROCESS, 0) + steps)
-    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 not Path's
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 only names are needed
+        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
             os.setpriority(os.PRIO_PROCESS, int(thread), wanted)

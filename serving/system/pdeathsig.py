@@ -1,6 +1,6 @@
-"""Parent-death signal: ends a process when the parent that started it is gone.
+"""Parent-death signal: kills a process when its parent dies.
 
-Apart from `signals.py`, which must not import ctypes before its handlers are set.
+Separate from `signals.py`, which must not import ctypes before its handlers are set.
 """
 
 import ctypes
@@ -11,15 +11,15 @@ PR_SET_PDEATHSIG = 1
 
 
 def set_pdeathsig(parent: int, number: signal.Signals) -> bool:
-    """Asks the kernel for a signal when the thread that started this process ends.
+    """Asks the kernel to send this process a signal when the thread that started it ends.
 
-    Returns whether the process `parent` still is this process's parent.
+    Returns whether the process `parent` is still this process's parent.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
 
 def die_with_parent(parent: int) -> None:
-    """Asks for SIGKILL at the parent's death. Raises SystemExit if it has died already."""
+    """Makes the kernel kill this process when its parent dies. Raises SystemExit if it already has."""
     if not set_pdeathsig(parent, signal.SIGKILL):
         raise SystemExit(1)

@@ -1,1 +1,1 @@
-"""Tasks: from a request's bytes to tensors, and from outputs to answers."""
+"""Tasks: from a request's fields to tensors, and from outputs to answers."""

@@ -1,7 +1,7 @@
 """Tasks: what a request means, from its fields to tensors and from tensors to its answer.
 
-A task declares the fields of its requests and answers; the protocols derive all they need from them.
-`Classification` is what tasks with classes share.
+A task declares the fields of its requests and answers, from which the protocols derive all they need.
+`Classification` is the base of tasks with classes.
 """
 
 import base64
@@ -18,33 +18,33 @@ from serving.settings import Settings
 from serving.tensors import Array, Item, Signature
 
 DATATYPES = {"string": "BYTES", "number": "FP64", "integer": "INT64", "boolean": "BOOL"}
-"""The Open Inference Protocol's types by JSON schema's; `format: float` makes a number FP32."""
+"""Type in JSON schema -> type in the Open Inference Protocol; `format: float` means FP32."""
 
 JSON_BODY = ""
-"""Field of a task that takes JSON as it is, as bytes."""
+"""Name of the field that holds unparsed JSON, as bytes."""
 
 Schema = Mapping[str, Any]
 Fields = Mapping[str, Any]
-"""A request's values by field: str for text, bytes for bytes, numbers; or JSON's objects and lists."""
+"""A request's values by field: str, bytes, numbers, or objects and lists of JSON."""
 
 Candidate = Mapping[str, Any]
-"""One possible answer: its values by field, and `index`, the class it names, where there are classes."""
+"""One possible answer: its values by field; with classes also `index`, the index of its class."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """Field of a request or an answer."""
+    """A field of a request or an answer."""
 
     name: str
     datatype: str
-    """In the Open Inference Protocol's words; BYTES also for what has no other: text, bytes, JSON."""
+    """Type in the Open Inference Protocol; BYTES for text, bytes and JSON."""
 
     is_bytes: bool = False
-    """Whether it is bytes, which are base64 in JSON."""
+    """Whether it is bytes, which JSON carries as base64."""
 
     is_list: bool = False
     is_json: bool = False
-    """Whether its BYTES are JSON text: an object, or a list of anything but scalars."""
+    """Whether it is BYTES with JSON text: an object, or a list of other values than scalars."""
 
     required: bool = True
 
@@ -58,7 +58,7 @@ def fields_of(schema: Schema) -> tuple[Field, ...]:
 
 
 def field_of(name: str, schema: Schema, required: bool) -> Field:
-    """Returns the field of a JSON schema; null is as good as a field that may be left out."""
+    """Returns the field for a JSON schema; an optional field may also be null."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
     if len(choices) == 1 and not required:
         return field_of(name, choices[0], required)
@@ -72,83 +72,83 @@ def field_of(name: str, schema: Schema, required: bool) -> Field:
 
 
 def json_value(value: Any) -> Any:
-    """Returns a field's value as JSON has it: bytes become base64."""
+    """Returns a field's value for JSON: bytes become base64."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A request's input, ready for the engine."""
+    """An input, ready for the engine."""
 
     items: Sequence[Item]
-    """Usually one; a long text becomes several."""
+    """Usually one item; a long text becomes several."""
 
     context: Any = None
-    """What `Task.postprocess` needs of the request."""
+    """Data from the request that `Task.postprocess` needs."""
 
     truncated: bool = False
-    """Whether something of the request was left out."""
+    """Whether part of the request was ignored."""
 
     runs_inline: bool = True
-    """Whether `Task.postprocess` may run on the event loop, where there is one item."""
+    """Whether `Task.postprocess` may run on the event loop if there is only one item."""
 
 
 class TaskParts(NamedTuple):
-    """What a task is made of."""
+    """Arguments from which a task is created."""
 
     model: Model
     settings: Settings
     signatures: tuple[Signature, ...] = ()
-    """How the network is called, as `Task.plan` returned it."""
+    """Signatures of the network, as returned by `Task.plan`."""
 
     schemas: Mapping[str, Any] = MappingProxyType({})
-    """JSON schemas that a Python task declares, see `backends.base.DeclaredBackend`."""
+    """JSON schemas that a Python task declares; see `backends.base.DeclaredBackend`."""
 
 
 class Task:
-    """One model's task; `preprocess` is called on several threads at once."""
+    """A model's task; `preprocess` is called on several threads at once."""
 
     request_signature: int | None = None
-    """Signature that requests become, as an index; None if it takes tensors only."""
+    """Index of the signature for requests; None if the model takes tensors only."""
 
     tensor_signature: int | None = None
-    """Signature that clients may call with tensors of their own; None if there is none."""
+    """Index of the signature that clients may call with tensors; None if there is none."""
 
     request: tuple[Field, ...] = ()
     answer: tuple[Field, ...] = ()
     """Fields of a candidate."""
 
     takes_json: bool = False
-    """Whether a JSON body is handed on unread, as the field JSON_BODY."""
+    """Whether a JSON body is passed on unparsed, as the field JSON_BODY."""
 
     list_fields: tuple[str, ...] = ()
-    """Names of fields that a body in JSON may give lists for: as many requests in one."""
+    """Names of fields that may be lists in a JSON body, to send several requests at once."""
 
     media_types: tuple[str, ...] = ()
-    """Beginnings of the content types of bodies that are the value of `body_field`."""
+    """Prefixes of the content types with which a body is the value of `body_field`."""
 
     form_fields: tuple[str, ...] = ()
-    """Names of a form's field that is the value of `body_field`."""
+    """Names that the form field with the value of `body_field` may have."""
 
     labels: Sequence[str] = ()
-    """Classes, by index; empty if it does not classify."""
+    """Class names by index; empty if the model does not classify."""
 
     most_candidates: int = 1
-    """Candidates that an answer may have, the largest `top_k`."""
+    """Maximum number of candidates in an answer, which is the largest `top_k`."""
 
     inline_limit: int = 0
-    """Size of the largest input that `inspect` is asked of."""
+    """Size in bytes of the largest input for which `inspect` is called."""
 
     example: Fields | None = None
-    """Request for the documentation."""
+    """Example request for the documentation."""
 
     limits: Mapping[str, int] = MappingProxyType({})
-    """Most of what a request may have, such as `tokens`, by its unit."""
+    """Unit, such as `tokens`, -> how many of it a request may have."""
 
     example_type: str = "application/octet-stream"
-    """Content type of a body that is the value of `body_field`."""
+    """Content type for a body that is the value of `body_field`."""
 
-    request_schema: Schema = {"type": "object"}  # noqa: RUF012 nobody changes it
+    request_schema: Schema = {"type": "object"}  # noqa: RUF012 never modified
     """JSON schema of a request in JSON."""
 
     answer_schema: Schema = {"type": "object"}  # noqa: RUF012
@@ -159,39 +159,39 @@ class Task:
 
     @classmethod
     def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
-        """Returns how the network is called; `parts` has how the backend reads the model's file.
+        """Returns the network's signatures; `parts` has those that the backend read from the file.
 
-        Raises ConfigurationError for a graph that the task cannot use.
+        Raises ConfigurationError if the task cannot use the graph.
         """
         return parts.signatures
 
     @property
     def body_field(self) -> Field | None:
-        """The only field that a request needs, where it may be a body that is no JSON."""
+        """The only required field, if clients may send it as a body that is not JSON; else None."""
         required = [field for field in self.request if field.required]
         return required[0] if len(required) == 1 and self.media_types else None
 
     @property
     def json_example(self) -> Any:
-        """The example as JSON has it; None if there is none."""
+        """The example in JSON; None if there is none."""
         if not isinstance(self.example, Mapping):
             return self.example
         return {name: json_value(value) for name, value in self.example.items()}
 
     def likely_items(self, size: int) -> int:
-        """Returns how many items an input of so many bytes makes, about: so many slots it needs."""
+        """Estimates how many items, and so how many slots, an input of `size` bytes needs."""
         return 1
 
     def inspect(self, fields: Fields) -> object | None:
-        """Returns what `preprocess` need not find out again if the input is cheap, else None.
+        """Returns None if the input is expensive, else findings to be passed on to `preprocess`.
 
-        Cheap inputs are preprocessed on the event loop; small ones are cheap unless a task knows better.
+        Cheap inputs are preprocessed on the event loop. By default all small inputs count as cheap.
         Raises RequestError.
         """
         return True
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Makes the engine's items.
+        """Turns a request's fields into items for the engine; `inspected` is the result of `inspect`.
 
         Raises RequestError, or NotSupportedError if the model takes tensors only.
         """
@@ -200,7 +200,7 @@ class Task:
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
-        """Returns up to `top_k` candidates, the best first; `outputs` has each item's arrays."""
+        """Returns up to `top_k` candidates, best first; `outputs` has the output arrays of each item."""
         raise NotImplementedError
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
@@ -228,7 +228,7 @@ class PredictResponse(pydantic.BaseModel):
 
 
 class Classification(Task):
-    """Softmax or sigmoid, and the best classes of the only item's logits."""
+    """Base of tasks that turn a single item's logits into the best classes, by softmax or sigmoid."""
 
     answer_schema = PredictResponse.model_json_schema()
     answer = fields_of(LabelProbability.model_json_schema())
@@ -248,7 +248,7 @@ class Classification(Task):
         return [vars(score) for score in best(self.labels, logits, top_k, self._activation)]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
-        """Returns the best class, and with `with_top` all candidates."""
+        """Returns the best class; `with_top` adds all candidates."""
         first = candidates[0]
         content = {"prediction": first["label"], "probability": first["probability"]}
         if with_top:

@@ -13,7 +13,7 @@ from serving.tasks.image.decode import INLINE_BYTES, Header, ImageDecoder
 from serving.tensors import Signature, TensorSpec
 
 IMAGE, TENSOR = 0, 1
-"""Places among `signatures`."""
+"""Indices of the signatures."""
 
 EXAMPLE = Path(__file__).with_name("image") / "example.jpg"
 
@@ -29,7 +29,7 @@ class PredictRequest(BaseModel):
 
 
 class ImageClassification(Classification):
-    """Decodes image files; softmax and the best classes of the logits."""
+    """Decodes image files; returns the most probable classes by softmax."""
 
     request_signature, tensor_signature = IMAGE, TENSOR
     request_schema = PredictRequest.model_json_schema()
@@ -49,21 +49,21 @@ class ImageClassification(Classification):
 
     @classmethod
     def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
-        """Returns how an image classifier is called, see `image_signatures`."""
+        """Returns the signatures of an image classifier; see `image_signatures`."""
         return image_signatures(parts.model.description.pipeline.output_size, len(parts.model.labels))
 
     def inspect(self, fields: Fields) -> Header | None:
-        """Returns the header of a small JPEG, the one format whose cost is known beforehand."""
+        """Returns the header of a small JPEG, the only format whose cost can be predicted, else None."""
         return self._decoder.inline_header(fields["image"])
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Decodes to pixels [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
+        """Decodes to uint8 [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
         assert inspected is None or isinstance(inspected, Header)  # noqa: S101 as `inspect` returned it
         return Prepared([[self._decoder.decode(fields["image"], inspected)]])
 
 
 def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:
-    """Returns how a network is called: with images of a size (height, width), or normalised ones."""
+    """Returns the signatures for images of a size (height, width) and for normalised tensors."""
     logits = TensorSpec("output", "float32", (labels,), note=f"model.json has {labels} labels")
     pixels = TensorSpec("pixels", "uint8", (*size, 3))
     tensor = TensorSpec("input", "float32", (3, *size))
@@ -76,7 +76,7 @@ def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...
 def compute_logits(
     backend: Backend, batch: NDArray[np.uint8] | NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Computes logits [N, classes] of images, uint8 [N, H, W, 3], or normalised, [N, 3, H, W]."""
+    """Computes logits [N, classes] for images, uint8 [N, H, W, 3], or for normalised [N, 3, H, W]."""
     signature = Signature("", (), (), normalises=batch.dtype == np.uint8)
     (logits,) = backend.infer(signature, [batch])
     return logits

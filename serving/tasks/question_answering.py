@@ -1,6 +1,6 @@
-"""Question answering: a question and a context in; out the parts of the context that answer best.
+"""Question answering: a question and a context in, the best answers from the context out.
 
-As the pipeline of transformers 4.57 does by default, in every step.
+Every step matches the defaults of the pipeline in transformers 4.57.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from serving.tasks.text import LENGTH, MAX_WINDOWS, WINDOW, Span, TextTask
 from serving.tensors import Array, Signature, TensorSpec
 
 USUAL_QUESTION = 32
-"""Tokens of the question for which `limits` tells the longest context."""
+"""Tokens of a question, assumed when `limits` states the longest context."""
 
 MAX_ANSWER = 15
-"""Tokens of an answer."""
+"""Maximum number of tokens in an answer."""
 
 MOST_ANSWERS = 20
 INLINE_CHARACTERS = 8192
-"""Of a context: making its answers takes a few milliseconds, even if its words are long."""
+"""Maximum characters of a context whose answers are found in a few ms, even if its words are long."""
 
 MASKED = np.float32(-10000)
 LOGITS = kind_of(QUESTION_ANSWERING).outputs
@@ -63,24 +63,24 @@ class AnswerResponse(Answer):
 
 @dataclass(slots=True)
 class Passage:
-    """What `QuestionAnswering.postprocess` needs of a request; places are tokens of the context."""
+    """Data that `QuestionAnswering.postprocess` needs; places are indices of the context's tokens."""
 
     context: str
     allow_no_answer: bool
     windows: list[Span]
 
     unmasked: Array
-    """Whether each token in front of the context counts: that for no answer does."""
+    """Whether each token before the context counts; only the token that means no answer does."""
 
     words: Array
-    """[places, 2]: first place of the word of each, and its last."""
+    """[places, 2]: first and last place of the word that each token belongs to."""
 
     characters: Array
-    """[places, 2]: first character of each, and the one behind its last."""
+    """[places, 2]: first character of each token, and the one after its last."""
 
 
 class QuestionAnswering(TextTask):
-    """Tokenises question and context, the context in windows; the best spans over all windows."""
+    """Tokenises question and context, splits the context into windows, and finds the best spans."""
 
     request_schema = QuestionRequest.model_json_schema()
     request = fields_of(request_schema)
@@ -105,7 +105,7 @@ class QuestionAnswering(TextTask):
 
     @classmethod
     def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
-        """Returns the logits of an answer's ends, see `TextTask`. Raises ConfigurationError."""
+        """Returns the outputs with start and end logits; see `TextTask`. Raises ConfigurationError."""
         by_name = {spec.name: spec for spec in graph.outputs}
         for name in LOGITS:
             shape = by_name[name].shape if name in by_name else ()
@@ -117,9 +117,9 @@ class QuestionAnswering(TextTask):
         return [replace(by_name[name], shape=(LENGTH,)) for name in LOGITS]
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Tokenises to an item for each window, with an array [tokens] per input.
+        """Tokenises to one item per window, with an array [tokens] per input of the graph.
 
-        Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.
+        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
         """
         texts = {name: fields[name] for name in ("question", "context")}
         encoding = self.encode(texts)
@@ -139,7 +139,7 @@ class QuestionAnswering(TextTask):
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
-        """Returns the best answers; the scores of equal texts, but for their case, are added up."""
+        """Returns the best answers; scores of texts that differ only in case are added up."""
         passage: Passage = prepared.context
         by_text: dict[str, dict[str, Any]] = {}
         by_place: dict[tuple[int, int], dict[str, Any]] = {}
@@ -151,7 +151,7 @@ class QuestionAnswering(TextTask):
             start, end = (softmax(numbers, counts) for numbers in logits)
             no_answer = min(no_answer, float(start[0] * end[0]))
             window = slice(before, before + count)
-            # some spans become equal when they are extended to words
+            # more than needed, since some spans become equal when they are extended to whole words
             starts, ends, scores = best_spans(start[window], end[window], 2 * top_k + 10)
             starts = np.maximum(passage.words[first + starts, 0], first)
             ends = np.minimum(passage.words[first + ends, 1], behind - 1)
@@ -170,21 +170,21 @@ class QuestionAnswering(TextTask):
         return sorted(answers, key=lambda answer: -answer["score"])[:top_k]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
-        """Returns the best answer, and with `with_top` all candidates."""
+        """Returns the best answer; `with_top` adds all candidates."""
         return {**candidates[0], "top": candidates} if with_top else {**candidates[0]}
 
 
 def word_places(numbers: Array) -> Array:
-    """Returns for each token the first and the last one of its word, [tokens, 2].
+    """Returns for each token the first and the last token of its word, [tokens, 2].
 
-    `numbers` [tokens] are those of the words; a token without one, NaN, is a word.
+    `numbers` [tokens] are word numbers; a token without one, NaN, is a word by itself.
     """
     edges = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1], True])
     return np.repeat(np.c_[edges[:-1], edges[1:] - 1], np.diff(edges), axis=0)
 
 
 def softmax(logits: Array, counts: Array) -> Array:
-    """Returns probabilities [tokens]; those of tokens that do not count are 0."""
+    """Returns probabilities [tokens]; tokens that do not count get 0."""
     kept = np.where(counts, logits.astype(np.float32), MASKED)
     numbers = np.exp(kept - kept.max())
     return np.asarray(numbers / numbers.sum())
@@ -193,12 +193,12 @@ def softmax(logits: Array, counts: Array) -> Array:
 def best_spans(start: Array, end: Array, count: int) -> tuple[Array, Array, Array]:
     """Returns first tokens, last tokens and scores of the best spans of up to MAX_ANSWER tokens.
 
-    `start` and `end` are probabilities [tokens]; there are at least one and at most `count` spans.
+    `start` and `end` are probabilities [tokens]. The result has at least one and at most `count` spans.
     """
     lasts = np.add.outer(np.arange(start.size), np.arange(MAX_ANSWER))  # [tokens, MAX_ANSWER]
     scores = np.where(lasts < end.size, start[:, None] * end.take(lasts, mode="clip"), -1).ravel()
     best = np.argpartition(-scores, count)[:count] if count < scores.size else np.arange(scores.size)
-    best.sort()  # of equal spans, the first in the text is the first here
+    best.sort()  # so that among equal scores the first span in the text comes first
     best = best[np.argsort(-scores[best], kind="stable")]
     best = best[scores[best] >= 0]
     return best // MAX_ANSWER, lasts.ravel()[best], scores[best]

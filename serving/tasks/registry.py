@@ -1,4 +1,4 @@
-"""Tasks of models, and what the workers run for each; `serving/task_kinds.py` has the table."""
+"""Finds a model's task and what its workers run; `serving/task_kinds.py` has the table."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -15,7 +15,7 @@ from serving.tensors import Signature
 
 
 def task_class(kind: TaskKind) -> type[Task]:
-    """Imports the class of a kind of tasks: a model of images needs no tokenisers."""
+    """Imports a task's class; only when needed, since image models need no tokenisers, for example."""
     module, _, name = kind.task.partition(":")
     class_: type[Task] = getattr(import_module(module), name)
     return class_
@@ -24,7 +24,7 @@ def task_class(kind: TaskKind) -> type[Task]:
 def task_of(
     model: Model, settings: Settings, schemas: Mapping[str, Any], signatures: Sequence[Signature]
 ) -> Task:
-    """Returns the task of a model; the workers report `schemas`, the planner made `signatures`.
+    """Returns a model's task; `schemas` come from the workers, `signatures` from the planner.
 
     Raises ConfigurationError.
     """
@@ -33,9 +33,9 @@ def task_of(
 
 
 def planner(backend: str, settings: Settings) -> Planner:
-    """Returns the function that says what serves a model; `backend` is a `module:class`.
+    """Returns a function that plans a model's engine; `backend` is a `module:class`.
 
-    It may start a process, and raises ConfigurationError.
+    The function may start a process, and raises ConfigurationError.
     """
 
     def plan(model: Model) -> EnginePlan:

@@ -5,7 +5,7 @@ from serving.tasks.base import Fields, Prepared, Task, TaskParts
 
 
 class TensorsOnly(Task):
-    """Refuses requests that are not tensors."""
+    """Task without requests: clients call the model with tensors only."""
 
     tensor_signature = 0
 
@@ -14,6 +14,6 @@ class TensorsOnly(Task):
         self.labels = parts.model.labels
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Raises NotSupportedError."""
+        """Always raises NotSupportedError."""
         name = self._model.description.name
         raise NotSupportedError(f"{name} is asked in tensors: POST /v2/models/{name}/infer, or by gRPC")

@@ -1,4 +1,4 @@
-"""Texts: what tasks about them share, from the request's texts to tokens, and how graphs take these."""
+"""Base of text tasks: tokenises a request's texts and fills the graph's inputs."""
 
 import math
 import os
@@ -16,45 +16,45 @@ from serving.tasks.base import Task, TaskParts
 from serving.tensors import Array, Item, Signature, TensorSpec
 
 TOKENS, TENSOR = 0, 1
-"""Places among the signatures."""
+"""Indices of the signatures."""
 
 MAX_BYTES = 256 * 1024
-"""Of the texts of a request in UTF-8: tokenising them takes a quarter of a second at most."""
+"""Maximum UTF-8 bytes of a request's texts, which take up to a quarter of a second to tokenise."""
 
 INLINE_BYTES = 2048
-"""Of a request: tokenising it takes a millisecond."""
+"""Largest request, in bytes, to tokenise on the event loop; it takes about a millisecond."""
 
 COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-"""Attributes of a tokenised text, by the names that graphs have for them."""
+"""Name of a graph's input -> attribute of the tokenised text."""
 
 IDS, MASK = "input_ids", "attention_mask"
 LENGTH = "tokens"
-"""Name of the axis that varies."""
+"""Name of the varying axis."""
 
 WINDOW, STRIDE = 384, 128
-"""Tokens of a window, and those that two windows share; less where the model takes less."""
+"""Tokens per window, and tokens shared by two windows; fewer if the model takes fewer."""
 
 BYTES_PER_TOKEN = 4
-"""Average length of a token in UTF-8; only used to estimate."""
+"""Average UTF-8 length of a token; used only for estimates."""
 
 MAX_WINDOWS = 64
-"""Of a request: about 15,000 tokens."""
+"""Maximum number of windows in a request, about 15,000 tokens."""
 
 Span = tuple[int, int]
-"""First token of a window and the one behind its last, counted from the text's first."""
+"""First token of a window and the one after its last, counted from the text's first token."""
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the service has its own threads
 
 
 class TextTask(Task):
-    """Tokenises a request's texts."""
+    """Base class of tasks that tokenise a request's texts."""
 
     request_signature, tensor_signature = TOKENS, TENSOR
     inline_limit = INLINE_BYTES
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
 
     window: int | None = None
-    """Most tokens of an item, if long texts become several; None: as many as the model takes."""
+    """Maximum tokens per item if long texts are split into several; None if they are not split."""
 
     def __init__(self, parts: TaskParts) -> None:
         """Reads the tokeniser. Raises ConfigurationError."""
@@ -63,7 +63,7 @@ class TextTask(Task):
         self._inputs = signature.inputs
         self._tokenizer = load_tokenizer(parts.model)
         self._most_tokens = signature.limits[LENGTH]
-        """Of an item."""
+        """Maximum number of tokens in an item."""
 
         self._stride = min(self._most_tokens // 2, STRIDE)
 
@@ -74,7 +74,7 @@ class TextTask(Task):
 
     @classmethod
     def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
-        """Returns how the graph is called: with texts' tokens, padded, or with a client's own tensors.
+        """Returns the signatures for tokens, which may be padded, and for a client's own tensors.
 
         Raises ConfigurationError.
         """
@@ -98,22 +98,22 @@ class TextTask(Task):
         return tokens, replace(graph, inputs=inputs, limits=limits)
 
     def likely_items(self, size: int) -> int:
-        """Returns how many windows a text of so many bytes makes, about."""
+        """Estimates the number of windows for a text of `size` bytes."""
         if self.window is None:
             return 1
         beyond = size / BYTES_PER_TOKEN - self._most_tokens
         return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self._most_tokens - self._stride))))
 
     def encode(self, texts: Mapping[str, str]) -> Encoding:
-        """Tokenises a text or a pair; the keys are for messages.
+        """Tokenises a text or a pair of texts; the keys are for error messages.
 
-        Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.
+        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
         """
         check(texts)
         text, *pair = texts.values()
         try:
             return self._tokenizer.encode(text, pair[0] if pair else None)
-        except BaseException as error:  # a panic of Rust code is no Exception, and would end a thread
+        except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
             raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
 
     def arrays(self, encoding: Encoding) -> list[Array]:
@@ -121,12 +121,12 @@ class TextTask(Task):
         return [np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype) for spec in self._inputs]
 
     def windows(self, encoding: Encoding, names: Sequence[str]) -> tuple[slice, list[Span]]:
-        """Divides the last text of an encoding; `names` are those of its texts, for messages.
+        """Splits the last text of an encoding into windows; `names` of the texts are for messages.
 
-        Returns where that text's tokens are, and its windows; a text that fits has one. Raises
+        Returns where that text's tokens are, and its windows; a text that fits has only one. Raises
         InvalidTextError or TextTooLongError.
         """
-        sequences = np.array(encoding.sequence_ids, float)  # NaN: special tokens
+        sequences = np.array(encoding.sequence_ids, float)  # NaN for special tokens
         places = np.flatnonzero(sequences == len(names) - 1)
         if not places.size:
             raise InvalidTextError(f"the {names[-1]} has no characters that the model knows")
@@ -154,7 +154,7 @@ class TextTask(Task):
         return part, spans
 
     def items(self, encoding: Encoding, part: slice, spans: Sequence[Span]) -> list[Item]:
-        """Returns an item for each window: its tokens, between those that surround the text."""
+        """Returns an item per window: the window's tokens between those that surround the text."""
         arrays, first = self.arrays(encoding), part.start
         return [
             [
@@ -166,7 +166,7 @@ class TextTask(Task):
 
 
 def check(texts: Mapping[str, str]) -> None:
-    """Raises InvalidTextError for texts that are empty or no Unicode, or TextTooLongError."""
+    """Raises InvalidTextError for empty or invalid Unicode texts, and TextTooLongError."""
     size = 0
     for name, text in texts.items():
         try:
@@ -183,11 +183,11 @@ def check(texts: Mapping[str, str]) -> None:
 
 
 def load_tokenizer(model: Model) -> Tokenizer:
-    """Returns the tokeniser, which neither truncates nor pads. Raises ConfigurationError."""
+    """Returns the tokeniser, without truncation and padding. Raises ConfigurationError."""
     path = model.tokenizer()
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no type of its own
+    except Exception as error:  # the library has no exception type of its own
         raise ConfigurationError(f"{path} cannot be read as a tokeniser: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -195,7 +195,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
 
 
 def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
-    """Raises ConfigurationError for inputs of a graph that no tokeniser fills; `name` is the model's."""
+    """Raises ConfigurationError if a tokeniser cannot fill a graph's inputs; `name` is the model's."""
     for spec in inputs:
         if spec.name not in COLUMNS:
             raise ConfigurationError(
@@ -209,6 +209,6 @@ def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
 
 
 def filled(spec: TensorSpec, pipeline: TextPipeline) -> TensorSpec:
-    """Returns an input with the values of padding, and of a text at warm-up."""
+    """Returns an input's spec with its values for padding and for warm-up."""
     padding = pipeline.pad_token_id if spec.name == IDS else 0
     return replace(spec, padding=padding or 0, example=int(spec.name in (IDS, MASK)))

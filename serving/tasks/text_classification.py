@@ -1,4 +1,4 @@
-"""Text classification: a text, or a pair of texts, in; its most probable classes out."""
+"""Text classification: a text or a pair of texts in, the most probable classes out."""
 
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ class TextRequest(BaseModel):
 
 
 class TextClassification(TextTask, Classification):
-    """Tokenises texts; softmax or sigmoid, and the best classes of the logits."""
+    """Tokenises texts; returns the most probable classes by softmax or sigmoid."""
 
     request_schema = TextRequest.model_json_schema()
     request = fields_of(request_schema)
@@ -32,7 +32,7 @@ class TextClassification(TextTask, Classification):
     example = MappingProxyType({"text": "The soup was wonderful."})
 
     def __init__(self, parts: TaskParts) -> None:
-        """Raises ConfigurationError."""
+        """Sets up truncation of long texts if configured. Raises ConfigurationError."""
         super().__init__(parts)
         if parts.settings.long_text == "truncate":
             side = parts.model.description.text_pipeline.truncation_side
@@ -41,9 +41,9 @@ class TextClassification(TextTask, Classification):
             self.limits = {**self.limits, "tokens": self._most_tokens}
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Tokenises to an array [tokens] per input.
+        """Tokenises to an array [tokens] per input of the graph.
 
-        Raises InvalidTextError, TextTooLongError, or InternalError where the tokeniser fails.
+        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
         """
         names = ("text", "text_pair")
         encoding = self.encode({name: fields[name] for name in names if name in fields})
@@ -58,7 +58,7 @@ class TextClassification(TextTask, Classification):
 
     @classmethod
     def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
-        """Returns the output with the logits, see `TextTask`. Raises ConfigurationError."""
+        """Returns the output with the logits; see `TextTask`. Raises ConfigurationError."""
         logits = next((spec for spec in graph.outputs if spec.name == LOGITS), graph.outputs[0])
         if logits.shape != (len(model.labels),):
             raise ConfigurationError(

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2 in HTTP and gRPC, as Triton and KServe speak it."""
+"""The Open Inference Protocol (v2) over HTTP and gRPC, as Triton and KServe speak it."""

@@ -1,6 +1,6 @@
-"""Codec of the Open Inference Protocol's HTTP bodies: JSON, with or without binary tensors after it.
+"""Codec for the Open Inference Protocol's HTTP bodies: JSON, optionally followed by binary tensors.
 
-Tensors are views of the body or come out of one decoder's call, never of a loop over numbers.
+Tensors are views of the body or the result of a single decoder call; no loop runs over numbers.
 """
 
 import math
@@ -39,8 +39,8 @@ HEADER = "Inference-Header-Content-Length"
 MAX_TENSORS = 64
 LENGTH = struct.Struct("<I")
 
-OTHER_COMMAS = 16 * 1024  # of a request, which are not between its elements
-MAX_PARAMETERS_BYTES = 8192  # of JSON: objects of many keys would take many times their bytes
+OTHER_COMMAS = 16 * 1024  # commas in a request that do not separate tensor elements
+MAX_PARAMETERS_BYTES = 8192  # as JSON; parsed objects take many times their bytes
 RESERVED = "triton_"
 SHARED_MEMORY = "shared memory is not supported: send the data"
 MAX_TIMEOUT_US = 2**53
@@ -82,12 +82,12 @@ TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
 
 
 def is_small(header: str | None) -> bool:
-    """Returns whether the JSON is so short, by its header, that decoding it takes no time."""
+    """Returns whether, by its header, the JSON is so short that decoding it takes hardly any time."""
     return header is not None and len(header) < 5
 
 
 def header_length(text: str | None, body_bytes: int) -> int | None:
-    """Returns how many bytes of the body are JSON; None: all of them. Raises InvalidRequestError."""
+    """Returns how many bytes of the body are JSON; None means all. Raises InvalidRequestError."""
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= body_bytes):
@@ -96,9 +96,9 @@ def header_length(text: str | None, body_bytes: int) -> int | None:
 
 
 def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> ColumnCall:
-    """Decodes a body for up to `most` inputs; `header` says how many bytes of it are JSON.
+    """Decodes a body with up to `most` inputs; `header` says how many bytes of it are JSON.
 
-    0 means that the body is the one element of the one input. Raises InvalidJsonError or
+    If that is 0, the body is the only element of the only input. Raises InvalidJsonError or
     InvalidRequestError.
     """
     length = header_length(header, len(body))
@@ -126,7 +126,7 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
 
 
 def raw_request(body: bytes, entry: CatalogEntry) -> ColumnCall:
-    """Takes the body for one input: a file or text, or the bytes of numbers of a fixed shape."""
+    """Takes the whole body as one input: a file, a text, or the bytes of a tensor of fixed shape."""
     spec = entry.default_input
     if spec is None or -1 in spec.dims:
         raise InvalidRequestError(f"{entry.name} needs JSON before its tensors")
@@ -141,7 +141,7 @@ def raw_request(body: bytes, entry: CatalogEntry) -> ColumnCall:
 def values_of(
     entry: CatalogEntry, inputs: list[InputTensor], count: int, tail: memoryview
 ) -> dict[str, Values]:
-    """Returns every input's values, from its JSON or from its part of the bytes behind the JSON."""
+    """Returns every input's values, from its JSON or from its part of the bytes after the JSON."""
     specs = {spec.name: spec for spec in entry.inputs}
     values: dict[str, Values] = {}
     left = tail
@@ -174,7 +174,7 @@ def json_values(tensor: InputTensor, spec: ColumnSpec, count: int) -> Values:
 
 
 def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: int) -> Values:
-    """Returns an input's values from their bytes."""
+    """Returns an input's values from binary data."""
     if spec.datatype == BYTES:
         return binary_elements(data, math.prod(shape), spec.name)
     return raw_array(data, spec, item_shape(spec, shape), count)
@@ -192,7 +192,7 @@ def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
 
 
 def check_parameters(parameters: Parameters) -> None:
-    """Raises InvalidRequestError for names that Triton reserves, and for shared memory."""
+    """Raises InvalidRequestError for names reserved by Triton and for shared memory."""
     for name in parameters:
         if name.startswith(RESERVED):
             raise InvalidRequestError(f"parameters that begin with {RESERVED} are reserved: {name[:80]}")
@@ -201,7 +201,7 @@ def check_parameters(parameters: Parameters) -> None:
 
 
 def whole_number(parameters: Parameters, name: str, largest: int) -> int:
-    """Returns a parameter from 0 to `largest`; 0 where it is absent. Raises InvalidRequestError."""
+    """Returns a parameter from 0 to `largest`, or 0 if it is absent. Raises InvalidRequestError."""
     value = parameters.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
         raise InvalidRequestError(f"{name} must be a whole number from 0 to {largest}")
@@ -209,7 +209,7 @@ def whole_number(parameters: Parameters, name: str, largest: int) -> int:
 
 
 def flag(parameters: Parameters, name: str) -> bool | None:
-    """Returns a boolean parameter, None where it is absent. Raises InvalidRequestError."""
+    """Returns a boolean parameter, or None if it is absent. Raises InvalidRequestError."""
     value = parameters.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidRequestError(f"{name} must be true or false")
@@ -225,7 +225,7 @@ def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
 
 
 def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
-    """Splits `count` elements, each a little-endian uint32 length and that many bytes."""
+    """Splits data into `count` elements, each a little-endian uint32 length and that many bytes."""
     elements = []
     for index in range(count):
         if len(data) < LENGTH.size:
@@ -241,11 +241,11 @@ def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
 
 
 def json_texts(raw: msgspec.Raw, count: int, spec: ColumnSpec) -> list[str]:
-    """Parses texts, or the base64 of bytes, flat or nested by the batch."""
+    """Parses texts, or bytes as base64, in a flat list or with one list per batch element."""
     depth = depth_of(raw)
     if depth > 2:
         raise InvalidRequestError(f"the data of {spec.name} are nested more deeply than their shape")
-    if commas(without_texts(raw) if spec.is_text else raw) > 2 * count:  # base64 may have a data URL's
+    if commas(without_texts(raw) if spec.is_text else raw) > 2 * count:  # a data URL has a comma, too
         raise InvalidRequestError(f"{spec.name} has more than the {count} elements of its shape")
     decoded = decode_json(TEXTS[depth - 1], raw, spec.name)
     texts: list[str] = decoded if depth == 1 else [text for row in decoded for text in row]
@@ -255,7 +255,7 @@ def json_texts(raw: msgspec.Raw, count: int, spec: ColumnSpec) -> list[str]:
 
 
 def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: int) -> Array:
-    """Parses numbers, flat or nested as the shape says, to [count, *dims]."""
+    """Parses numbers, flat or nested like the shape, to [count, *dims]."""
     depth, name = depth_of(raw), spec.name
     if depth not in (1, len(shape)):
         raise InvalidRequestError(f"the data of {name} must be flat, or nested like the shape")
@@ -270,7 +270,7 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: in
 
 
 def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
-    """Returns the body of an answer, and the length of its JSON where binary tensors follow."""
+    """Returns the body of an answer, and the length of its JSON if binary tensors follow, else None."""
     outputs, tails = [], []
     for wanted, column in zip(call.outputs, columns_of(call, answer), strict=True):
         entry: dict[str, Any] = {
@@ -296,14 +296,14 @@ def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
 
 
 def binary_data(column: Column) -> bytes:
-    """Encodes an output as it follows the JSON."""
+    """Encodes an output as binary data."""
     if isinstance(column.data, list):
         return b"".join(LENGTH.pack(len(text)) + text for text in column.data)
     return column.data.astype(DTYPES[column.datatype], copy=False).tobytes()
 
 
 def json_data(column: Column) -> Array | list[str]:
-    """Returns the flat `data` that orjson encodes."""
+    """Returns an output as flat `data` for orjson."""
     if isinstance(column.data, list):
         return [text.decode() for text in column.data]
     return np.ascontiguousarray(column.data).ravel()

@@ -1,7 +1,7 @@
-"""The Open Inference Protocol in gRPC: `GRPCInferenceService` on a port of its own.
+"""The Open Inference Protocol over gRPC: `GRPCInferenceService` on its own port.
 
-Every web process has a server; where there are several, they share the port (SO_REUSEPORT), and the
-kernel hands each connection to one of them: gRPC's own listener cannot be shared in another way.
+Every web process has a server. If there are several, they share the port with SO_REUSEPORT, the only way
+to share a gRPC listener, and the kernel assigns each connection to one of them.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 STREAM = "ModelStreamInfer"
 STOP_S = 1.0
-Message = Any  # protobuf's classes are made at run time
-Context = Any  # grpc.aio.ServicerContext, which has no types
+Message = Any  # protobuf creates its classes at run time
+Context = Any  # grpc.aio.ServicerContext, which is untyped
 Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
 
 
 class Service:
-    """The methods of GRPCInferenceService, and of gRPC's own health service."""
+    """The methods of GRPCInferenceService and of gRPC's standard health service."""
 
     def __init__(self, pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None") -> None:
         service = pipeline.service
@@ -78,7 +78,7 @@ class Service:
         )
 
     def _method(self, name: str, answer: Answer, kind: Message) -> Any:
-        """Handles a call of one message and one answer; a stream, so that we decide when to read it."""
+        """Returns a handler for one message and one answer; as a stream, so we decide when to read."""
         return grpc.stream_unary_rpc_method_handler(
             self._observed(name, answer, kind),
             response_serializer=lambda response: response.SerializeToString(),
@@ -87,14 +87,15 @@ class Service:
     def _observed(
         self, name: str, answer: Answer, kind: Message
     ) -> Callable[[object, Context], Awaitable[Message]]:
-        """Returns a handler that counts and logs, and turns errors into the call's status."""
+        """Returns a handler that counts and logs calls and turns errors into a status."""
 
         async def call(_: object, context: Context) -> Message:
             response = None
             with self.calls.recording(name, context) as outcome:
                 if kind is pb.ModelInferRequest:
                     self.pipeline.check_key.check(authorization(context))
-                # in no variable: gRPC keeps the frame of a call that is aborted until a collection
+                # no variable may hold the message: gRPC keeps an aborted call's frame until the next
+                # garbage collection
                 response = await answer(
                     parsed(kind, await self.reader.read(context.read)), context, outcome.request_context
                 )
@@ -105,7 +106,7 @@ class Service:
         return call
 
     async def _stream(self, _: object, context: Context) -> None:
-        """Answers a stream; its requests are counted, the stream itself only where it fails."""
+        """Serves a stream. Its requests are recorded; the stream itself is recorded only if it fails."""
         try:
             self.pipeline.check_key.check(authorization(context))
             await self.streams.serve(context, partial(self._answer_of_stream, context))
@@ -113,7 +114,7 @@ class Service:
             await self.calls.fail(STREAM, context, error)
 
     async def _answer_of_stream(self, context: Context, data: bytes) -> Message:
-        """Answers one request of a stream; an error is an answer, and the stream goes on."""
+        """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
         request = response = None
         with self.calls.recording(STREAM, context) as outcome:
             request = parsed(pb.ModelInferRequest, data)
@@ -128,15 +129,15 @@ class Service:
         return self.catalog.find(request.name, request.version or None)
 
     async def server_live(self, _: Message, __: Context, ___: RequestContext) -> Message:
-        """Answers that the process is alive."""
+        """Returns that the process is alive."""
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, _: Message, __: Context, ___: RequestContext) -> Message:
-        """Answers whether a worker is ready."""
+        """Returns whether the service is ready."""
         return pb.ServerReadyResponse(ready=self.service.is_ready)
 
     async def health_check(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Answers probes of Kubernetes and load balancers. Raises NotFoundError."""
+        """Answers health probes of Kubernetes and load balancers. Raises NotFoundError."""
         if request.service not in ("", SERVICE):
             raise NotFoundError(f"there is no service {request.service[:80]!r}")
         status = pb.HealthCheckResponse.ServingStatus
@@ -145,11 +146,11 @@ class Service:
         )
 
     async def server_metadata(self, _: Message, __: Context, ___: RequestContext) -> Message:
-        """Answers as `GET /v2`."""
+        """Returns the same as `GET /v2`."""
         return pb.ServerMetadataResponse(**metadata.server_metadata())
 
     async def model_ready(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Answers whether a model is ready; an unknown one is not, as in Triton."""
+        """Returns whether a model is ready; as in Triton, unknown models are not."""
         try:
             self.service.check_ready(self._model(request).model)
         except (NotFoundError, DrainingError, UnavailableError):
@@ -167,7 +168,7 @@ class Service:
         return ParseDict({"config": content}, pb.ModelConfigResponse())
 
     async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Returns statistics of one model, or of its requests and its tensors. Raises NotFoundError."""
+        """Returns the statistics of one model, or of all if none is named. Raises NotFoundError."""
         models = [self._model(request)] if request.name else self.catalog.by_signature()
         content = [metadata.statistics(model) for model in models]
         return ParseDict({"model_stats": content}, pb.ModelStatisticsResponse())
@@ -175,7 +176,7 @@ class Service:
     async def model_infer(
         self, request: Message, context: Context, request_context: RequestContext
     ) -> Message:
-        """Infers. Raises ServingError."""
+        """Runs inference. Raises ServingError."""
         entry = self.catalog.find(request.model_name, request.model_version or None)
         request_context.model = entry.model.description.name
         options = self._admit(context, entry)
@@ -190,24 +191,24 @@ class Service:
         return messages.encode(call, answer)
 
     async def repository_index(self, request: Message, _: Context, __: RequestContext) -> Message:
-        """Answers as `POST /v2/repository/index`."""
+        """Returns the same as `POST /v2/repository/index`."""
         return ParseDict({"models": self.repository.index(request.ready)}, pb.RepositoryIndexResponse())
 
     async def model_load(self, request: Message, context: Context, _: RequestContext) -> Message:
-        """Loads a version, as `POST /v2/repository/models/NAME/load`."""
+        """Loads a version, like `POST /v2/repository/models/NAME/load`."""
         self.repository.check_allowed(authorization(context))
         texts = {name: value.string_param for name, value in request.parameters.items()}
         await self.repository.load(request.model_name, msgspec.json.encode({"parameters": texts}))
         return pb.RepositoryModelLoadResponse()
 
     async def model_unload(self, request: Message, context: Context, _: RequestContext) -> Message:
-        """Unloads a model, as `POST /v2/repository/models/NAME/unload`."""
+        """Unloads a model, like `POST /v2/repository/models/NAME/unload`."""
         self.repository.check_allowed(authorization(context))
         await self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
     def _admit(self, context: Context, entry: CatalogEntry) -> RequestOptions:
-        """Admits a call as `Pipeline.admit` does, with the client's own deadline."""
+        """Admits a call like `Pipeline.admit`, and also applies the client's gRPC deadline."""
         headers = dict(context.invocation_metadata() or ())
         options = self.pipeline.admit(headers, entry.model, entry.signature)
         remaining = context.time_remaining()
@@ -218,7 +219,7 @@ class Service:
 async def running(
     pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AsyncIterator[None]:
-    """Serves gRPC until the block ends. Raises ConfigurationError when the port is taken."""
+    """Serves gRPC until the block ends. Raises ConfigurationError if the port is taken."""
     settings = pipeline.service.settings
     limits = options(settings, pipeline.service.provider.shares_ports)
     server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=CALLS)

@@ -1,4 +1,4 @@
-"""Metadata, errors, metrics and log lines of the calls on the gRPC port."""
+"""Metadata, errors, metrics and log lines for calls on the gRPC port."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,21 +38,21 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-SMALL_BYTES = 64 * 1024  # a message of this size becomes a few megabytes at most when it is parsed
-Message = Any  # protobuf's classes are made at run time
-Context = Any  # grpc.aio.ServicerContext, which has no types
+SMALL_BYTES = 64 * 1024  # once parsed, a message of this size takes a few megabytes at most
+Message = Any  # protobuf creates its classes at run time
+Context = Any  # grpc.aio.ServicerContext, which is untyped
 
 
 @dataclass
 class CallRecord:
-    """The result of one request: its context, and its error if it failed."""
+    """The outcome of one request: its context, and its error if it failed."""
 
     request_context: RequestContext
     error: ServingError | None = None
 
 
 class Calls:
-    """Counts and logs requests, as AccessLogMiddleware does for HTTP."""
+    """Counts and logs requests, like AccessLogMiddleware for HTTP."""
 
     def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
         self._metrics = metrics
@@ -60,7 +60,7 @@ class Calls:
 
     @contextmanager
     def recording(self, name: str, context: Context) -> Iterator[CallRecord]:
-        """Records the block as one request; an exception in it becomes the outcome's error."""
+        """Records the block as one request; an exception raised in it becomes the outcome's error."""
         outcome = CallRecord(own_context(context))
         status = CLIENT_GONE
         try:
@@ -73,7 +73,7 @@ class Calls:
             self._record(name, status, context, outcome.request_context)
 
     async def fail(self, name: str, context: Context, caught: Exception) -> None:
-        """Records and ends a call that failed outside of any request."""
+        """Records and aborts a call that failed outside of any request."""
         request_context = own_context(context)
         error = to_client_error(caught, request_context)
         self._record(name, error.status, context, request_context)
@@ -107,13 +107,13 @@ def own_context(context: Context) -> RequestContext:
 
 
 def authorization(context: Context) -> str:
-    """Returns the `authorization` metadata in the form of HTTP's header; '' without one."""
+    """Returns the `authorization` metadata, in the form of the HTTP header; '' if there is none."""
     value = dict(context.invocation_metadata() or ()).get("authorization", "")
-    return value if isinstance(value, str) else ""  # keys that end with -bin have bytes
+    return value if isinstance(value, str) else ""  # gRPC metadata may also be bytes
 
 
 def parsed(kind: Message, data: bytes) -> Message:
-    """Parses a message of the class `kind`. Raises InvalidRequestError."""
+    """Parses a message of class `kind`. Raises InvalidRequestError."""
     if len(data) > SMALL_BYTES:
         check_fields(data, kind.DESCRIPTOR)
     try:
@@ -123,7 +123,7 @@ def parsed(kind: Message, data: bytes) -> Message:
 
 
 async def abort(context: Context, error: ServingError) -> None:
-    """Ends the call with the status and the detail of the error."""
+    """Aborts the call with the error's status and detail."""
     code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
     retry_after = error.headers.get("Retry-After")
     trailing = (("retry-after", retry_after),) if retry_after else ()

@@ -1,8 +1,8 @@
-"""Bounds for the clients of the gRPC port: connections, streams, and how messages arrive.
+"""Limits for clients of the gRPC port: connections, streams, and how messages arrive.
 
-gRPC limits neither the time that one message takes to arrive nor the memory that all unfinished messages
-hold together. So `grpc.py` reads each message through `MessageReadLimiter`; a message that nobody reads
-buffers at most one flow-control window. `check_fields` bounds what a message becomes when it is parsed.
+gRPC limits neither the time for a message to arrive nor the total memory of unfinished messages. So
+`grpc.py` reads each message through `MessageReadLimiter`; an unread message buffers at most one
+flow-control window. `check_fields` limits the memory that a message takes once it is parsed.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from serving.errors import InvalidRequestError, SlowBodyError
 from serving.settings import Settings
 
-STREAMS = 256  # HTTP/2 streams of one connection at the same time
-CALLS = 1024  # calls of all connections at the same time
+STREAMS = 256  # concurrent HTTP/2 streams per connection
+CALLS = 1024  # concurrent calls over all connections
 MAX_METADATA = 16 * 1024
 MIN_MESSAGES_AT_ONCE = 4
 PATIENCE_S = 1.0
@@ -25,18 +25,18 @@ MAX_FIELDS = 16 * 1024  # a request has one for each image, and a few more
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)  # protobuf's wire types
 FIXED_BYTES = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
 MAX_VARINT_BYTES = 10
-VARINT_TYPES = {  # repeated numbers of these types may take a single byte each
+VARINT_TYPES = {  # repeated numbers of these types may take only one byte each
     FieldDescriptor.CPPTYPE_BOOL,
     FieldDescriptor.CPPTYPE_INT32,
     FieldDescriptor.CPPTYPE_INT64,
     FieldDescriptor.CPPTYPE_UINT32,
     FieldDescriptor.CPPTYPE_UINT64,
 }
-Descriptor = Any  # protobuf's, which has no types
+Descriptor = Any  # protobuf's, which is untyped
 
 
 def options(settings: Settings, shares_port: bool) -> list[tuple[str, int]]:
-    """Returns the options of the grpc.aio.Server."""
+    """Returns the options for grpc.aio.Server."""
     return [
         ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_receive_message_length", settings.max_body_bytes),
@@ -45,33 +45,34 @@ def options(settings: Settings, shares_port: bool) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", MAX_METADATA),
         ("grpc.server_handshake_timeout_ms", settings.head_timeout_ms),
         ("grpc.http2.settings_timeout", settings.head_timeout_ms),
-        ("grpc.http2.bdp_probe", 0),  # it lets windows grow to megabytes
+        ("grpc.http2.bdp_probe", 0),  # would let windows grow to megabytes
         ("grpc.max_connection_idle_ms", 600_000),
         ("grpc.max_connection_age_ms", 3_600_000),
         ("grpc.max_connection_age_grace_ms", 60_000),
         ("grpc.keepalive_time_ms", 60_000),  # finds clients that have vanished
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # of clients; more often is a strike
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # more frequent pings count as strikes
         ("grpc.http2.max_ping_strikes", 2),
     ]
 
 
 def messages_at_once(settings: Settings) -> int:
-    """Returns how many messages may be arriving, so that together they fit into `max_buffered_bytes`."""
+    """Returns how many messages may arrive at a time so that all fit into `max_buffered_bytes`."""
     return max(MIN_MESSAGES_AT_ONCE, settings.max_buffered_bytes // settings.max_body_bytes)
 
 
 def reschedule(limit: asyncio.Timeout, when: float | None) -> None:
-    """Moves the end of a time limit, unless it has expired; `when` is a time of the event loop."""
+    """Moves a time limit to `when`, a time of the event loop, unless the limit has expired."""
     if not limit.expired():
         limit.reschedule(when)
 
 
 class MessageReadLimiter:
-    """Reads the single message of each call, few at a time: a semaphore whose places are taken back.
+    """Reads the single message of each call, a few at a time: a semaphore that can revoke its places.
 
-    While calls wait for a place, each of the others has `patience_s` from the start of its reading, and
-    the newest call gets the next place: a flood of messages that never end does not keep others out.
+    While calls wait for a place, each call that is reading gets only `patience_s` from the start of its
+    read, and the newest call gets the next place. So a flood of unfinished messages cannot lock others
+    out.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -80,10 +81,10 @@ class MessageReadLimiter:
         self._free = messages_at_once(settings)
         self._waiting: list[asyncio.Event] = []
         self._patient: dict[asyncio.Timeout, float] = {}
-        """The limits of the calls that read and have not been hurried yet; when their patience ends."""
+        """Time limits of reading calls that have not been hurried yet -> end of their patience."""
 
     async def read(self, read: Callable[[], Awaitable[object]]) -> bytes:
-        """Returns the call's message. Raises SlowBodyError, or InvalidRequestError if there is none."""
+        """Returns the call's message. Raises SlowBodyError, or InvalidRequestError without a message."""
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
                 await self._acquire()
@@ -98,7 +99,7 @@ class MessageReadLimiter:
         except TimeoutError as error:
             raise SlowBodyError("the message did not arrive in time") from error
         if not isinstance(message, bytes):
-            assert message is grpc.aio.EOF  # noqa: S101 there is nothing else
+            assert message is grpc.aio.EOF  # noqa: S101 the only other possibility
             raise InvalidRequestError("the call has no message")
         return message
 
@@ -112,7 +113,7 @@ class MessageReadLimiter:
         try:
             await place.wait()
         except asyncio.CancelledError:
-            if place.is_set():  # the place came in the same moment
+            if place.is_set():  # it got the place at the same moment
                 self._release()
             else:
                 self._waiting.remove(place)
@@ -131,7 +132,7 @@ class MessageReadLimiter:
 
 
 def check_fields(data: bytes, descriptor: Descriptor) -> None:
-    """Counts the fields of a message and of all messages in it. Raises InvalidRequestError."""
+    """Raises InvalidRequestError if a message and those nested in it have too many fields."""
     left = [(memoryview(data), descriptor)]
     count = 0
     while left:
@@ -147,7 +148,10 @@ def check_fields(data: bytes, descriptor: Descriptor) -> None:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, memoryview | None]]:
-    """Yields each field's number, and its content if it has a length. Raises InvalidRequestError."""
+    """Yields the number of each field, and its content if it has a length prefix, else None.
+
+    Raises InvalidRequestError.
+    """
     position = 0
     while position < len(data):
         tag, position = varint(data, position)
@@ -167,7 +171,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview | None]]:
 
 
 def varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Returns a number of up to 64 bits, and the position after it. Raises InvalidRequestError."""
+    """Returns a number of up to 64 bits and the position after it. Raises InvalidRequestError."""
     value = 0
     for index, byte in enumerate(data[position : position + MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index

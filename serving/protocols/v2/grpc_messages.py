@@ -1,4 +1,4 @@
-"""Codec of the Open Inference Protocol's gRPC messages, as `codec.py` is for HTTP."""
+"""Codec for the Open Inference Protocol's gRPC messages, like `codec.py` for HTTP."""
 
 import math
 from typing import Any
@@ -34,11 +34,11 @@ from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 16 * 1024  # numbers
-Message = Any  # protobuf's classes are made at run time
+Message = Any  # protobuf creates its classes at run time
 
 
 def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
-    """Decodes a ModelInferRequest for up to `most` inputs. Raises InvalidRequestError."""
+    """Decodes a ModelInferRequest with up to `most` inputs. Raises InvalidRequestError."""
     parameters = scalars(request.parameters)
     parameters.pop(STREAMING_ONLY, None)
     check_parameters(parameters)
@@ -65,13 +65,13 @@ def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
 
 
 def is_large(request: Message) -> bool:
-    """Whether the request has so many typed numbers that a thread should parse it."""
+    """Returns whether the request has so many typed numbers that a thread should decode it."""
     typed = (tensor.contents for tensor in request.inputs)
     return any(len(contents.fp32_contents) + len(contents.fp64_contents) > LARGE for contents in typed)
 
 
 def scalars(parameters: Message) -> Parameters:
-    """Returns a map of InferParameter as plain values."""
+    """Returns the plain values of a map of InferParameter."""
     values = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -90,7 +90,7 @@ def requested(output: Message) -> WantedOutput:
 def values_of(
     request: Message, shapes: list[list[int]], entry: CatalogEntry, count: int
 ) -> dict[str, Values]:
-    """Returns every input's values, all raw or all typed. Raises InvalidRequestError."""
+    """Returns every input's values; all are raw or all are typed. Raises InvalidRequestError."""
     specs = {spec.name: spec for spec in entry.inputs}
     raw = request.raw_input_contents
     if not raw:
@@ -125,7 +125,7 @@ def typed_values(tensor: Message, spec: ColumnSpec, shape: list[int], count: int
 
 
 def encode(call: ColumnCall, answer: Answer) -> Message:
-    """Returns a ModelInferResponse whose tensors are all raw."""
+    """Returns a ModelInferResponse with all tensors as raw contents."""
     entry = call.entry
     message = pb.ModelInferResponse(model_name=entry.name, model_version=entry.version, id=call.id)
     for column in columns_of(call, answer):

@@ -1,8 +1,8 @@
-"""`ModelStreamInfer`: many requests on one call, answered in their order.
+"""`ModelStreamInfer`: many requests in one call, answered in order.
 
-gRPC cannot tell an idle stream from one whose message never ends, and either may hold a whole message in
-memory. So the number of streams is bounded, and the one that has been idle longest makes room for a new
-one.
+gRPC cannot tell an idle stream from one with a message that never ends, and either may hold a whole
+message in memory. So the number of streams is limited, and the stream that has been idle longest makes
+room for a new one.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from serving.errors import OverloadedError, SlowBodyError
 from serving.protocols.v2.grpc_limits import messages_at_once, reschedule
 from serving.settings import Settings
 
-MAX_UNANSWERED = 16  # requests of one stream; later ones wait at the client
+MAX_UNANSWERED = 16  # per stream; further requests wait at the client
 IDLE_S = 600.0
-Message = Any  # protobuf's classes are made at run time
-Context = Any  # grpc.aio.ServicerContext, which has no types
+Message = Any  # protobuf creates its classes at run time
+Context = Any  # grpc.aio.ServicerContext, which is untyped
 Answer = Callable[[bytes], Coroutine[Any, Any, Message]]
 
 
@@ -28,13 +28,13 @@ class Streams:
         self.timeout_s = settings.body_timeout_ms / 1000
         self._open = 0
         self._idle: dict[asyncio.Timeout, None] = {}
-        """The time limits of the streams without an unanswered request, the longest idle first."""
+        """Time limits of the streams without unanswered requests, longest idle first."""
 
     async def serve(self, context: Context, answer: Answer) -> None:
-        """Reads requests until the client has sent the last one, and writes `answer` of each.
+        """Reads requests until the client has sent the last one, and writes the answer to each.
 
-        Raises OverloadedError, or SlowBodyError when the stream is idle for too long, makes room for
-        another one, or its client does not read.
+        Raises OverloadedError, or SlowBodyError if the stream is idle for too long, has to make room for
+        another stream, or if its client does not read.
         """
         if self._open >= self.most:
             self._close_longest_idle()
@@ -58,18 +58,18 @@ class Streams:
         reschedule(limit, 0)
 
     def set_idle(self, limit: asyncio.Timeout) -> None:
-        """Allows the stream with this limit to be idle for IDLE_S, or until another needs its place."""
+        """Lets the stream with this limit be idle for IDLE_S, or until another one needs its place."""
         self._idle[limit] = None
         reschedule(limit, asyncio.get_running_loop().time() + IDLE_S)
 
     def set_busy(self, limit: asyncio.Timeout) -> None:
-        """Takes the limit from a stream that has an unanswered request."""
+        """Lifts the limit while the stream has unanswered requests."""
         self._idle.pop(limit, None)
         reschedule(limit, None)
 
 
 class Stream:
-    """One call; requests are computed at the same time, and answers are written one after the other."""
+    """One call; requests are computed concurrently, and answers are written in order."""
 
     def __init__(
         self, streams: Streams, limit: asyncio.Timeout, context: Context, answer: Answer
@@ -78,12 +78,12 @@ class Stream:
         self._limit = limit
         self._context = context
         self._answer = answer
-        # the task whose answer is awaited and the one that waits for space are not in the queue
+        # two tasks are outside of the queue: one is awaited, one waits for space
         self._answers: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(MAX_UNANSWERED - 2)
         self._unanswered = 0
 
     async def run(self) -> None:
-        """Returns when the client's last request is answered."""
+        """Returns when the client's last request has been answered."""
         self._streams.set_idle(self._limit)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read(group))

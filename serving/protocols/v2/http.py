@@ -1,4 +1,4 @@
-"""The Open Inference Protocol in HTTP, as Triton and KServe speak it: everything under `/v2`."""
+"""The Open Inference Protocol over HTTP, as Triton and KServe speak it: all paths under `/v2`."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -19,7 +19,7 @@ TAGS: list[str | Enum] = ["Open Inference Protocol"]
 
 
 def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns all paths under `/v2`."""
+    """Returns a router with all paths under `/v2`."""
     router = APIRouter(route_class=DirectRoute, tags=TAGS)
     add_server_routes(router, pipeline.service)
     add_model_routes(router, pipeline.service, catalog)
@@ -29,7 +29,7 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
 
 
 def add_server_routes(router: APIRouter, service: InferenceService) -> None:
-    """Adds metadata and health of the server."""
+    """Adds the server's metadata and health paths."""
 
     @router.get("/v2", summary="The server and its extensions")
     async def server() -> Response:
@@ -50,7 +50,7 @@ def add_server_routes(router: APIRouter, service: InferenceService) -> None:
 
 
 def add_model_routes(router: APIRouter, service: InferenceService, catalog: ModelCatalog) -> None:
-    """Adds what can be asked about a model, with and without its version."""
+    """Adds the paths that describe a model, with and without a version."""
 
     def about(suffix: str, summary: str, describe: Callable[[CatalogEntry], dict[str, Any]]) -> None:
         model, responses = "/v2/models/{model}", documented_errors(404, 503, model=ErrorText)
@@ -102,9 +102,9 @@ def add_infer_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalo
 
 
 async def respond(request: Request, body: bytes, json_bytes: int | None) -> Response:
-    """Returns the answer, compressed where the client accepts it.
+    """Returns the response, compressed if the client accepts that.
 
-    `json_bytes` is the length of the JSON where binary tensors follow; it becomes a header.
+    If binary tensors follow the JSON, `json_bytes` is the JSON's length, which becomes a header.
     """
     headers = {}
     media_type = "application/json"
@@ -119,7 +119,7 @@ async def respond(request: Request, body: bytes, json_bytes: int | None) -> Resp
 
 
 def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
-    """Adds the repository's paths. Reading is free; loading exists where an admin key is set."""
+    """Adds the repository's paths. Listing needs no key; loading is possible only with an admin key."""
     repository = Repository(pipeline.service, catalog)
     is_allowed = pipeline.service.settings.admin_key is not None
     documentation: dict[str, Any] = {  # FastAPI's own types
@@ -147,6 +147,6 @@ def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelC
     @router.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)
     async def unload(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
-        async with pipeline.small_reader.read(request):  # Triton's `unload_dependents`: there are none
+        async with pipeline.small_reader.read(request):  # ignores Triton's `unload_dependents`
             await repository.unload(model)
         return json_response({})

@@ -1,6 +1,6 @@
-"""Metadata, configuration and statistics of models, as the Open Inference Protocol has them.
+"""Metadata, configuration and statistics of models in the Open Inference Protocol.
 
-The shapes are Triton's, which `perf_analyzer` reads before and after every window it measures.
+The schemas are Triton's; `perf_analyzer` reads them before and after every measurement window.
 """
 
 from dataclasses import asdict
@@ -31,7 +31,7 @@ def server_metadata() -> dict[str, Any]:
 
 
 def metadata(entry: CatalogEntry) -> dict[str, Any]:
-    """Describes a model's inputs and outputs; shapes begin with the batch dimension if there is one."""
+    """Describes a model's inputs and outputs; shapes include the batch dimension if there is one."""
     batch = [-1] if entry.is_batched else []
 
     def tensor(spec: ColumnSpec) -> dict[str, Any]:
@@ -87,13 +87,13 @@ def config(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def layout(spec: ColumnSpec) -> str:
-    """Returns how Triton's clients may look at an input: as an image of three channels, or not."""
+    """Returns how Triton's clients may interpret an input: as an image with three channels, or not."""
     is_image = len(spec.dims) == CHANNELS == spec.dims[0]
     return "FORMAT_NCHW" if is_image else "FORMAT_NONE"
 
 
 def statistics(entry: CatalogEntry) -> dict[str, Any]:
-    """Returns a model's counts and durations since its version is in service, of all web processes."""
+    """Returns a model's counts and durations since its version went into service."""
     totals, batches = entry.model.statistics(entry.signature)
     return {
         "name": entry.name,
@@ -109,7 +109,7 @@ def statistics(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def request_durations(totals: Totals) -> dict[str, Any]:
-    """Formats durations per request: a batch that a client sent counts once; nothing is cached."""
+    """Formats durations per request: a batch sent by a client counts once; nothing is cached."""
     figures = asdict(totals)
     stages = {"queue": "queue", "compute_input": "decode"}
     stages |= {"compute_infer": "infer", "compute_output": "output"}
@@ -123,7 +123,7 @@ def request_durations(totals: Totals) -> dict[str, Any]:
 
 
 def batch_durations(batch: BatchTotals) -> dict[str, Any]:
-    """Formats durations per execution of one batch size."""
+    """Formats durations per executed batch of one size."""
     return {
         "compute_input": duration(batch.executions, batch.decode_ns),
         "compute_infer": duration(batch.executions, batch.infer_ns),

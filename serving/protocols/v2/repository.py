@@ -1,4 +1,4 @@
-"""The model repository extension: which models and versions there are; loads and unloads them."""
+"""The model repository extension: lists, loads and unloads models and versions."""
 
 from contextlib import suppress
 from typing import Annotated, Any
@@ -68,13 +68,16 @@ class Repository:
         self._check_admin = KeyCheck(service.settings.admin_key)
 
     def check_allowed(self, authorization: str) -> None:
-        """Checks the admin key before a load. Raises NotSupportedError or UnauthorizedError."""
+        """Checks the admin key. Raises NotSupportedError if none is set, or UnauthorizedError."""
         if self._service.settings.admin_key is None:
             raise NotSupportedError("models are loaded only where SERVING_ADMIN_KEY is set")
         self._check_admin.check(authorization)
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
-        """Lists every name with its versions, and the store's folders; what is in service is READY."""
+        """Lists every name with its versions, and the folders in the store.
+
+        Versions in service are READY.
+        """
         service = self._service
         rows = []
         for entry in self._catalog.entries.values():
@@ -101,13 +104,13 @@ class Repository:
         ]
 
     async def load(self, name: str, body: bytes) -> None:
-        """Serves the version that the body asks for, or the one that model.json names.
+        """Serves the version requested in the body, by default the one in model.json.
 
-        The model is one that is configured, or one of the store. Raises NotFoundError, InvalidJsonError
-        or InvalidRequestError.
+        The model must be configured or in the store. Raises NotFoundError, InvalidJsonError or
+        InvalidRequestError.
         """
         version = requested_version(body)
-        with suppress(NotFoundError):  # else it is the name of a folder in the store
+        with suppress(NotFoundError):  # otherwise it is a folder's name in the store
             name = self._catalog.owner(name)
         await self._service.load(name, version)
 

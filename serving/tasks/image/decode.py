@@ -1,14 +1,14 @@
-"""Image decoding: from a file's bytes to pixels of the model's size; checks untrusted files.
+"""Image decoding: from untrusted files to pixels of the model's input size.
 
 Called by `inference/` on a decoding thread, or on the event loop for images that are cheap to decode.
-The pixels equal those of torchvision's Resize, CenterCrop and second Resize within one grey level; they
-are Pillow's own where the pipeline is `exact`. But large JPEG files are decoded at a reduced scale
-(`draft`), which is several times faster.
+The pixels match torchvision's Resize, CenterCrop and second Resize within one grey level; if the
+pipeline is `exact`, they are identical to Pillow's. However, large JPEG files are decoded at a reduced
+scale (`draft`), which is several times faster.
 
 Most JPEG files in requests are plain: baseline or progressive, grey or three colours, nothing unusual in
-their segments. libjpeg-turbo decodes them faster than Pillow, to Pillow's own pixels. Pillow decodes all
-other files, for example those with EXIF, which may rotate the image, and those that libjpeg-turbo
-complains of. Triton's photo model carries a copy of this folder.
+their segments. libjpeg-turbo decodes them faster than Pillow, to the same pixels. Pillow decodes all
+other files, such as those with EXIF, which may rotate the image, and those that libjpeg-turbo rejects.
+Triton's photo model contains a copy of this folder.
 """
 
 import importlib
@@ -33,22 +33,22 @@ from serving.errors import ImageTooLargeError, InvalidImageError
 from serving.tasks.image.resize import MAX_SIMD_PIXELS, DecodedImage, Resizer, size_of
 
 TURBO: Callable[..., Any] | None = None
-with suppress(ImportError):  # no wheel for this system
+with suppress(ImportError):  # there is no wheel for this system
     TURBO = importlib.import_module("simplejpeg").decode_jpeg
 
 JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the size
 SEQUENTIAL, PROGRESSIVE, SCAN_MARKER = (0xC0, 0xC1), 0xC2, 0xDA
-TABLES = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman, quantisation, restarts; and comments
+TABLES = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman, quantisation, restart interval, comment
 APPLICATION = frozenset(range(0xE0, 0xF0)) - {0xE1}  # all but EXIF and XMP
-SMALLEST_SIDE = 16  # below it several scales give the same size, and libjpeg-turbo takes another one
+SMALLEST_SIDE = 16  # below, several scales give the same size and libjpeg-turbo may choose another one
 MAX_SEGMENTS = 64
 MAX_SCANS = 100  # a progressive JPEG has about ten; each is a pass over all pixels
 SCALES = (8, 4, 2)
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_TILES = 100_000  # strips or tiles of a TIFF
-MAX_RLE_PIXELS = 4_000_000  # of a BMP that Pillow unpacks in Python, byte by byte
+MAX_TILES = 100_000  # strips or tiles in a TIFF
+MAX_RLE_PIXELS = 4_000_000  # in a BMP that Pillow decompresses in Python, byte by byte
 RUN_LENGTHS = (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE4"])
 ORIENTATION = 0x0112
 TILE_WIDTH, TILE_HEIGHT = 322, 323
@@ -62,15 +62,15 @@ UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
-DRAFT_MARGIN = 2  # a JPEG is never decoded to less than this multiple of the resized image
-INLINE_BYTES, INLINE_PIXELS = 96 * 1024, 4_000_000  # of a JPEG for the event loop
+DRAFT_MARGIN = 2  # a JPEG is decoded to at least this multiple of the resized image
+INLINE_BYTES, INLINE_PIXELS = 96 * 1024, 4_000_000  # limits for a JPEG on the event loop
 
 MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
 PNG = b"\x89PNG"
 MAX_OCCURRENCES = (
     (JPEG, SCAN, MAX_SCANS, "scans"),
-    (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow joins them one by one
-    (PNG, b"iCCP", 8, "colour profiles"),  # each may unpack to a megabyte
+    (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow concatenates them one by one
+    (PNG, b"iCCP", 8, "colour profiles"),  # each may decompress to a megabyte
 )
 
 
@@ -85,10 +85,10 @@ class Header:
 
 
 class BoundedFile(io.BytesIO):
-    """Image file that limits its pieces: hostile files have millions of pieces of a few bytes."""
+    """Image file that limits its number of parts: hostile files have millions of tiny parts."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises InvalidImageError for too many of the pieces that Pillow is slow with."""
+        """Raises InvalidImageError for too many parts of a kind that Pillow processes slowly."""
         super().__init__(data)
         self._reads = 0
         for format_, mark, most, name in MAX_OCCURRENCES:
@@ -107,18 +107,18 @@ class ImageDecoder:
     """Decodes image files to the model's input size; the backends apply mean and std."""
 
     def __init__(self, pipeline: ImagePipeline, max_pixels: int) -> None:
-        Image.init()  # later, when Pillow would load its plugins, there may be no free descriptor
+        Image.init()  # now, because later Pillow may find no free descriptor to load its plugins
         self.pipeline = pipeline
         self.max_pixels = max_pixels
         self._resizer = Resizer(pipeline.filter, pipeline.exact)
-        Image.MAX_IMAGE_PIXELS = None  # Pillow's own, fixed limit; ours is checked below
+        Image.MAX_IMAGE_PIXELS = None  # disables Pillow's fixed limit; ours is checked below
 
     @staticmethod
     def inline_header(data: bytes) -> Header | None:
         """Returns the header of a JPEG that is cheap enough to decode on the event loop, else None.
 
-        `decode` takes the header and does not read it again. Other formats are never known to be cheap:
-        their cost does not follow from their bytes and pixels.
+        `decode` takes the header, to avoid reading it again. Other formats never count as cheap, because
+        their cost cannot be predicted from their bytes and pixels.
         """
         header = read_header(data) if len(data) <= INLINE_BYTES else None
         if header is None or header.width * header.height > INLINE_PIXELS:
@@ -126,10 +126,10 @@ class ImageDecoder:
         return header
 
     def decode(self, data: bytes, header: Header | None = None) -> NDArray[np.uint8]:
-        """Decodes a file to RGB pixels, uint8 [height, width, 3] of `pipeline.output_size`.
+        """Decodes a file to RGB pixels, uint8 [height, width, 3], of size `pipeline.output_size`.
 
-        `header` is the file's own, if `inline_header` has read it. Raises InvalidImageError (unknown,
-        truncated, broken) or ImageTooLargeError.
+        `header` is the file's header if `inline_header` has read it. Raises InvalidImageError (unknown,
+        truncated or broken file) or ImageTooLargeError.
         """
         if not data:
             raise InvalidImageError("the image is empty")
@@ -137,7 +137,7 @@ class ImageDecoder:
         return self._decode_by_pillow(data) if plain is None else self._transform(plain)
 
     def _decode_plain_jpeg(self, data: bytes, header: Header | None) -> NDArray[np.uint8] | None:
-        """Decodes a plain JPEG, scaled to a size that the SIMD resizer takes; None: Pillow has to."""
+        """Decodes a plain JPEG to a size that the SIMD resizer supports; None if Pillow must do it."""
         if TURBO is None or header is None or not header.plain:
             return None
         self._check_size(header.width, header.height)
@@ -165,7 +165,7 @@ class ImageDecoder:
         check_size(width, height, self.max_pixels)
 
     def _check_tiles(self, image: TiffImageFile) -> None:
-        """Checks the size of all tiles: they are unpacked whole, even outside the image.
+        """Checks the total size of all tiles, which are decompressed whole, even outside the image.
 
         Raises ImageTooLargeError.
         """
@@ -177,16 +177,16 @@ class ImageDecoder:
         self._check_size(across * tile_width, down * tile_height)
 
     def draft_size(self, width: int, height: int) -> tuple[int, int]:
-        """Returns the least (width, height) to decode a JPEG to; the codec rounds up."""
+        """Returns the minimum (width, height) to decode a JPEG to; the codec rounds up."""
         resize = self.pipeline.resize
         if isinstance(resize, int):
             scale = DRAFT_MARGIN * resize / min(width, height)
             return round(width * scale), round(height * scale)
-        side = DRAFT_MARGIN * max(resize)  # EXIF may still exchange width and height
+        side = DRAFT_MARGIN * max(resize)  # EXIF may still swap width and height
         return side, side
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """Returns the (width, height) that `pipeline.resize` makes of an image, before the crop."""
+        """Returns an image's (width, height) after `pipeline.resize`, before the crop."""
         short = self.pipeline.resize
         if not isinstance(short, int):
             return short[1], short[0]
@@ -194,7 +194,7 @@ class ImageDecoder:
         return (short, long) if width <= height else (long, short)
 
     def _start(self, length: int, crop: int) -> int:
-        """Returns where the centre's crop begins along a side; below 0 if the side is shorter."""
+        """Returns where the centre crop starts along a side; negative if the side is shorter."""
         rest = (length - crop) / 2
         down = self.pipeline.crop_rounding == "down" or rest < 0
         return math.floor(rest) if down else round(rest)
@@ -202,14 +202,14 @@ class ImageDecoder:
     def _transform(self, image: DecodedImage) -> NDArray[np.uint8]:
         """Resizes and crops in one step, which samples only the crop's pixels; then enlarges.
 
-        Takes two steps where the pipeline is `exact`: Pillow rounds the edges of a part of an image.
+        If the pipeline is `exact`, it takes two steps, because Pillow rounds the edges of a box.
         """
         pipeline = self.pipeline
         width, height = size_of(image)
         new_width, new_height = self._resized(width, height)
         crop = pipeline.center_crop
         if crop is None or crop > min(new_width, new_height) or pipeline.exact:
-            self._check_size(new_width, new_height)  # a long and narrow image grows
+            self._check_size(new_width, new_height)  # a long, narrow image may become too large
             pixels = self._resizer.resize(image, (new_width, new_height))
             if crop:
                 left, top = self._start(new_width, crop), self._start(new_height, crop)
@@ -245,9 +245,9 @@ def read_header(data: bytes) -> Header | None:
 
 
 def has_plain_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
-    """Returns whether nothing but tables precedes the scans, and there are not too many scans.
+    """Returns whether only tables precede the scans and there are not too many scans.
 
-    `place` is the end of the frame's segment, `frame` its marker.
+    `place` is the end of the frame's segment, `frame` is its marker.
     """
     if frame not in SEQUENTIAL and frame != PROGRESSIVE:
         return False
@@ -265,15 +265,15 @@ def has_plain_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
 
 
 def jpeg_scale(header: Header, least: tuple[int, int]) -> int:
-    """Returns the divisor that shrinks to no less than `least` (width, height), as Pillow's `draft`."""
+    """Returns the largest divisor that keeps at least `least` (width, height), like Pillow's `draft`."""
     most = min(header.width // max(1, least[0]), header.height // max(1, least[1]))
     return next((divisor for divisor in SCALES if divisor <= most), 1)
 
 
 def decode_jpeg(data: bytes, header: Header, divisor: int) -> NDArray[np.uint8] | None:
-    """Decodes a `plain` file to RGB, uint8 [height, width, 3], both sides divided and rounded up.
+    """Decodes a `plain` file to RGB, uint8 [height, width, 3], with both sides divided and rounded up.
 
-    Returns None if libjpeg-turbo complains of anything: Pillow accepts some of these files.
+    Returns None if libjpeg-turbo reports any problem, because Pillow accepts some of these files.
     """
     assert TURBO is not None  # noqa: S101 the caller has checked it
     width, height = -(-header.width // divisor), -(-header.height // divisor)
@@ -293,7 +293,7 @@ def check_size(width: int, height: int, most: int) -> None:
 
 @contextmanager
 def codec_errors_are_client_errors() -> Iterator[None]:
-    """Turns the codecs' exceptions, of any type for hostile bytes, into InvalidImageError."""
+    """Turns the codecs' exceptions, which can be of any type, into InvalidImageError."""
     try:
         yield
     except (ImageTooLargeError, InvalidImageError):
@@ -306,11 +306,11 @@ def codec_errors_are_client_errors() -> Iterator[None]:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Applies the EXIF orientation; a broken EXIF block counts as none."""
+    """Applies the EXIF orientation; ignores broken EXIF data."""
     image.load()
     try:
         orientation = image.getexif().get(ORIENTATION)
-    except Exception:  # the pixels are fine
+    except Exception:  # the pixels are still fine
         return image
     if isinstance(orientation, int) and orientation in UPRIGHT:
         return image.transpose(UPRIGHT[orientation])
@@ -318,14 +318,14 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def is_negative(image: Image.Image) -> bool:
-    """Returns whether a TIFF's 0 is white and Pillow has not inverted it, as it does up to 8 bits."""
+    """Returns whether 0 is white in a TIFF that Pillow has not inverted (it does so up to 8 bits)."""
     if not isinstance(image, TiffImageFile) or image.mode not in ("I;16", "F"):
         return False
     return image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts any mode to RGB: puts transparency over white, reduces 16 bits a channel to 8."""
+    """Converts any mode to RGB: puts transparency over white, reduces 16 bits per channel to 8."""
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.dtype != np.uint16:
@@ -335,7 +335,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         values = np.nan_to_num(np.asarray(image), nan=0.0)
         return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
-        if image.mode == "La":  # Pillow has no direct way
+        if image.mode == "La":  # Pillow cannot convert it directly
             image = image.convert("LA")
         rgba = image if image.mode == "RGBA" else image.convert("RGBA")
         white = Image.new("RGB", rgba.size, "white")

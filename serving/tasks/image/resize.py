@@ -1,10 +1,10 @@
-"""Antialiased resampling as Pillow's; bilinear is several times faster where there is SIMD code.
+"""Antialiased resampling like Pillow's; bilinear is several times faster if SIMD code is available.
 
-The SIMD code of `cykooz.resizer` differs from Pillow by one grey level at most, in 7 to 24 % of the
-pixels: in 105 images that moves a probability of the shipped model by 0.002 in the median, by 0.009 at
-most. It lacks wheels for some systems, copies its input, and holds the interpreter's lock while it
-works. So Pillow resizes images that are large or of another mode. Pillow also enlarges: there the
-difference could be two levels. All other filters are Pillow's.
+The SIMD code of `cykooz.resizer` differs from Pillow by at most one grey level, in 7 to 24 % of the
+pixels. Over 105 images this changes a probability of the shipped model by 0.002 in the median and by at
+most 0.009. The library lacks wheels for some systems, copies its input, and holds the GIL while it
+works. So Pillow resizes images that are large or not RGB. Pillow also enlarges, because there the
+difference could be two levels, and it computes all other filters.
 Called by `decode.py` on a decoding thread or the event loop.
 """
 
@@ -25,14 +25,14 @@ with contextlib.suppress(ImportError):
 
 MAX_SIMD_PIXELS = 1_000_000
 Box = tuple[float, float, float, float]
-DecodedImage = Image.Image | NDArray[np.uint8]  # an array is RGB, [height, width, 3]
+DecodedImage = Image.Image | NDArray[np.uint8]  # arrays are RGB, [height, width, 3]
 
 
 class Resizer:
-    """Resizer for all threads; every thread has its own buffers."""
+    """Resizer shared by all threads; each thread has its own buffers."""
 
     def __init__(self, filter_name: str = "bilinear", exact: bool = False) -> None:
-        """`exact` leaves all to Pillow."""
+        """`exact` uses Pillow for everything."""
         self._filter = Resampling[filter_name.upper()]
         self._by_simd = SIMD is not None and self._filter == Resampling.BILINEAR and not exact
         self._local = threading.local()
@@ -51,7 +51,7 @@ class Resizer:
         if quick and reduces and width * height <= MAX_SIMD_PIXELS:
             source = SIMD.ImageData(width, height, SIMD.PixelType.U8x3, image.tobytes())
             target = SIMD.ImageData(*size, SIMD.PixelType.U8x3)
-            with contextlib.suppress(RuntimeError):  # left + width may round to a hair beyond the edge
+            with contextlib.suppress(RuntimeError):  # rounding may put the box slightly beyond the edge
                 self._own().resize(source, target, options((left, top, right, bottom)))
                 return np.frombuffer(target.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
         if isinstance(image, np.ndarray):
@@ -67,7 +67,7 @@ class Resizer:
 
 @lru_cache(maxsize=64)
 def options(box: Box) -> Any:
-    """Returns the SIMD code's options for this part of an image."""
+    """Returns the SIMD code's options for a part of an image."""
     chosen = SIMD.ResizeOptions(SIMD.ResizeAlg.convolution(SIMD.FilterType.bilinear))
     left, top, right, bottom = box
     chosen.crop_box = SIMD.CropBox(left, top, right - left, bottom - top)

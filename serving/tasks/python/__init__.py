@@ -1,1 +1,1 @@
-"""Python of your own as a task: the class users extend, and both sides that run it."""
+"""Python tasks: the class that users extend, and the code that runs it in worker and web process."""

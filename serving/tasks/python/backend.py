@@ -1,7 +1,7 @@
-"""Python of one's own as a model: the worker imports the class that model.json names, and calls it.
+"""Backend for Python tasks: the worker imports the class named in model.json and calls it.
 
-Requests and answers are JSON, as bytes that may end in spaces: so a batch is padded. Web processes never
-import the class; the supervisor's profile has its types for them, as JSON schemas.
+Requests and answers are JSON as bytes; trailing spaces pad a batch. Web processes never import the
+class; they get its types as JSON schemas from the worker's report.
 """
 
 import json
@@ -31,43 +31,43 @@ from serving.tasks.python.task import PythonTask
 from serving.tensors import Array, Signature
 
 NOT_NUMBERS = re.compile(rb"null|[:\[,]-?(?:NaN|Infinity)")
-"""What pydantic may write for a number that is not finite."""
+"""Text that pydantic may write for a number that is not finite."""
 
 MAX_TEXT = 1000
-"""Characters of a refusal's reason."""
+"""Maximum number of characters in a refusal's reason."""
 
 MAX_PROBLEMS = 20
-"""More problems than that in one request are counted, not named: a hostile request has millions."""
+"""If a request has more problems, they are only counted: a hostile request has millions."""
 
 MAX_SCHEMA = 16 * 1024
-"""Bytes of a JSON schema, which must fit into the messages between the processes."""
+"""Maximum bytes of a JSON schema, which must fit into messages between the processes."""
 
 
 class Status(IntEnum):
-    """What the bytes of an answer are."""
+    """Meaning of the bytes of an answer."""
 
     ANSWER = 0  # JSON of the declared type
     REFUSED = 1  # text of a ValueError: 400
-    NOT_OF_TYPE = 2  # reason why the JSON is not of the declared type: 422
-    NOT_JSON = 3  # reason why it is no JSON: 400
+    NOT_OF_TYPE = 2  # why the request is not of the declared type: 422
+    NOT_JSON = 3  # why the request is not JSON: 400
 
 
 Result = tuple[Status, bytes]
 
 
 class TaskError(Exception):
-    """Class that breaks its contract, in words."""
+    """The class violates its contract; the message says how."""
 
 
 class PythonBackend:
-    """Implements `serving.backends.base.Backend` and `DeclaredBackend` with a class of one's own."""
+    """Implements `serving.backends.base.Backend` and `DeclaredBackend` with a user's class."""
 
     def __init__(self) -> None:
         self._task: Any = None
         self._on_gpu = False
         self._warming_up = True
         self.example = b""
-        """Request of warm-up, in JSON; empty: there is none, and warm-up measures nothing."""
+        """Request for warm-up, in JSON; if it is empty, warm-up measures nothing."""
 
         self.batch_cap = 0
         self.schemas: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class PythonBackend:
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Checks the digests of the model's files, then imports and loads the class.
 
-        The device is a GPU only where the settings say `cuda`; `auto` is the CPU. Raises
+        The device is a GPU only if the setting is `cuda`; `auto` means the CPU. Raises
         ConfigurationError, and whatever the class raises.
         """
         description, device = model.description, "cpu"
@@ -96,7 +96,7 @@ class PythonBackend:
         return BackendInfo(name, device, "python", "-", "the task itself decides")
 
     def _read_declarations(self, declared: Any, settings: Settings) -> None:
-        """Reads the class's types, its example and its largest batch. Raises ConfigurationError."""
+        """Reads the class's types, example and largest batch. Raises ConfigurationError."""
         self._request, request = declared_type(declared, "Request", "validation")
         self._answer, answer = declared_type(declared, "Answer", "serialization")
         self.schemas = {"request": request, "answer": answer}
@@ -116,10 +116,10 @@ class PythonBackend:
             self.batch_cap = min(most or allowed, allowed)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Computes a batch of requests: a status and an answer each, see `PythonRequests.plan`.
+        """Computes a batch; returns a status and an answer for each request, see `PythonRequests.plan`.
 
-        A request that is refused costs the others nothing. Every other exception is raised: the engine
-        then tries each request alone.
+        A refused request does not affect the others. All other exceptions are raised; the engine then
+        tries each request alone.
         """
         requests: Any = inputs[0]
         if self._warming_up:
@@ -138,7 +138,7 @@ class PythonBackend:
         return statuses, np.frombuffer(answers, np.uint8).reshape(len(results), width)
 
     def _results(self, requests: Iterable[Array | bytes]) -> list[Result]:
-        """Returns the result of each request; those that are not refused are computed as one batch."""
+        """Returns the result of each request; requests that are not refused are computed together."""
         results: dict[int, Result] = {}
         items: dict[int, Any] = {}
         for place, data in enumerate(requests):
@@ -156,7 +156,7 @@ class PythonBackend:
         return [results[place] for place in sorted(results)]
 
     def _computed(self, items: dict[int, Any]) -> dict[int, Result]:
-        """Returns the result of each item. A ValueError of `infer` refuses an item that is alone."""
+        """Returns the result of each item. A ValueError from `infer` refuses a single item."""
         try:
             outputs = self._task.infer(list(items.values()))
         except ValueError as error:
@@ -170,7 +170,7 @@ class PythonBackend:
         return {place: self._finished(output) for place, output in zip(items, results, strict=True)}
 
     def _finished(self, output: Any) -> Result:
-        """Returns the answer of one output."""
+        """Returns the result for one output."""
         try:
             answer = self._postprocess(output)
         except ValueError as error:
@@ -185,16 +185,16 @@ class PythonBackend:
         return Status.ANSWER, text
 
     def trim(self) -> None:
-        """Ends warm-up: from now on requests are read."""
+        """Ends warm-up: from now on `infer` computes its requests instead of the example."""
         self._warming_up = False
 
     def close(self) -> None:
-        """Drops the task."""
+        """Drops the class's instance."""
         self._task = None
 
 
 def is_finite(value: Any) -> bool:
-    """Returns whether a value that pydantic has dumped has no infinity or NaN in it."""
+    """Returns whether a value dumped by pydantic contains no infinity and no NaN."""
     if isinstance(value, dict):
         return all(map(is_finite, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
@@ -203,9 +203,9 @@ def is_finite(value: Any) -> bool:
 
 
 def import_class(name: str, folder: Path) -> Any:
-    """Returns `module:Class`, imported from where Python imports things. Raises ConfigurationError.
+    """Returns the class `module:Class`, imported from Python's usual path. Raises ConfigurationError.
 
-    Nothing is imported from `folder`, the model's: what brings data must not bring code.
+    Nothing is imported from the model folder, `folder`: a source of data must not be a source of code.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -228,7 +228,7 @@ def import_class(name: str, folder: Path) -> Any:
 
 
 def is_outside(module: str, folder: Path) -> bool:
-    """Returns whether a module lies outside a folder; imports its parents. Raises ImportError."""
+    """Returns whether a module is outside of a folder; imports its parents. Raises ImportError."""
     spec = find_spec(module)
     if spec is None:
         raise ModuleNotFoundError(f"there is no module {module} on PYTHONPATH or installed")
@@ -239,7 +239,7 @@ def is_outside(module: str, folder: Path) -> bool:
 def declared_type(
     declared: Any, name: str, mode: Literal["validation", "serialization"]
 ) -> tuple[TypeAdapter[Any], Any]:
-    """Returns the adapter of a class's type, and its JSON schema. Raises ConfigurationError."""
+    """Returns the adapter for one of a class's types, and its JSON schema. Raises ConfigurationError."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(getattr(declared, name))
         schema: Any = adapter.json_schema(mode=mode)
@@ -252,7 +252,7 @@ def declared_type(
 
 
 def invalid(error: ValidationError) -> Result:
-    """Returns the refusal of what is no JSON, or JSON of another type."""
+    """Returns the refusal of a request that is not JSON or not of the declared type."""
     if (count := error.error_count()) > MAX_PROBLEMS:
         return Status.NOT_OF_TYPE, f"{count} values are not of the declared type".encode()
     no_json = error.errors(include_input=False)[0]["type"] == "json_invalid"
@@ -260,12 +260,12 @@ def invalid(error: ValidationError) -> Result:
 
 
 def refused(error: ValueError) -> Result:
-    """Returns the refusal of a request by the class."""
+    """Returns the refusal of a request by the class itself."""
     return Status.REFUSED, words(error)[:MAX_TEXT].encode(errors="replace")
 
 
 def words(error: ValueError) -> str:
-    """Returns an error's text on one line; of pydantic's errors without the values."""
+    """Returns an error's text on one line; leaves out the values in pydantic's errors."""
     text = in_words(error) if isinstance(error, ValidationError) else str(error)
     return " ".join(text.split()) or type(error).__name__
 

@@ -19,7 +19,7 @@ from serving.tasks.python.web import PythonRequests
 
 
 def main(arguments: list[str]) -> int:
-    """Checks the task that the arguments name; returns the exit status."""
+    """Checks the task named in the arguments; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serving check", description=__doc__)
     parser.add_argument("task", help="my_module:MyTask")
     parser.add_argument("--model-dir", type=Path, help="the model's folder; without it, an empty one")
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(task: str, model_dir: Path | None, request: str | None) -> int:
-    """Checks a task, `module:Class`, with JSON or its own example; returns the exit status."""
+    """Checks a task, `module:Class`, with a JSON request or its example; returns the exit status."""
     with tempfile.TemporaryDirectory() as empty:
         try:
             model = Model(
@@ -49,7 +49,7 @@ def run(task: str, model_dir: Path | None, request: str | None) -> int:
 
 
 def check(model: Model, settings: Settings, request: str | None) -> None:
-    """Loads the task and asks it once, then twice in one batch. Raises what it raises."""
+    """Loads the task; calls it with one request, then with a batch of two. Raises what it raises."""
     backend, started = PythonBackend(), time.perf_counter()
     info = backend.load(model, settings)
     print(f"{info.backend} on {info.device}: loaded in {since(started)}")  # noqa: T201
@@ -70,12 +70,12 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
 
 
 def since(started: float) -> str:
-    """Returns the time since then, in words."""
+    """Returns the time since `started`, such as `12.3 ms`."""
     return f"{(time.perf_counter() - started) * 1000:.1f} ms"
 
 
 def place(error: BaseException, task: str) -> str:
-    """Returns the line of the task's module that raised, or called what raised."""
+    """Returns the last line of the task's module in the traceback, or else the last line of all."""
     file = sys.modules[task.partition(":")[0]].__file__
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])

@@ -1,6 +1,6 @@
-"""Python of one's own, as a web process sees it: JSON in, JSON out, and the declared types of both.
+"""Python tasks as seen by a web process: JSON in, JSON out, and the declared types of both.
 
-The class itself is imported and called by the worker only, see `backend.py`.
+Only the worker imports and calls the class itself; see `backend.py`.
 """
 
 import re
@@ -38,11 +38,11 @@ from serving.tensors import Array, Signature, TensorSpec
 INLINE_BYTES = 64 * 1024
 SPACE = 0x20
 MAX_ANSWER = 1024 * 1024
-"""Bytes of an answer, unless model.json says otherwise."""
+"""Maximum bytes of an answer, unless model.json says otherwise."""
 
 BATCH_ELEMENTS = 4 * 1024 * 1024
-SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks, and builds nothing
-LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")  # it may be one; text can look alike
+SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks the syntax without building anything
+LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")  # possibly one; text may match, too
 ERRORS: dict[int, type[RequestError]] = {
     Status.REFUSED: RejectedError,
     Status.NOT_OF_TYPE: InvalidRequestError,
@@ -51,11 +51,11 @@ ERRORS: dict[int, type[RequestError]] = {
 
 
 class PythonRequests(Task):
-    """Hands JSON to the worker and its answer back."""
+    """Passes JSON to the worker and the answer back."""
 
     request_signature = 0
     takes_json = True
-    inline_limit = INLINE_BYTES  # what is small is only copied
+    inline_limit = INLINE_BYTES  # copying small requests is cheap
 
     def __init__(self, parts: TaskParts) -> None:
         super().__init__(parts)
@@ -69,7 +69,7 @@ class PythonRequests(Task):
 
     @classmethod
     def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
-        """Returns how every Python task is called. Raises ConfigurationError for an unknown limit."""
+        """Returns the signature of all Python tasks. Raises ConfigurationError for an unknown limit."""
         limits = {"request_bytes": parts.settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
         if unknown := parts.model.description.limits.keys() - limits.keys():
             raise ConfigurationError(
@@ -81,7 +81,7 @@ class PythonRequests(Task):
         return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Returns the JSON as it is, or that of fields that another protocol has brought.
+        """Passes JSON on unchanged, or encodes the fields that another protocol has delivered.
 
         Raises InvalidJsonError or PayloadTooLargeError.
         """
@@ -105,35 +105,36 @@ class PythonRequests(Task):
         text = answer.tobytes().rstrip()
         if error := ERRORS.get(int(status)):
             raise error(text.decode(errors="replace"))
-        value = msgspec.json.decode(text)  # whole numbers of any size, where orjson makes floats
+        value = msgspec.json.decode(text)  # supports integers of any size; orjson returns floats
         return [value if is_object(self.answer_schema) else {"answer": value}]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
-        """Returns the answer as the class gave it."""
+        """Returns the answer as the class returned it."""
         return candidates[0] if is_object(self.answer_schema) else candidates[0]["answer"]
 
 
 def resolved(schema: Schema) -> Schema:
-    """Returns the schema that a reference at the top stands for; recursive types have one."""
+    """Returns the schema that a top-level reference, as in recursive types, refers to."""
     name = schema.get("$ref", "").rpartition("/")[2]
     definition: Schema = schema.get("$defs", {}).get(name, schema)
     return definition
 
 
 def is_object(schema: Schema) -> bool:
-    """Returns whether a type's fields are known."""
+    """Returns whether a type is an object with known fields."""
     return "properties" in resolved(schema)
 
 
 def declared_fields(schema: Schema, name: str) -> tuple[Field, ...]:
-    """Returns the fields of a type; a type without fields is one field of this name."""
+    """Returns the fields of a type; a type without fields becomes a single field called `name`."""
     return fields_of(resolved(schema)) if is_object(schema) else (field_of(name, schema, True),)
 
 
 def check_json(data: bytes) -> None:
-    """Checks that a body is JSON, and that no number in it is too large for a float.
+    """Checks that a body is JSON and contains no number that is too large for a float.
 
-    pydantic, which reads it in the worker, also takes NaN and Infinity. Raises InvalidJsonError.
+    This is needed because pydantic, which parses it in the worker, also accepts NaN and Infinity. Raises
+    InvalidJsonError.
     """
     try:
         SYNTAX.decode(data)
