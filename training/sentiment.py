@@ -226,7 +226,7 @@ def export_to(out: Path, tokenizer: Tokenizer, weights: Path, temperature: float
         name="sentiment",
         version="1",
         title="Good or bad?",
-        description="Type a sentence about a film, and see whether it sounds pleased.",
+        description="Type a sentence about a film to see whether it sounds positive or negative.",
         task=TEXT_CLASSIFICATION,
         labels=list(LABELS),
         text=TextPipeline(max_tokens=MOST_TOKENS, pad_token_id=tokenizer.token_to_id(PAD)),

@@ -115,7 +115,7 @@ def test_a_file_that_is_too_large(page: Page, stub: StubApi) -> None:
     page.get_by_label("Photo").evaluate("field => { delete field.dataset.most }")
     page.get_by_label("Photo").set_input_files(payload("film", b"\0" * (15 * 2**20), "video/mp4"))
     page.get_by_role("button", name="Send").click()
-    expect(page.locator(".problem")).to_contain_text("This is too large. The limit is 14 MB.")
+    expect(page.locator(".problem")).to_contain_text("The request is too large. The limit is 14 MB.")
     assert not stub.asked
 
 
