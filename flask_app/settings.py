@@ -111,7 +111,7 @@ class Settings(BaseSettings):
         """Raises ValueError for a key that no header can carry, such as one with a line's end."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
-            raise ValueError("a key has no space at its ends and no control characters")
+            raise ValueError("remove spaces around the key and control characters from it")
         return value
 
     @property

@@ -77,7 +77,7 @@ def serve(
     kinds = weights_of(backend, given.get("precision", os.environ.get("SERVING_PRECISION")))
     fetched = [downloaded(place, revision, kinds) for place in places or ()]
     if revision and fetched == (places or []):
-        raise ConfigurationError("--revision needs an id of the Hugging Face Hub")
+        raise ConfigurationError("--revision needs a model id of the Hugging Face Hub")
     settings, models = configure(given, fetched, served_model_name)
     page = None if no_page else configure_page(settings)
     service = "serving_ray" if ray else "serving"
@@ -129,7 +129,7 @@ def configure(given: dict[str, str], places: list[str], name: str | None) -> tup
 def models_to_serve(places: list[str], name: str | None) -> dict[str, str]:
     """Returns the variables that name the models. Raises ConfigurationError."""
     if name and len(places) != 1:
-        raise ConfigurationError(f"--served-model-name names one model, not {len(places)}")
+        raise ConfigurationError(f"--served-model-name needs exactly one model, not {len(places)}")
     if not places:
         return {}
     if name:
@@ -138,7 +138,7 @@ def models_to_serve(places: list[str], name: str | None) -> dict[str, str]:
     elif len(places) == 1 and Path(places[0]).exists():  # with whatever characters
         return {"SERVING_MODEL_DIR": places[0], "SERVING_MODELS": ""}
     if wrong := [place for place in places if "," in place]:
-        raise ConfigurationError(f"{wrong[0]} has a comma in it: serve it alone")
+        raise ConfigurationError(f"{wrong[0]} contains a comma: serve this model alone")
     return {"SERVING_MODELS": ",".join(places)}
 
 
@@ -165,7 +165,7 @@ def free_port(host: str) -> int:
         with socket.create_server((host, 0), family=family) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
-        raise ConfigurationError(f"{host} cannot be listened on: {error.strerror}") from error
+        raise ConfigurationError(f"cannot listen on {host}: {error.strerror}") from error
 
 
 def text_of(name: str, value: str | Path) -> str:

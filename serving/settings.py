@@ -279,7 +279,7 @@ class Settings(BaseSettings):
         """Checks that a key has no spaces around it: a file's line end would lock everybody out."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
-            raise ValueError("a key has no space at its ends and no control characters")
+            raise ValueError("remove spaces around the key and control characters from it")
         return value
 
 

@@ -64,7 +64,7 @@ class Options:
             raise ValueError(f"{self.url!r} is not like http://host:port")
         self.url = self.url.rstrip("/")
         if self.protocol not in get_args(Protocol):
-            raise ValueError(f"{self.protocol!r} is none of {', '.join(get_args(Protocol))}")
+            raise ValueError(f"{self.protocol!r} is not one of {', '.join(get_args(Protocol))}")
         times = (self.timeout_s, self.service_timeout_s, self.connect_timeout_s)
         if min(times) <= 0 or self.tries < 1 or self.connections < 1:
             raise ValueError("times, tries and connections must be positive")

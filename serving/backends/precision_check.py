@@ -164,9 +164,9 @@ def fp16_or_fp32(
     Both are logits [N, classes]. Raises ConfigurationError instead of `fp32` if `insist` is set.
     """
     seen = max_difference(expected, found)
-    reason = f"in fp16 a probability differs by {seen:.3f} from fp32"
+    reason = f"the largest difference of a probability in fp16 from fp32 is {seen:.3f}"
     if seen <= MAX_DIFFERENCE:
-        return "fp16", FORCED.format("fp16") if insist else f"{reason} at most"
+        return "fp16", FORCED.format("fp16") if insist else reason
     if insist:
         raise ConfigurationError(f"SERVING_PRECISION=fp16 cannot be used: {reason}")
     return "fp32", reason

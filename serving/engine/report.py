@@ -50,7 +50,7 @@ class WorkerReport(Profile):
     """Web processes that use the engine."""
 
     web_processes_reason: str | None = None
-    """What `auto` has chosen their number by."""
+    """Why `auto` chose this number."""
 
     @property
     def device_type(self) -> str:

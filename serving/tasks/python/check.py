@@ -56,7 +56,9 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
     backend.trim()
     data = request.encode() if request else backend.example
     if not data:
-        raise ConfigurationError("there is nothing to ask: give the class an example, or use --request")
+        raise ConfigurationError(
+            "there is no request to send: give the class an example, or use --request"
+        )
     (signature,) = PythonRequests.plan(TaskParts(model, settings))
     for count in (1, 2):
         started = time.perf_counter()

@@ -95,7 +95,7 @@ def test_a_fixed_batch_size_is_the_only_one(tmp_path: Path, size: int) -> None:
 
 def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
     assert signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7).limits == {"n": 7}
-    with pytest.raises(ConfigurationError, match=r"name \['m'\]; the axes that vary are \['n'\]"):
+    with pytest.raises(ConfigurationError, match=r"unknown axes \['m'\]; the variable axes are \['n'\]"):
         signature(identity(["N", "n"], ["N", "n"]), tmp_path, m=7)
 
 
@@ -121,7 +121,7 @@ def test_a_first_axis_that_has_a_limit_is_not_the_batch(tmp_path: Path) -> None:
     )
     taken = signature(made, tmp_path)
     assert taken.outputs[0].shape == (2,)
-    assert "found is taken for the batch" in taken.outputs[0].note
+    assert "found is taken as the batch" in taken.outputs[0].note
     actual = signature(made, tmp_path, found=4)
     assert (actual.outputs[0].shape, actual.batch_size) == (("found", 2), 1)
 
@@ -193,13 +193,13 @@ def sequence() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (identity(["N"], ["N"], TensorProto.STRING), "x is of the type STRING, which is not served"),
+        (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
         (identity(["N"], ["N"], TensorProto.BFLOAT16), "x is of the type BFLOAT16"),
-        (sequence(), "y is no tensor, but of the type sequence"),
+        (sequence(), "y is not a tensor, but has the type sequence"),
         (model([], [], []), "no input"),
         (
             model([node("Magic", "x", "y")], [value("x")], [value("y", axes=None)]),
-            "the number of axes of the output y is not known",
+            "the number of axes of the output y is unknown",
         ),
     ],
 )

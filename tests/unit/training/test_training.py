@@ -143,7 +143,7 @@ def test_labels_of_torchserve_and_of_other_systems(tmp_path: Path) -> None:
         ({"--weights": "other.pt"}, "tensors are missing"),
         ({"--labels": "two.txt"}, "2 labels"),
         ({"--labels": "empty.txt"}, "labels: "),
-        ({"--architecture": "ResNet18"}, "near: resnet18"),
+        ({"--architecture": "ResNet18"}, "similar names: resnet18"),
         ({"--architecture": "fasterrcnn_resnet50_fpn"}, "no classifier"),
         ({"--resize": "256"}, "center_crop"),
         ({"--resize": "99999x9"}, "4096"),

@@ -158,8 +158,8 @@ def test_warm_up_computes_the_example_and_afterwards_spaces_are_no_request(tmp_p
     ("code", "reason"),
     [
         ("max_batch_size = 0", "max_batch_size is 0"),
-        ("example = {'y': 1}", "the example is no Request: x: Field required"),
-        ("Answer = object()", "Answer is no type that pydantic takes"),
+        ("example = {'y': 1}", "the example is not a valid Request: x: Field required"),
+        ("Answer = object()", "Answer is not a type that pydantic supports"),
         ("infer = None", "own:Broken has no infer"),
         ("Request = None", "own:Broken has no Request"),
     ],
@@ -173,9 +173,9 @@ def test_a_broken_declaration_is_refused(module: Path, tmp_path: Path, code: str
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        ("own:Nobody", "names no class as module:Class"),
-        ("own", "names no class"),
-        ("own:CODE", "names no class"),
+        ("own:Nobody", "is not a class as module:Class"),
+        ("own", "is not a class"),
+        ("own:CODE", "is not a class"),
         ("nowhere.at.all:Class", "there is no module nowhere"),
         ("own.deeper:Class", "own.deeper cannot be imported"),
         (":Class", "cannot be imported"),
