@@ -24,21 +24,23 @@ Places = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME=]FOLDER",
-        help="Folders of models, .onnx files, or ids of the Hugging Face Hub (org/name); without any, "
-        "the model that names food.",
+        help="Model folders, .onnx files, or model ids of the Hugging Face Hub (org/name). By default, "
+        "a model that classifies food.",
         show_default=False,
     ),
 ]
-Backend = Annotated[str, typer.Option(help="onnx, pt (PyTorch), or a package.", metavar="onnx|pt")]
+Backend = Annotated[
+    str, typer.Option(help="onnx, pt (PyTorch), or the name of a package.", metavar="onnx|pt")
+]
 ModelName = Annotated[
-    str | None, typer.Option(help="Name of the model, where FOLDER names only one.", metavar="NAME")
+    str | None, typer.Option(help="Name of the model, if there is only one.", metavar="NAME")
 ]
 Revision = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of an id of the Hugging Face Hub.")
+    str | None, typer.Option(help="Branch, tag or commit of a model on the Hugging Face Hub.")
 ]
-NoPage = Annotated[bool, typer.Option("--no-page", help="Serves the API only.")]
+NoPage = Annotated[bool, typer.Option("--no-page", help="Serve only the API.")]
 Ray = Annotated[
-    bool, typer.Option("--ray", help="Serves from three replicas on a local Ray.", hidden=True)
+    bool, typer.Option("--ray", help="Serve three replicas on a local Ray cluster.", hidden=True)
 ]
 
 
@@ -52,7 +54,7 @@ def show_all(context: typer.Context, wanted: bool) -> None:
 
 
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", callback=show_all, is_eager=True, help="Shows every option.")
+    bool, typer.Option("--help-all", callback=show_all, is_eager=True, help="Show every option.")
 ]
 
 
@@ -66,7 +68,7 @@ def serve(
     help_all: HelpAll = False,  # noqa: ARG001 its callback does all
     **values: str | Path | None,
 ) -> None:
-    """Serves models: a page and an API, until Ctrl-C.
+    """Serves models with an API and a web page, until Ctrl-C.
 
     An option beats its environment variable, which stands in brackets.
     """

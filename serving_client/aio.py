@@ -105,7 +105,7 @@ class AsyncClient(Options):
     def _native(self, fields: Mapping[str, object], options: RequestOptions) -> Call:
         """Builds a request of fields. Raises ValueError with another protocol."""
         if self.protocol != "native":
-            raise ValueError(f"the input must be a photo in the protocol {self.protocol!r}")
+            raise ValueError(f"the protocol {self.protocol!r} supports only photos")
         return calls.ask(fields, options)
 
     async def _ask(

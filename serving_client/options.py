@@ -61,7 +61,7 @@ class Options:
         """Checks the options; the clients extend it."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"{self.url!r} is not like http://host:port")
+            raise ValueError(f"{self.url!r} must have the form http://host:port")
         self.url = self.url.rstrip("/")
         if self.protocol not in get_args(Protocol):
             raise ValueError(f"{self.protocol!r} is not one of {', '.join(get_args(Protocol))}")

@@ -246,7 +246,7 @@ def export_to(out: Path, tokenizer: Tokenizer, weights: Path, temperature: float
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds data/sst2/.")],
     run: Annotated[Path, typer.Option(help="Folder for the trainings' logs and checkpoints.")],
-    out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/sentiment"),
+    out: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/sentiment"),
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     sst2 = data_dir / "data" / "sst2"
