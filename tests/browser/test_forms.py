@@ -67,7 +67,7 @@ def test_the_answer_is_a_table_and_json(page: Page) -> None:
     expect(page.locator(".card-sentence")).to_have_text("Label: Rosa <rugosa>")
     rows = page.locator(".values").first.locator("> tbody > tr > th").all_inner_texts()
     assert rows == ["Label", "Probability", "Picture", "Others", "Petals"]
-    expect(page.get_by_alt_text("Picture of the answer")).to_be_visible()
+    expect(page.get_by_alt_text("Image in the answer")).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert download.value.path().read_bytes().startswith(b"\x89PNG")
@@ -144,7 +144,7 @@ def test_another_version_gets_its_own_form(page: Page, stub: StubApi) -> None:
 
 def test_tensors(page_of: PageOf, stub: StubApi) -> None:
     page = page_of(GRAPH)
-    expect(page.locator(".lead")).to_contain_text("takes and gives tensors")
+    expect(page.locator(".lead")).to_contain_text("inputs and outputs are tensors")
     example = page.get_by_label("Request").input_value()
     page.get_by_label("Request").fill(example.replace("[ 0, 0, 0 ]", "[1, 2, 4]"))
     send(page)

@@ -118,7 +118,7 @@ def test_drop_of_a_picture_inside_another_page(open_page: Opener, stub: StubApi)
 def test_drop_of_an_address(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     give(page, "drop", ("text/uri-list", "https://example.org/soup.jpg"))
-    expect(page.locator(".problem")).to_contain_text("only the address")
+    expect(page.locator(".problem")).to_contain_text("only the image's address")
     expect(page.get_by_role("alert").last).to_contain_text("Copy the image")
     assert not stub.asked
 

@@ -94,7 +94,7 @@ def test_a_pair(page: Page, stub: StubApi) -> None:
 
 def test_limits_are_shown_while_typing(page: Page, stub: StubApi) -> None:
     count = page.locator("#count-text")
-    expect(count).to_have_text("At most 300 bytes a line.")
+    expect(count).to_have_text("At most 300 bytes per line.")
     write(page, "\u00fcber wonderful", 1)
     expect(count).to_have_text("15 of 300 bytes")
     write(page, THREE, 3)

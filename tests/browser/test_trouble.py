@@ -131,7 +131,7 @@ def test_heic_says_what_to_do(open_page: Opener) -> None:
     heic = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(payload("a.heic", heic, "image/heic"))
-    expect(page.locator(".card-note")).to_contain_text("Save it as JPEG")
+    expect(page.locator(".card-note")).to_contain_text("Save the photo as JPEG")
 
 
 def test_empty_file(open_page: Opener, stub: StubApi) -> None:

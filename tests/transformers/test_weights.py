@@ -131,5 +131,7 @@ def test_the_code_for_a_gpu_on_a_cpu(
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_a_precision_that_there_is_not(folder: Path, precision: str) -> None:
     settings = Settings.model_validate({"device": "cpu", "precision": precision})
-    with pytest.raises(ConfigurationError, match=f"SERVING_PRECISION={precision} is not for texts"):
+    with pytest.raises(
+        ConfigurationError, match=f"SERVING_PRECISION={precision} is not supported for texts"
+    ):
         TorchBackend().load(Model.read(folder), settings)

@@ -117,7 +117,7 @@ def test_a_text_that_was_cut(stub: StubApi, client: FlaskClient) -> None:
     body = {"prediction": "Positive", "probability": 0.9}
     stub.usual = Reply(200, body, {"X-Input-Truncated": "true"})
     answer = client.post("/ask", data={"text": "a wonderful day"})
-    assert answer.get_json()["page"]["note"].startswith("The text was too long for the model")
+    assert answer.get_json()["page"]["note"].startswith("The text was too long.")
     assert answer.headers["X-Input-Truncated"] == "true"
 
 
@@ -261,10 +261,10 @@ def test_strange_metadata_is_survived(stub: StubApi, client: FlaskClient, metada
             "The request doesn't match the model's input format.",
             "Stub says invalid_request.",
         ),
-        (error(400, "never_heard_of"), "This was not accepted.", "Stub says never_heard_of."),
+        (error(400, "never_heard_of"), "The request was not accepted.", "Stub says never_heard_of."),
         (error(503, "overloaded", 4), "The model is busy.", "Try again in a moment."),
         (error(500, "internal_error"), "Something went wrong on the server.", "Try again in a moment."),
-        (Reply(200, b"<html>"), "The model returned an invalid response.", "Try again; if it"),
+        (Reply(200, b"<html>"), "The model returned an invalid response.", "Try again. If this"),
     ],
 )
 @pytest.mark.parametrize("model", [SENTIMENT, READER], ids=lambda model: model["name"])
@@ -338,7 +338,7 @@ def test_a_model_without_an_example_cannot_be_tested(stub: StubApi, client: Flas
     serve(stub, {**FLOWERS, "example": None})
     page = client.get("/test")
     assert page.status_code == 400
-    assert "This model has no example that could be asked." in page.text
+    assert "This model has no example request." in page.text
 
 
 def shown(html: str, kind: str) -> str:

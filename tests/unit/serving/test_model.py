@@ -162,7 +162,7 @@ def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
         model.file("model.onnx")
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.onnx").write_bytes(b"something else")
-    with pytest.raises(ConfigurationError, match="is not the file"):
+    with pytest.raises(ConfigurationError, match="does not match its SHA-256"):
         model.file("model.onnx")
     with pytest.raises(ConfigurationError, match=r"has no 1/model\.safetensors for this backend"):
         model.file("model.safetensors")

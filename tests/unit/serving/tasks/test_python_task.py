@@ -173,7 +173,7 @@ def test_a_broken_declaration_is_refused(module: Path, tmp_path: Path, code: str
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        ("own:Nobody", "is not a class as module:Class"),
+        ("own:Nobody", "is not a class in the form module:Class"),
         ("own", "is not a class"),
         ("own:CODE", "is not a class"),
         ("nowhere.at.all:Class", "there is no module nowhere"),
@@ -219,7 +219,7 @@ def test_files_that_are_listed_must_be_those_that_were_described(tmp_path: Path)
         loaded(model)
     (model.folder / "3").mkdir()
     (model.folder / "3" / "weights").write_bytes(b"others")
-    with pytest.raises(ConfigurationError, match="is not the file"):
+    with pytest.raises(ConfigurationError, match="does not match its SHA-256"):
         loaded(model)
     (model.folder / "3" / "weights").write_bytes(b"weights")
     loaded(model)
