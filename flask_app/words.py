@@ -148,7 +148,7 @@ ERRORS = {
     "draining": ("The classifier is restarting.", "Try again in a moment."),
     "unauthorized": (
         "The classifier does not accept this page's API key.",
-        "The site's administrator must set the right one.",
+        "The site's administrator must set the right key.",
     ),
     "deadline_exceeded": ("The classifier took too long.", "Try again in a moment."),
     "api_timeout": ("The classifier took too long.", "Try again in a moment."),
@@ -184,7 +184,7 @@ REQUEST_ERRORS = {
     "draining": ("The service is restarting.", "Try again in a moment."),
     "unauthorized": (
         "The service does not accept this page's API key.",
-        "The site's administrator must set the right one.",
+        "The site's administrator must set the right key.",
     ),
     "deadline_exceeded": ("The model took too long.", "Try again in a moment."),
     "api_timeout": ("The model took too long.", "Try again in a moment."),

@@ -66,7 +66,7 @@ def error_for(state: State, failure_is_client_error: bool) -> Exception:
     """Returns the error that `submit` raises for a slot in this state."""
     if failure_is_client_error and state is State.FAILED:
         return InvalidTensorError(
-            "the model cannot compute this input, or not within the limits in model.json"
+            "the model cannot compute this input, or its outputs exceed the limits"
         )
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),

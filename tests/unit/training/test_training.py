@@ -138,7 +138,7 @@ def test_labels_of_torchserve_and_of_other_systems(tmp_path: Path) -> None:
         ({"--weights": "folder"}, "folder"),
         ({"--weights": "text.pt"}, "not a state dict"),
         ({"--weights": "text.safetensors"}, "not a state dict"),
-        ({"--weights": "list.pt"}, "holds no state dict"),
+        ({"--weights": "list.pt"}, "contains no state dict"),
         ({"--weights": "archive.mar"}, "TorchServe"),
         ({"--weights": "other.pt"}, "tensors are missing"),
         ({"--labels": "two.txt"}, "2 labels"),
