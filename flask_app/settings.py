@@ -113,7 +113,7 @@ class Settings(BaseSettings):
         """Raises ValueError for a key that no header can carry, such as one with a line's end."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
-            raise ValueError("remove spaces around the key and control characters from it")
+            raise ValueError("the key has spaces around it or control characters: remove them")
         return value
 
     @property

@@ -289,7 +289,7 @@ class Settings(BaseSettings):
         """Checks that a key has no spaces around it: a file's line end would lock everybody out."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
-            raise ValueError("remove spaces around the key and control characters from it")
+            raise ValueError("the key has spaces around it or control characters: remove them")
         return value
 
 
