@@ -436,7 +436,7 @@ def test_hostile_json(backend_url: str, body: Any, words: str) -> None:
         ({**FLOATS, "data": ["1"] * (3 * 224 * 224)}, "does not match the schema"),
         ({**FLOATS, "data": [True] * (3 * 224 * 224)}, "does not match the schema"),
         ({**FLOATS, "data": [[1.0], [1.0, 2.0]]}, "nested like"),
-        ({**FLOATS, "data": [[[[1.0], [1.0] * (3 * 224 * 224 - 1)]]]}, "unevenly"),
+        ({**FLOATS, "data": [[[[1.0], [1.0] * (3 * 224 * 224 - 1)]]]}, "different lengths"),
         ({**FLOATS, "shape": [3, 224, 224], "data": [[[1.0] * (3 * 224 * 224)]]}, "shape"),
         ({**FLOATS, "datatype": "FP64", "data": [1.0]}, "FP32, not 'FP64'"),
         ({**FLOATS, "shape": [1, 3, 224, 225], "data": [1.0]}, "shape"),

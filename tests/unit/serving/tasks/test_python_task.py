@@ -206,7 +206,7 @@ def test_code_in_the_models_folder_is_never_run(
         (folder / name).write_text(f"open({str(ran)!r}, 'w')\n")
     (tmp_path / "link").symlink_to(model.folder)
     monkeypatch.syspath_prepend(tmp_path / "link")
-    with pytest.raises(ConfigurationError, match="lies in the model's folder"):
+    with pytest.raises(ConfigurationError, match="is in the model's folder"):
         loaded(model)
     assert not ran.exists()
 
@@ -362,7 +362,7 @@ def test_a_slot_gives_back_what_a_large_item_used() -> None:
     [
         ("", ["--request", '{"x": 4}'], "2 in a batch, "),
         ("example = {'x': 4}", [], '{"x":8.0,"label":""}'),
-        ("", [], "there is nothing to ask"),
+        ("", [], "there is no request to send"),
         ("", ["--request", '{"y": 4}'], "the request is refused with 422: x: Field required"),
         ("", ["--request", "{"], "the request is refused with 400: the content: Invalid JSON"),
         ("def preprocess(self, _): raise ValueError('no')", ["--request", '{"x": 4}'], "with 400: no"),
