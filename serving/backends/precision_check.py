@@ -164,7 +164,7 @@ def fp16_or_fp32(
     Both are logits [N, classes]. Raises ConfigurationError instead of `fp32` if `insist` is set.
     """
     seen = max_difference(expected, found)
-    reason = f"the largest difference of a probability in fp16 from fp32 is {seen:.3f}"
+    reason = f"in fp16 probabilities differ from fp32 by up to {seen:.3f}"
     if seen <= MAX_DIFFERENCE:
         return "fp16", FORCED.format("fp16") if insist else reason
     if insist:

@@ -293,7 +293,7 @@ def test_tensorflow_servings_columns(url: str) -> None:
         ({"instances": [{"TEXT_PAIR": "warm"}]}, "TEXT is missing"),
         ({"instances": [{"b64": "d2FybQ==", "TEXT_PAIR": "warm"}]}, "TEXT is missing"),
         ({"instances": [{"TEXT": "a", "b64": "d2FybQ=="}]}, "b64 is an alias for TEXT"),
-        ({"instances": [{"b64": "?"}]}, "TEXT is not base64"),
+        ({"instances": [{"b64": "?"}]}, "TEXT is not valid base64"),
         ({"instances": [{"b64": "/w=="}]}, "not UTF-8"),
         ({"instances": [""]}, "empty"),
     ],

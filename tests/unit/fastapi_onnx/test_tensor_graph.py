@@ -169,7 +169,7 @@ def test_outputs_without_a_batch_axis_are_computed_for_one_item(
             [(1, 3), (3, 1)],
             "fixed at 1, but the output y cannot be divided",
         ),
-        (identity([9999], [9999]), [(9999,), (9999,)], "fixed at 9999, more than the 128 items"),
+        (identity([9999], [9999]), [(9999,), (9999,)], "fixed at 9999, more than the largest batch"),
     ],
 )  # fmt: skip
 def test_graphs_without_a_batch_axis_have_their_full_shapes(
@@ -194,7 +194,7 @@ def sequence() -> onnx.ModelProto:
     ("made", "said"),
     [
         (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
-        (identity(["N"], ["N"], TensorProto.BFLOAT16), "x is of the type BFLOAT16"),
+        (identity(["N"], ["N"], TensorProto.BFLOAT16), "x has the type BFLOAT16"),
         (sequence(), "y is not a tensor, but has the type sequence"),
         (model([], [], []), "no input"),
         (
@@ -276,7 +276,7 @@ def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"precision": "fp16"}, "fp16 is for images"),
+        ({"precision": "fp16"}, "fp16 is for image classifiers"),
         ({"precision": "int8"}, r"has no model_quantized\.onnx"),
     ],
 )
