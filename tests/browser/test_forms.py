@@ -100,7 +100,7 @@ def test_what_only_the_server_can_read(page: Page, stub: StubApi) -> None:
     page.get_by_label("Features").fill("one, two")
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".card-sentence")).to_have_text("This cannot be sent yet.")
-    expect(page.locator(".card-note")).to_have_text("Features: \u201cone\u201d is no number.")
+    expect(page.locator(".card-note")).to_have_text("Features: \u201cone\u201d is not a number.")
     stub.usual = error(400, "invalid_input")
     page.get_by_label("Features").fill("1")
     page.get_by_role("button", name="Send").click()
@@ -158,7 +158,9 @@ def test_without_script(page_of: PageOf, stub: StubApi) -> None:
     page.get_by_label("Photo").set_input_files(payload("a.jpg", b"jpeg"))
     page.get_by_label("Features").fill("none")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("alert").first).to_contain_text("Features: \u201cnone\u201d is no number.")
+    expect(page.get_by_role("alert").first).to_contain_text(
+        "Features: \u201cnone\u201d is not a number."
+    )
     expect(page.get_by_label("Wild")).to_be_checked()
     page.get_by_label("Features").fill("1")
     page.get_by_role("button", name="Send").click()

@@ -269,7 +269,7 @@ def test_one_item_may_come_without_the_batch_axis(ask: Any) -> None:
     [
         ({"a": np.zeros((1, 3), np.float32), "b": np.zeros((1, 2), int)}, "must have the shape"),
         ({"a": np.zeros((1, 2), np.float32), "b": np.zeros((2, 2), int)}, "different numbers"),
-        ({"a": np.zeros((1, 2), int), "b": np.zeros((1, 2), int)}, "is FP32"),
+        ({"a": np.zeros((1, 2), int), "b": np.zeros((1, 2), int)}, "must be FP32"),
         ({"a": np.zeros((1, 2), np.float32)}, "takes a, b"),
         ({"a": np.zeros((1, 2), np.float32), "c": np.zeros((1, 2), int)}, "no input 'c'"),
     ],
