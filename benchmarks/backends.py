@@ -61,7 +61,7 @@ def candidates(model: Model) -> dict[str, Infer]:
 
 
 def main(
-    model_dir: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
+    model_dir: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/food11"),
     rounds: Annotated[int, typer.Option(help="How often every candidate has its turn.")] = 30,
 ) -> None:
     """Prints the milliseconds for one image and the speed relative to eager PyTorch."""

@@ -71,7 +71,7 @@ def served(package: str, architecture: str, photo: bytes, motor: str, full: bool
         figures["raw"] = asdict(raw)
         if full:
             figures["json"] = asdict(target(Protocol.JSON).closed(CONNECTIONS, PLAN))
-            python = target(Protocol.RAW, "python")  # wrk has no open loop
+            python = target(Protocol.RAW, "python")  # wrk does not support --rate
             figures["one"] = asdict(python.closed(1, PLAN))
             for name, share in (("half", 0.5), ("most", 0.8)):
                 rate = round(share * raw.per_second)

@@ -52,7 +52,7 @@ TUTORIAL_NAMES = {
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The model's folder.")] = FOLDER,
+    out: Annotated[Path, typer.Option(help="Model folder.")] = FOLDER,
     architecture: Annotated[str, typer.Option(help="Name in torchvision.models.")] = "mobilenet_v2",
     classes: int = 11,
 ) -> None:

@@ -46,7 +46,7 @@ def with_compared_items(model: Model, signature: Signature) -> Signature:
         session = OnnxRuntimeSession(ort.InferenceSession(path, options, providers=[CPU]))
         alone, again = differences(Network(model, session, signature=signature))
     except Exception:  # the runtime's, which has a type per cause
-        return replace(signature, batch_note=f"{NOT_COMPARED}: it cannot compute made-up items")
+        return replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
     has_half = any(weights.data_type == TensorProto.FLOAT16 for weights in graph.initializer)
     has_half |= any(spec.dtype == "float16" for spec in (*signature.inputs, *signature.outputs))
     largest = MAX_DIFFERENCE if has_half else EXACT
@@ -54,7 +54,7 @@ def with_compared_items(model: Model, signature: Signature) -> Signature:
         return replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
     if alone <= largest:
         return signature
-    note = f"items depend on each other: alone and together they differ by {alone:.2g}, relatively"
+    note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
     return graph_signature(path, model.description.limits, note)
 
 

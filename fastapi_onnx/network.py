@@ -88,7 +88,7 @@ class Network:
         precision_check.check_gpu_precision(settings.precision)
         reason = precision_check.FORCED.format(settings.precision)
         if settings.precision == "auto":
-            reason = "a graph in tensor form is computed as its file has it"
+            reason = "a graph that is called with tensors keeps its file's precision"
         session = OnnxRuntimeSession(device.open_file(model.file(FP32)), provider)
         return cls(model, session, Choice(ONNX_RUNTIME, "fp32", reason, []))
 
@@ -283,5 +283,6 @@ def check_precision(model: Model, settings: Settings) -> None:
     """Raises ConfigurationError for a precision into which no graph in tensor form is converted."""
     if settings.precision == "fp16" and kind_of(model.description.task).plain_graph:
         raise ConfigurationError(
-            "SERVING_PRECISION=fp16 is for images; a graph in tensor form is computed as its file has it"
+            "SERVING_PRECISION=fp16 is for image classifiers; a graph that is called with tensors "
+            "keeps its file's precision"
         )

@@ -129,5 +129,5 @@ def index_limits(model: Any) -> dict[str, int]:
 def openvino_objection(precision: str = "") -> str:
     """Returns why OpenVINO cannot compute here, or not in this precision; empty if it can."""
     if find_spec("openvino") is None:
-        return "OpenVINO is not installed; pip install 'servery[openvino]' adds it"
+        return "OpenVINO is not installed: pip install 'servery[openvino]'"
     return bf16_objection() if precision == "bf16" else ""

@@ -100,7 +100,8 @@ class TensorGraph:
         varying = dict.fromkeys((*self._input_axes, *axes_of(self._outputs)))
         if unknown := set(self._limits) - set(varying):
             raise ConfigurationError(
-                f"limits in model.json name {sorted(unknown)}; the axes that vary are {list(varying)}"
+                f"limits in model.json has unknown axes {sorted(unknown)}; "
+                f"the variable axes are {list(varying)}"
             )
         batch_size = self._batch if isinstance(self._batch, int) else 0
         return Signature(
@@ -126,15 +127,15 @@ class TensorGraph:
         if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
             has_batch = shape[0] not in {*self._input_axes, *self._limits}
             note = (
-                f"its axis {shape[0]} is taken for the batch; if it is not, model.json needs its limit"
+                f"its axis {shape[0]} is taken as the batch; if it is not, give it a limit in model.json"
             )
         rest = shape[1:] if has_batch else shape
         by_data = [axis for axis in rest if isinstance(axis, str) and axis not in self._input_axes]
         for axis in by_data:
             if axis not in self._limits and axis != self._batch:
                 raise ConfigurationError(
-                    f"the size of the output {name} along {axis} depends on the data; model.json must "
-                    f'say how large it may become, such as "limits": {{"{axis}": 1000}}'
+                    f"the size of the output {name} along {axis} depends on the data; give its "
+                    f'maximum in model.json, such as "limits": {{"{axis}": 1000}}'
                 )
         if by_data or not has_batch:
             self._alone = True
@@ -147,7 +148,7 @@ class TensorGraph:
         """Returns an output's axes: as inferred from the inputs', else as stated, else by a new name."""
         if not value.type.tensor_type.HasField("shape"):
             raise ConfigurationError(
-                f"the number of axes of the output {value.name} is not known; export the graph with it"
+                f"the number of axes of the output {value.name} is unknown; export the graph with shapes"
             )
         value_axes, known = axes(value), (self._batch, *self._input_axes)
         names = stated or [""] * len(value_axes)
@@ -179,7 +180,7 @@ def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int])
         dtype(value)
         if not value.type.tensor_type.HasField("shape"):
             raise ConfigurationError(
-                f"the number of axes of the input {value.name} is not known; export the graph with it"
+                f"the number of axes of the input {value.name} is unknown; export the graph with shapes"
             )
         firsts.setdefault((axes(value) or [NO_AXIS])[0], value.name)
     firsts.pop("", None)
@@ -209,7 +210,7 @@ def batch_objection(
         found = " and ".join(f"{axis} in {name}" for axis, name in firsts.items())
         return f"the inputs do not share their first axis: {found}"
     if isinstance(batch, int) and batch > LARGEST_BATCH:
-        return f"the first axis is fixed at {batch}, more than the {LARGEST_BATCH} items of a batch"
+        return f"the first axis is fixed at {batch}, more than the largest batch, {LARGEST_BATCH}"
     if batch in limits:
         return f"model.json has a limit for the first axis, {batch}"
     if isinstance(batch, str) and (both := [value for value in inputs if batch in axes(value)[1:]]):
@@ -234,10 +235,10 @@ def dtype(value: onnx.ValueInfoProto) -> str:
     if kind != "tensor_type":
         words = str(kind).removesuffix("_type").replace("_", " ")
         raise ConfigurationError(
-            f"{value.name} is no tensor, but of the type {words}, which is not served"
+            f"{value.name} is not a tensor, but has the type {words}, which is not supported"
         )
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
         words = TensorProto.DataType.Name(number)
-        raise ConfigurationError(f"{value.name} is of the type {words}, which is not served")
+        raise ConfigurationError(f"{value.name} has the type {words}, which is not supported")
     return str(helper.tensor_dtype_to_np_dtype(number))

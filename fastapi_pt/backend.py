@@ -38,7 +38,7 @@ class TorchBackend:
     def signatures(self, model: Model) -> tuple[Signature, ...]:
         """Returns how a network of texts is called with its own tensors. Raises ConfigurationError."""
         if model.description.task == TENSOR:
-            raise ConfigurationError("PyTorch serves no graph in tensor form; fastapi_onnx does")
+            raise ConfigurationError("PyTorch cannot serve ONNX graphs; use fastapi_onnx")
         return (signature_of(model),)
 
     def compare_items(

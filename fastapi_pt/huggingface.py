@@ -87,7 +87,7 @@ def signature_of(model: Model) -> Signature:
     network = network_class(model, config)
     kind = kind_of_architecture(network.__name__)
     if kind is None or not kind.plain_graph:
-        raise ConfigurationError(f"{network.__name__} is served neither for texts nor in tensors")
+        raise ConfigurationError(f"{network.__name__} is supported neither for texts nor with tensors")
     size = config.num_labels if kind.output_axis == "label" else LENGTH
     taken = inspect.signature(network.forward).parameters
     return Signature(
@@ -128,10 +128,10 @@ def misfits(loading_info: dict[str, Any]) -> str:
     """
     wrong = []
     if missing := loading_info["missing_keys"]:
-        wrong.append(f"{len(missing)} tensors are missing, as {min(missing)}")
+        wrong.append(f"{len(missing)} tensors are missing, such as {min(missing)}")
     if shaped := loading_info["mismatched_keys"]:
         names = (entry if isinstance(entry, str) else entry[0] for entry in shaped)  # 5 adds the shapes
-        wrong.append(f"{len(shaped)} have other shapes, as {min(names)}")
+        wrong.append(f"{len(shaped)} have other shapes, such as {min(names)}")
     return "; ".join(wrong)
 
 
@@ -143,8 +143,8 @@ def weights(model: Model) -> Path:
         for name in PICKLES:
             if (path := model.folder / name).exists():
                 raise ConfigurationError(
-                    f"{path} is a pickle, which may run code, and is not read; transformers' "
-                    f"save_pretrained writes {WEIGHTS}"
+                    f"{path} is a pickle, which may run code: save the model as {WEIGHTS} with "
+                    "transformers' save_pretrained"
                 )
     return model.file(WEIGHTS)
 
@@ -181,7 +181,7 @@ def network_class(model: Model, config: Any) -> Any:
     class_ = getattr(library(), names[0], None) if len(names) == 1 else None
     if not isinstance(class_, type) or not issubclass(class_, library().PreTrainedModel):
         raise ConfigurationError(
-            f"{path} cannot be served: transformers {library().__version__} has no network of the "
+            f"{path} cannot be served: transformers {library().__version__} has no network for the "
             f"architectures {names}"
         )
     return class_
@@ -194,7 +194,7 @@ def library() -> Any:
         import transformers
     except ImportError as error:
         raise ConfigurationError(
-            "an export from Hugging Face needs the extra transformers with this backend: "
+            "with this backend, an export from Hugging Face needs the extra transformers: "
             "pip install 'servery[transformers]'"
         ) from error
     transformers.logging.set_verbosity_error()

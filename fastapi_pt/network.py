@@ -77,7 +77,7 @@ def build(architecture: str | None, classes: int, body_size: int | None) -> Netw
     known = list_models(torchvision.models)  # no detection, segmentation, video or quantized networks
     if architecture is None or architecture not in known:
         near = get_close_matches(str(architecture).lower(), known)
-        hint = f"; near: {', '.join(near)}" if near else ""
+        hint = f"; similar names: {', '.join(near)}" if near else ""
         raise ConfigurationError(f"torchvision has no classifier named {architecture!r}{hint}")
     return Network(get_model(architecture, weights=None, num_classes=classes), body_size)
 
@@ -93,9 +93,9 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     ]
     reasons = []
     if missing:
-        reasons.append(f"{len(missing)} tensors are missing, as {min(missing)}")
+        reasons.append(f"{len(missing)} tensors are missing, such as {min(missing)}")
     if unknown:
-        reasons.append(f"{len(unknown)} tensors have names that it lacks, as {min(unknown)}")
+        reasons.append(f"{len(unknown)} tensors have unknown names, such as {min(unknown)}")
     if shaped:
         name = min(shaped)
         wanted, actual = list(own_state[name].shape), list(weights[name].shape)

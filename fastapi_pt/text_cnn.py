@@ -58,7 +58,7 @@ class TextCnn(nn.Module):
             widths = [columns // dimensions for _, columns in shapes]
             network = cls(tokens, len(weights["classifier.bias"]), dimensions, shapes[0][0], widths)
         except (KeyError, ValueError, IndexError) as error:
-            raise ConfigurationError(f"they are no {ARCHITECTURE}'s") from error
+            raise ConfigurationError(f"the weights are not those of {ARCHITECTURE}") from error
         fill(network, weights)
         network.eval()
         return network

@@ -42,7 +42,8 @@ class TokenNetwork:
         """Reads the network, in its faster form. Raises ConfigurationError."""
         if settings.precision not in ("auto", "fp32"):
             raise ConfigurationError(
-                f"SERVING_PRECISION={settings.precision} is not for texts with PyTorch on a CPU"
+                f"SERVING_PRECISION={settings.precision} is not supported for texts "
+                "with PyTorch on a CPU"
             )
         use_threads(settings.intra_op_threads)
         network = token_network(model)

@@ -36,7 +36,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         place = f"UI_HOST={settings.host} UI_PORT={settings.port}"
         reason = getattr(error, "strerror", None) or error
-        logger.error("the page cannot start: %s cannot be listened on: %s", place, reason)
+        logger.error("the page cannot start: cannot listen on %s: %s", place, reason)
         return 2
     try:
         server.serve()

@@ -106,7 +106,7 @@ def outcome_of(model: ModelInfo, request: Any, answer: JsonAnswer, path: str) ->
             marked = pieces(request["context"], candidates(answer.body))
             return Outcome(model, request, answer, path, verdict, marked)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ApiGarbageError("the answer is not as documented") from error
+        raise ApiGarbageError("the answer has an unknown format") from error
     sentence = headline(answer.body) if model.view == "form" else "The answer"
     return Outcome(model, request, answer, path, words.Verdict(sentence, True))
 

@@ -105,7 +105,7 @@ class Asking:
         """Asks the model's own example. Raises FormError if it has none, or ApiError."""
         model = self._model()
         if model.example is None:
-            raise FormError("this model has no example that could be asked")
+            raise FormError("this model has no example request")
         with self._slot():
             return self.outcome(model, model.example)
 
@@ -127,7 +127,7 @@ class Asking:
         lines = [line.strip() for line in request.form.get("text", "").splitlines()]
         lines = [line for line in lines if line]
         if not lines:
-            raise FormError("there is no text in it")
+            raise FormError("enter a text")
         if len(lines) > MAX_TEXTS:
             raise TooManyTextsError(f"more than {MAX_TEXTS} lines")
         return [

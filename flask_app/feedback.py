@@ -106,7 +106,7 @@ class Feedback:
         try:
             prediction: dict[str, Any] = self._signer.loads(token, max_age=MAX_AGE_S)
         except BadSignature as error:
-            raise BadFeedbackError("the signature is wrong or too old") from error
+            raise BadFeedbackError("the signature is wrong or expired") from error
         return prediction
 
     def _append(self, line: Mapping[str, object], extra: int) -> None:

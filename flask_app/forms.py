@@ -157,7 +157,7 @@ def form_field(
     elif kind == "yes" and not required and not isinstance(schema.get("default"), bool):
         kind, choices = "choice", [("true", "yes"), ("false", "no")]
     if kind == "choice" and not required and "default" not in schema:
-        choices.insert(0, ("", "not said"))
+        choices.insert(0, ("", "not set"))
     limit, help_text = None, str(schema.get("description") or "")
     if kind in ("line", "text"):
         if "maxLength" in schema:
@@ -241,7 +241,7 @@ def file(field: FormField, content: bytes) -> str | None:
     if content:
         return base64.b64encode(content).decode()
     if field.example is None and field.required:
-        raise FormError(f"{field.label}: no file was chosen")
+        raise FormError(f"{field.label}: choose a file")
     return None if field.example is None else str(field.example)
 
 
@@ -253,9 +253,9 @@ def number(field: FormField, text: str) -> float | int | None:
         value = int(text) if field.whole else float(text)
     except ValueError as error:
         wanted = "whole number" if field.whole else "number"
-        raise FormError(f"{field.label}: “{text.strip()[:40]}” is no {wanted}") from error
+        raise FormError(f"{field.label}: “{text.strip()[:40]}” is not a {wanted}") from error
     if isinstance(value, float) and not math.isfinite(value):
-        raise FormError(f"{field.label}: the number has to be finite")
+        raise FormError(f"{field.label}: the number must be finite")
     return value
 
 
@@ -280,13 +280,13 @@ def value_of(field: FormField, text: str) -> Any:  # Any: JSON
     """Returns the value that a text is in JSON; None for none. Raises FormError."""
     if not text.strip():
         if field.required:
-            raise FormError(f"{field.label}: nothing was filled in")
+            raise FormError(f"{field.label}: fill in this field")
         return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise FormError(f"{field.label}: this is no JSON{place}") from error
+        raise FormError(f"{field.label}: this isn't valid JSON{place}") from error
 
 
 READERS: dict[Kind, Callable[[FormField, str], Any]] = {  # Any: JSON

@@ -58,7 +58,7 @@ class Decoder:
         if brand not in HEIC_BRANDS + AVIF_BRANDS:
             return content
         kind = _register_heic() if brand in HEIC_BRANDS else _avif_format()
-        with _any_error_as(ConversionError("a HEIC or AVIF file that cannot be read")):
+        with _any_error_as(ConversionError("this HEIC or AVIF file cannot be read")):
             return self._jpeg(content, (kind,), CONVERTED_SIDE, 92)
 
     def thumbnail(self, content: bytes) -> str | None:

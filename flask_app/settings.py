@@ -26,60 +26,62 @@ class Settings(BaseSettings):
     )
 
     api_url: str = Field(default="http://127.0.0.1:8000", pattern=ADDRESS)
-    """Where this server reaches the API."""
+    """Address of the API, as this server reaches it."""
 
     api_protocol: Literal["native", "triton"] = "native"
-    """`triton`: the Open Inference Protocol, in front of NVIDIA Triton."""
+    """`triton`: the Open Inference Protocol, for NVIDIA Triton."""
 
     public_api_url: str | None = Field(default=None, pattern=ADDRESS)
-    """The API's address in the code that visitors copy; unset: `api_url`."""
+    """Address of the API in the code that visitors copy. If unset, `api_url`."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """Sent to the API as `Authorization: Bearer KEY`; visitors never see it."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for all."""
+    """Address to listen on; 0.0.0.0 for all interfaces."""
 
     port: int = Field(default=5000, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 chooses a free port."""
 
     threads: int = Field(default=32, ge=4, le=512)
-    """Requests answered at the same time; all but two of them may wait for the API."""
+    """Maximum requests handled at the same time; all but two of them may wait for the API."""
 
     trusted_proxy: str | None = None
-    """Address of a reverse proxy whose X-Forwarded-For and -Proto are believed."""
+    """Address of a reverse proxy whose X-Forwarded-For and X-Forwarded-Proto headers are trusted."""
 
     max_upload_mb: int = Field(default=14, ge=1, le=200)
-    """Largest upload, all photos of one form together; in base64 it must fit the API's body limit."""
+    """Maximum size of an upload in MB, for all photos of a form together. In base64 it must fit into the
+    API's body limit."""
 
     connect_timeout_s: Seconds = 2
-    """Time to reach the API."""
+    """Time limit for connecting to the API."""
 
     request_timeout_s: Seconds = 30
-    """Time the API has for an answer."""
+    """Time limit for the API's answer."""
 
     retry_after_cap_s: float = Field(default=1, ge=0, le=10)
-    """A 503 that asks for a longer pause than this is handed to the browser, not waited for."""
+    """Longest `Retry-After` of a 503 that this server waits for; a longer one is passed on to the
+    browser."""
 
     secret_key: SecretStr = Field(
         default_factory=lambda: SecretStr(secrets.token_urlsafe(32)), min_length=16
     )
-    """Signs predictions for feedback; set it when more than one process serves the page."""
+    """Signs predictions for feedback. Set it if more than one process serves the page."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder with files named like these variables, in small letters, for what is not set otherwise."""
+    """Folder with a file for each unset variable, named like the variable in lower case."""
 
     feedback_dir: Path | None = None
-    """Folder for `feedback.jsonl`; unset: no feedback is asked for or taken."""
+    """Folder for `feedback.jsonl`. If unset, the page doesn't ask for feedback."""
 
     feedback_keep_photos: bool = False
-    """Whether a photo is kept beside its feedback; the page then says so."""
+    """Whether to store photos with their feedback; the page then tells visitors so."""
 
     feedback_max_mb: PositiveInt = 100
-    """Size of the feedback folder from which on nothing more is taken."""
+    """Maximum size of the feedback folder in MB; further feedback is refused."""
 
     feedback_per_minute: PositiveInt = 30
-    """Feedback taken from one address in a minute."""
+    """Maximum feedback per minute from one address."""
 
     @classmethod
     def settings_customise_sources(
@@ -111,7 +113,7 @@ class Settings(BaseSettings):
         """Raises ValueError for a key that no header can carry, such as one with a line's end."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
-            raise ValueError("a key has no space at its ends and no control characters")
+            raise ValueError("the key has spaces around it or control characters: remove them")
         return value
 
     @property

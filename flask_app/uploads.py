@@ -20,7 +20,7 @@ def one_upload() -> Photo:
     if kind == "multipart/form-data":
         photos = uploads()
         if len(photos) != 1:
-            raise NoPhotoError("a form with one photo is expected")
+            raise NoPhotoError("send a form with one photo")
         return photos[0]
     if kind and not kind.startswith("image/") and kind != "application/octet-stream":
         raise UnsupportedTypeError(f"{harmless_name(kind)} is not a photo")

@@ -173,7 +173,7 @@ class Views:
         right = request.form.get("verdict") == "right"
         corrected = request.form.get("corrected", "")
         if not right and not corrected:
-            raise BadFeedbackError("which food is it?")
+            raise BadFeedbackError("choose the right label")
         model = self.service.model(g.model)
         photo = request.files.get("photo")
         self.feedback.save(
@@ -188,7 +188,7 @@ class Views:
     def undo_feedback(self) -> Response:
         """Undoes feedback that was saved before."""
         self.feedback.undo(request.form.get("token", ""), request.remote_addr or "")
-        return self._message("Taken back.")
+        return self._message("Feedback removed.")
 
     def page(self, cards: Sequence[Card | Asked], problem: words.ErrorWords | None = None) -> str:
         """Renders the whole page; what was typed stays in it."""

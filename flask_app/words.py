@@ -70,128 +70,133 @@ class ViewWords:
     """What follows the number of its classes."""
 
 
-REST = "to this server and from there to its {}, is answered, and is forgotten: nothing is stored"
+SENT = "is sent to this server and its {}. Nothing is stored"
 VIEWS: dict[View, ViewWords] = {
     "photos": ViewWords(
-        "What is on this photo?",
-        "Show a photo, get a name for what is on it.",
-        "Photos go in",
+        "What's in this photo?",
+        "Upload a photo to identify what's in it.",
+        "Photos will be sent",
         "The photo stays here",
-        "A photo goes " + REST.format("classifier"),
-        "things, and names one of them for any picture, also where there is none of them on it:",
+        "Your photo " + SENT.format("classifier"),
+        "classes and always picks one, even when none fits:",
     ),
     "text": ViewWords(
         "What kind of text is this?",
-        "Write a sentence, get a name for what it says.",
-        "Texts go in",
+        "Enter a text to classify it.",
+        "Texts will be sent",
         "The text stays here",
-        "A text goes " + REST.format("classifier"),
-        "classes, and gives one of them to any text, also where none of them fits:",
+        "Your text " + SENT.format("classifier"),
+        "classes and always picks one, even when none fits:",
     ),
     "question": ViewWords(
         "Ask about a text",
-        "Paste a paragraph, ask a question, and see where the answer stands.",
-        "Questions go in",
+        "Paste a paragraph, ask a question, and see the answer highlighted.",
+        "Questions will be sent",
         "The question stays here",
-        "What you write goes " + REST.format("model"),
+        "What you write " + SENT.format("model"),
     ),
     "form": ViewWords(
         "Try {name}",
-        "Fill in what the model takes, and see what it gives.",
-        "Requests go in",
+        "Fill in the form and send it to the model.",
+        "Requests will be sent",
         "The request stays here",
-        "A request goes " + REST.format("model"),
+        "Your request " + SENT.format("model"),
     ),
     "tensors": ViewWords(
         "Try {name}",
-        "This model takes and gives tensors, which are arrays of numbers. It has no form of its own: "
-        "send a request of the Open Inference Protocol, in JSON.",
-        "Requests go in",
+        "This model's inputs and outputs are tensors, which are arrays of numbers. "
+        "Write a request in JSON, in the format of the Open Inference Protocol.",
+        "Requests will be sent",
         "The request stays here",
-        "A request goes " + REST.format("model"),
+        "Your request " + SENT.format("model"),
     ),
     "waiting": ViewWords(
         "{name}",
         "",
-        "This tab opens by itself",
+        "This tab opens automatically",
         "",
         "",
     ),
 }
-UNSURE_PHOTO = "The scores are low or close together. It may be something else, or nothing it knows."
-UNSURE_TEXT = "The scores are low or close together. It may be none of these."
-UNSURE_SPAN = "The score is low. The answer may stand elsewhere, or nowhere in this text."
-TRUNCATED = "The text was too long for the model, which has read only a part of it."
+UNSURE_PHOTO = (
+    "The scores are low or close together. The photo may show something outside these classes."
+)
+UNSURE_TEXT = "The scores are low or close together. The text may fit none of these classes."
+UNSURE_SPAN = "The score is low. The answer may be elsewhere in the text, or not in it at all."
+TRUNCATED = "The text was too long. The model read only part of it."
 NO_ANSWER = "The text does not say."
 
 ERRORS = {
-    "no_photo": ("No photo arrived.", "Choose one, drop one, or paste one."),
+    "no_photo": ("No photo was received.", "Choose, drop or paste one."),
     "invalid_form": ("This cannot be sent yet.", ""),
-    "too_many_texts": ("Too many lines at once.", "Send fewer in one go."),
-    "too_many_photos": ("Too many photos at once.", "Send fewer in one go."),
+    "too_many_texts": ("Too many lines at once.", "Send fewer at a time."),
+    "too_many_photos": ("Too many photos at once.", "Send fewer at a time."),
     "payload_too_large": ("This photo is too large.", "Choose a smaller one."),
     "image_too_large": ("This photo has too many pixels.", "Choose a smaller one."),
     "unsupported_image": (
-        "This kind of picture cannot be read here.",
-        "Save it as JPEG and choose that file.",
+        "This image format isn't supported.",
+        "Save the photo as JPEG and choose that file.",
     ),
-    "unsupported_media_type": ("This is not a picture.", "Choose a JPEG, PNG or WebP file."),
-    "unknown_sample": ("There is no such sample picture.", "Choose one of those shown."),
+    "unsupported_media_type": ("This file is not an image.", "Choose a JPEG, PNG or WebP file."),
+    "unknown_sample": ("This example photo does not exist.", "Choose one of the examples on the page."),
     "invalid_image": (
-        "This file is not a picture that can be read.",
+        "This file is not a readable image.",
         "Choose a JPEG, PNG or WebP file.",
     ),
     "overloaded": ("The classifier is busy.", "Try again in a moment."),
     "unavailable": ("The model is still loading.", "Try again in a moment."),
     "draining": ("The classifier is restarting.", "Try again in a moment."),
     "unauthorized": (
-        "The classifier does not accept this page's key.",
-        "Whoever runs the page has to set the right one.",
+        "The classifier does not accept this page's API key.",
+        "The site's administrator must set the right key.",
     ),
     "deadline_exceeded": ("The classifier took too long.", "Try again in a moment."),
     "api_timeout": ("The classifier took too long.", "Try again in a moment."),
-    "api_unreachable": ("The classifier cannot be reached.", "Try again when it is back."),
+    "api_unreachable": ("The classifier cannot be reached.", "Try again later."),
     "api_garbage": (
-        "The classifier gave an answer that makes no sense.",
-        "Try again; if it stays, tell whoever runs this page.",
+        "The classifier returned an invalid response.",
+        "Try again. If this continues, contact the site's administrator.",
     ),
     "cancelled": ("Cancelled.", "Try again whenever you like."),
-    "cross_origin": ("Another site sent this.", "Open this page itself and try there."),
-    "feedback_off": ("Feedback is not collected here.", "The answer itself is unaffected."),
+    "cross_origin": ("This request came from another site.", "Open this page and try again here."),
+    "feedback_off": ("This site does not collect feedback.", "The answer is not affected."),
     "bad_feedback": (
-        "This feedback does not fit an answer of this page.",
-        "Classify the photo again and then say what it is.",
+        "This feedback does not match an answer from this page.",
+        "Classify the photo again, then send your feedback.",
     ),
-    "too_many_requests": ("That was a lot of feedback.", "Wait a minute, then go on."),
+    "too_many_requests": ("Too much feedback at once.", "Wait a minute, then continue."),
     "feedback_full": ("No more feedback can be stored.", "Thank you all the same."),
-    "not_found": ("There is nothing at this address.", "Go back to the start page."),
-    "method_not_allowed": ("This address does not take that.", "Go back to the start page."),
+    "not_found": ("Page not found.", "Go back to the start page."),
+    "method_not_allowed": (
+        "This address does not accept this kind of request.",
+        "Go back to the start page.",
+    ),
 }
 REQUEST_ERRORS = {
-    "payload_too_large": ("This is too large.", "Send less at once."),
+    "payload_too_large": ("The request is too large.", "Send less at a time."),
     "text_too_long": ("This text is too long.", ""),
     "invalid_text": ("This text cannot be read.", ""),
-    "invalid_input": ("The model does not take this.", ""),
-    "invalid_request": ("This is not what the model takes.", ""),
-    "invalid_json": ("This is no JSON.", ""),
-    "invalid_tensor": ("These are not the tensors that the model takes.", ""),
+    "invalid_input": ("The model does not accept this input.", ""),
+    "invalid_request": ("The request doesn't match the model's input format.", ""),
+    "invalid_json": ("This isn't valid JSON.", ""),
+    "invalid_tensor": ("The tensors don't match the model's inputs.", ""),
     "overloaded": ("The model is busy.", "Try again in a moment."),
     "draining": ("The service is restarting.", "Try again in a moment."),
     "unauthorized": (
-        "The service does not accept this page's key.",
-        "Whoever runs the page has to set the right one.",
+        "The service does not accept this page's API key.",
+        "The site's administrator must set the right key.",
     ),
     "deadline_exceeded": ("The model took too long.", "Try again in a moment."),
     "api_timeout": ("The model took too long.", "Try again in a moment."),
-    "api_unreachable": ("The model cannot be reached.", "Try again when it is back."),
+    "api_unreachable": ("The model cannot be reached.", "Try again later."),
     "api_garbage": (
-        "The model gave an answer that makes no sense.",
-        "Try again; if it stays, tell whoever runs this page.",
+        "The model returned an invalid response.",
+        "Try again. If this continues, contact the site's administrator.",
     ),
 }
 """Errors in other words where no photo was sent; without advice, the service's own sentence is it."""
 
-REQUEST_CLIENT_ERROR = ("This was not accepted.", "")
+REQUEST_CLIENT_ERROR = ("The request was not accepted.", "")
 CLIENT_ERROR = ("The photo was not accepted.", "Choose another one.")
 SERVER_ERROR = ("Something went wrong on the server.", "Try again in a moment.")
 
@@ -212,7 +217,7 @@ def waiting(state: str, reason: str) -> str:
     """Returns what a page says of a model that has never been in service."""
     if state == "unavailable":
         return f"This model is not available. The service says: {reason}"
-    return "This model is still warming up. This tab opens by itself as soon as the model is ready."
+    return "This model is still warming up. This tab opens automatically when the model is ready."
 
 
 def sentence(detail: str) -> str:
@@ -252,7 +257,7 @@ def verdict_of_independent(top: Sequence[tuple[str, float]], thresholds: Thresho
     named = [bar for bar, (_, p) in zip(bars, top, strict=True) if p >= thresholds.probability]
     if named:
         return Verdict(", ".join(f"{bar.label} {bar.percent}" for bar in named), True, bars)
-    return Verdict(f"None of these: at most {bars[0].label} {bars[0].percent}", True, bars)
+    return Verdict(f"None of these; closest: {bars[0].label} {bars[0].percent}", True, bars)
 
 
 def verdict_of_spans(top: Sequence[tuple[str, float]], thresholds: Thresholds) -> Verdict:

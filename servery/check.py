@@ -15,12 +15,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def main(
     task: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The task.")],
     model_dir: Annotated[
-        Path | None, typer.Option(help="The model's folder; without it, an empty one.")
+        Path | None, typer.Option(help="Model folder; by default an empty one.")
     ] = None,
     request: Annotated[
-        str | None, typer.Option(help="JSON to ask, in place of the class's example.")
+        str | None, typer.Option(help="Request to send, as JSON, instead of the class's example.")
     ] = None,
 ) -> None:
-    """Loads a Python task, asks it once and twice in a batch, and says what is wrong."""
+    """Loads a Python task, sends it one request and a batch of two, and reports errors."""
     faulthandler.enable()  # a crash of the task names its line
     raise typer.Exit(check.run(task, model_dir, request))

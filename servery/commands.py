@@ -45,12 +45,12 @@ class Command:
 
 
 COMMANDS = {
-    "serve": Command("Serves models: a page and an API, until Ctrl-C.", "servery.serve:app"),
-    "ask": Command("Asks a running service.", "serving_client.__main__:app"),
-    "check": Command("Tries a Python task, without a service.", "servery.check:app"),
-    "export": Command("Turns weights or an ONNX file into a model folder.", "training.export:app"),
-    "load": Command("Measures a running server under load.", "servery.load.command:app"),
-    "quantise": Command("Adds files in int8 to a model folder.", "training.export:quantise_app"),
+    "serve": Command("Serves models with an API and a web page, until Ctrl-C.", "servery.serve:app"),
+    "ask": Command("Sends requests to a running service.", "serving_client.__main__:app"),
+    "check": Command("Tests a Python task without a service.", "servery.check:app"),
+    "export": Command("Creates a model folder from weights or an ONNX file.", "training.export:app"),
+    "load": Command("Measures latency and throughput of a running server.", "servery.load.command:app"),
+    "quantise": Command("Adds int8 files to a model folder.", "training.export:quantise_app"),
 }
 
 app = typer.Typer(

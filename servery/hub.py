@@ -55,17 +55,17 @@ def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigurationError(
             f"there is no folder {repository}, and no such model on {constants.ENDPOINT}; "
-            "a private one needs HF_TOKEN"
+            "for a private model, set HF_TOKEN"
         ) from error
     except LocalEntryNotFoundError as error:
         reason = f"{constants.ENDPOINT} cannot be reached"
         if constants.HF_HUB_OFFLINE:
             reason = "HF_HUB_OFFLINE is set"
         elif isinstance(error.__cause__, HfHubHTTPError):
-            reason = f"{constants.ENDPOINT} answers with {error.__cause__.response.status_code}"
+            reason = f"{constants.ENDPOINT} returned {error.__cause__.response.status_code}"
         raise ConfigurationError(
-            f"there is no folder {repository}, {reason}, and its cache in {constants.HF_HUB_CACHE} does "
-            "not have such a model"
+            f"there is no folder {repository}, {reason}, and the cache in {constants.HF_HUB_CACHE} "
+            "has no such model"
         ) from error
     except Exception as error:  # of its HTTP library, which differs from version to version; a full disk
         reason = " ".join(str(error).split()) or type(error).__name__

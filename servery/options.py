@@ -42,7 +42,7 @@ def parameter(name: str, declared: FieldInfo, variable: str) -> inspect.Paramete
     option = typer.Option(
         flag(name),
         metavar="FILE" if is_secret else metavar(declared.annotation),
-        help=f"{'File that holds this key. ' if is_secret else ''}{meaning} [{variable}{default}]",
+        help=f"{'File with this key. ' if is_secret else ''}{meaning} [{variable}{default}]",
         hidden=name not in COMMON,
     )
     return inspect.Parameter(

@@ -24,21 +24,23 @@ Places = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME=]FOLDER",
-        help="Folders of models, .onnx files, or ids of the Hugging Face Hub (org/name); without any, "
-        "the model that names food.",
+        help="Model folders, .onnx files, or model ids of the Hugging Face Hub (org/name). By default, "
+        "a model that classifies food.",
         show_default=False,
     ),
 ]
-Backend = Annotated[str, typer.Option(help="onnx, pt (PyTorch), or a package.", metavar="onnx|pt")]
+Backend = Annotated[
+    str, typer.Option(help="onnx, pt (PyTorch), or the name of a package.", metavar="onnx|pt")
+]
 ModelName = Annotated[
-    str | None, typer.Option(help="Name of the model, where FOLDER names only one.", metavar="NAME")
+    str | None, typer.Option(help="Name of the model, if there is only one.", metavar="NAME")
 ]
 Revision = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of an id of the Hugging Face Hub.")
+    str | None, typer.Option(help="Branch, tag or commit of a model on the Hugging Face Hub.")
 ]
-NoPage = Annotated[bool, typer.Option("--no-page", help="Serves the API only.")]
+NoPage = Annotated[bool, typer.Option("--no-page", help="Serve only the API.")]
 Ray = Annotated[
-    bool, typer.Option("--ray", help="Serves from three replicas on a local Ray.", hidden=True)
+    bool, typer.Option("--ray", help="Serve three replicas on a local Ray cluster.", hidden=True)
 ]
 
 
@@ -52,7 +54,7 @@ def show_all(context: typer.Context, wanted: bool) -> None:
 
 
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", callback=show_all, is_eager=True, help="Shows every option.")
+    bool, typer.Option("--help-all", callback=show_all, is_eager=True, help="Show every option.")
 ]
 
 
@@ -66,7 +68,7 @@ def serve(
     help_all: HelpAll = False,  # noqa: ARG001 its callback does all
     **values: str | Path | None,
 ) -> None:
-    """Serves models: a page and an API, until Ctrl-C.
+    """Serves models with an API and a web page, until Ctrl-C.
 
     An option beats its environment variable, which stands in brackets.
     """
@@ -77,7 +79,7 @@ def serve(
     kinds = weights_of(backend, given.get("precision", os.environ.get("SERVING_PRECISION")))
     fetched = [downloaded(place, revision, kinds) for place in places or ()]
     if revision and fetched == (places or []):
-        raise ConfigurationError("--revision needs an id of the Hugging Face Hub")
+        raise ConfigurationError("--revision needs a model id of the Hugging Face Hub")
     settings, models = configure(given, fetched, served_model_name)
     page = None if no_page else configure_page(settings)
     service = "serving_ray" if ray else "serving"
@@ -129,7 +131,7 @@ def configure(given: dict[str, str], places: list[str], name: str | None) -> tup
 def models_to_serve(places: list[str], name: str | None) -> dict[str, str]:
     """Returns the variables that name the models. Raises ConfigurationError."""
     if name and len(places) != 1:
-        raise ConfigurationError(f"--served-model-name names one model, not {len(places)}")
+        raise ConfigurationError(f"--served-model-name needs exactly one model, not {len(places)}")
     if not places:
         return {}
     if name:
@@ -138,7 +140,7 @@ def models_to_serve(places: list[str], name: str | None) -> dict[str, str]:
     elif len(places) == 1 and Path(places[0]).exists():  # with whatever characters
         return {"SERVING_MODEL_DIR": places[0], "SERVING_MODELS": ""}
     if wrong := [place for place in places if "," in place]:
-        raise ConfigurationError(f"{wrong[0]} has a comma in it: serve it alone")
+        raise ConfigurationError(f"{wrong[0]} contains a comma: serve this model alone")
     return {"SERVING_MODELS": ",".join(places)}
 
 
@@ -165,7 +167,7 @@ def free_port(host: str) -> int:
         with socket.create_server((host, 0), family=family) as listener:
             return int(listener.getsockname()[1])
     except OSError as error:
-        raise ConfigurationError(f"{host} cannot be listened on: {error.strerror}") from error
+        raise ConfigurationError(f"cannot listen on {host}: {error.strerror}") from error
 
 
 def text_of(name: str, value: str | Path) -> str:

@@ -30,7 +30,7 @@ def from_base64(text: str) -> bytes:
     try:
         return decode_base64(text)
     except ValueError as error:
-        raise InvalidBase64Error(f"image is not base64: {error}"[:200]) from error
+        raise InvalidBase64Error(f"not valid base64: {error}"[:200]) from error
 
 
 def decode_base64(text: str) -> bytes:

@@ -221,21 +221,21 @@ class ModelDescription(BaseModel):
         """Checks that a task has what it needs."""
         for name in kind_of(self.task).needs:
             if not getattr(self, name):
-                raise ValueError(f"{name}: needed for the task {self.task}")
+                raise ValueError(f"{name}: required for the task {self.task}")
         return self
 
     @property
     def pipeline(self) -> ImagePipeline:
         """Preprocessing of images. Raises ConfigurationError if the model does not take images."""
         if self.image is None:
-            raise ConfigurationError(f"{self.name} is no image classifier, but {self.task}")
+            raise ConfigurationError(f"{self.name} is not an image classifier; its task is {self.task}")
         return self.image
 
     @property
     def text_pipeline(self) -> TextPipeline:
         """Preprocessing of texts. Raises ConfigurationError if the model does not take texts."""
         if self.text is None:
-            raise ConfigurationError(f"{self.name} takes no texts, but is for {self.task}")
+            raise ConfigurationError(f"{self.name} does not take texts; its task is {self.task}")
         return self.text
 
     def json_text(self) -> str:

@@ -1,7 +1,7 @@
-"""Errors that the service answers with; every class has its HTTP status and code.
+"""Errors that the service returns; every class has its HTTP status and code.
 
-RequestError groups the client's faults, RetryableError what may succeed later (503 with Retry-After),
-InternalError the server's faults; docs/api.md lists them all. ConfigurationError is not a ServingError:
+RequestError groups the client's errors, RetryableError what may succeed later (503 with Retry-After),
+InternalError the server's errors; docs/api.md lists them all. ConfigurationError is not a ServingError:
 it is raised at start, and the service does not start.
 """
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 
 class ConfigurationError(Exception):
-    """Refuses the start; the message says what is missing or wrong."""
+    """Raised at start: the service does not start. The message says what is missing or wrong."""
 
 
 def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
@@ -28,7 +28,7 @@ def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
 
 
 class ServingError(Exception):
-    """Error that is answered with `status`, a machine-readable `code` and a message."""
+    """Error that the service returns with `status`, a machine-readable `code` and a message."""
 
     status = 500
     code = "internal_error"
@@ -40,14 +40,14 @@ class ServingError(Exception):
 
 
 class RequestError(ServingError):
-    """Fault of the client, which has to change its request."""
+    """Error of the client, which must change its request."""
 
     status = 400
     code = "invalid_request"
 
 
 class InvalidBodyError(RequestError):
-    """Body is not compressed as its header says."""
+    """Body does not match its Content-Encoding."""
 
     code = "invalid_body"
 
@@ -65,13 +65,13 @@ class InvalidBase64Error(RequestError):
 
 
 class InvalidImageError(RequestError):
-    """Bytes are not an image that can be read."""
+    """File is not a readable image."""
 
     code = "invalid_image"
 
 
 class InvalidTensorError(RequestError):
-    """Numbers, or their shape, are not what the model takes."""
+    """Tensor does not match the model's input in type, shape or values."""
 
     code = "invalid_tensor"
 
@@ -83,7 +83,7 @@ class InvalidTextError(RequestError):
 
 
 class RejectedError(RequestError):
-    """Input is one that the model's own code refuses."""
+    """Model's own code or graph rejects the input."""
 
     code = "invalid_input"
 
@@ -106,7 +106,7 @@ class NotFoundError(RequestError):
 
 
 class MethodNotAllowedError(RequestError):
-    """Path exists, but not with this method."""
+    """Path does not support this method."""
 
     status = 405
     code = "method_not_allowed"
@@ -144,20 +144,20 @@ class TextTooLongError(RequestError):
 
 
 class UnsupportedMediaTypeError(RequestError):
-    """Body is of an unknown type."""
+    """Content type or encoding is not supported."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class InvalidRequestError(RequestError):
-    """Request is readable, but not of the documented form."""
+    """Request does not match the schema."""
 
     status = 422
 
 
 class RetryableError(ServingError):
-    """Refusal for now: the same request may succeed after `retry_after` seconds."""
+    """Temporary refusal: the same request may succeed after `retry_after` seconds."""
 
     status = 503
     code = "unavailable"
@@ -167,7 +167,7 @@ class RetryableError(ServingError):
 
 
 class OverloadedError(RetryableError):
-    """Slots are all taken."""
+    """All slots, connections or buffers are in use."""
 
     code = "overloaded"
 
@@ -183,7 +183,7 @@ class UnavailableError(RetryableError):
 
 
 class NotSupportedError(ServingError):
-    """Part of a protocol that this service does not offer, or not with these settings."""
+    """Feature of a protocol that the service, or its settings, do not support."""
 
     status = 501
     code = "not_supported"
@@ -197,11 +197,11 @@ class DeadlineExceededError(ServingError):
 
 
 class InternalError(ServingError):
-    """Fault of the server."""
+    """Error of the server."""
 
 
 class WorkerCrashedError(InternalError):
-    """Request killed two workers; the second one computed nothing else."""
+    """Request crashed two workers, the second while running alone."""
 
     code = "worker_crashed"
 

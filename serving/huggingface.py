@@ -102,7 +102,7 @@ class Config(File):
         count = self.num_labels or DEFAULT_LABELS
         named = self.id2label or {index: f"LABEL_{index}" for index in range(count)}
         if sorted(named) != list(range(len(named))):
-            raise ValueError(f"id2label has not all numbers from 0 to {len(named) - 1}")
+            raise ValueError(f"id2label must have all numbers from 0 to {len(named) - 1}")
         return [named[index] for index in range(len(named))]
 
 
@@ -133,19 +133,19 @@ class Preprocessor(File):
             raise ValueError("image_processor_type is missing")
         kind = name.removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
         if kind not in SQUARE + BY_SHORT_SIDE:
-            raise ValueError(f"{field} is {name[:80]}, whose steps are not known here")
+            raise ValueError(f"{field} is {name[:80]}, whose steps are unknown")
         return str(kind)
 
     def pipeline(self) -> ImagePipeline:
         """Returns the preprocessing steps. Raises ValueError for unsupported ones."""
         kind = self.kind
         if not self.do_resize:
-            raise ValueError("do_resize is false, but all images need one size")
+            raise ValueError("do_resize is false, but all images need the same size")
         if self.do_flip_channel_order:
-            raise ValueError("do_flip_channel_order is true, but only RGB is served")
+            raise ValueError("do_flip_channel_order is true, but only RGB is supported")
         resample = FILTERS.get(self.resample or 0)
         if resample is None:
-            raise ValueError(f"resample is {self.resample}; filters 1 to 5 are served")
+            raise ValueError(f"resample is {self.resample}; filters 1 to 5 are supported")
         resize, crop = self._sizes(kind)
         mean, std = self._statistics()
         steps = {"resize": resize, "center_crop": crop, "crop_rounding": "down", "filter": resample}
@@ -170,9 +170,9 @@ class Preprocessor(File):
             raise ValueError("crop_size is missing")
         crop = sides("crop_size", self.crop_size, square=True)
         if isinstance(crop, int) or crop[0] != crop[1]:
-            raise ValueError("crop_size is no square")
+            raise ValueError("crop_size must be square")
         if crop[0] > (resize if isinstance(resize, int) else min(resize)):
-            raise ValueError(f"crop_size is {crop[0]}, more than is left after the resize")
+            raise ValueError(f"crop_size is {crop[0]}, more than the resized image has")
         return crop[0]
 
     def _statistics(self) -> tuple[list[float], list[float]]:
@@ -228,7 +228,7 @@ def description(folder: Path, config: Config) -> ModelDescription:
     kind = kind_of_architecture(names[0])
     if kind is None:
         raise ValueError(
-            f"architectures is {names[0][:80]}; served are those that end in "
+            f"architectures is {names[0][:80]}; supported are those that end in "
             f"{', '.join(HEADS[:-1])} or {HEADS[-1]}"
         )
     made: dict[str, Any] = {"name": folder.resolve().name, "version": "1", "task": kind.name}
@@ -236,7 +236,7 @@ def description(folder: Path, config: Config) -> ModelDescription:
         made["labels"] = config.labels
     if "image" in kind.needs:
         if config.independent:
-            raise ValueError("problem_type is one of independent labels, served for texts only")
+            raise ValueError("problem_type has independent labels, which are supported for texts only")
         made["image"] = image_pipeline(folder / PREPROCESSOR)
     if "text" in kind.needs:
         made["text"] = text_pipeline(folder, config, kind.name)
@@ -266,17 +266,17 @@ def image_pipeline(path: Path) -> ImagePipeline:
 def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
     """Reads the preprocessing of texts. Raises ConfigurationError, or ValueError for a regression."""
     if task == TEXT_CLASSIFICATION and config.problem_type == REGRESSION:
-        raise ValueError("problem_type is regression, whose answer is no class")
+        raise ValueError("problem_type is regression, which has no classes")
     if not (folder / TOKENIZER).is_file():
         raise ConfigurationError(
-            f"{folder / TOKENIZER} is missing: tokenisers are served in this form only, which "
-            "transformers saves with use_fast=True"
+            f"{folder / TOKENIZER} is missing: only tokenisers in this format are "
+            "supported, which transformers saves with use_fast=True"
         )
     path = folder / TOKENIZER_CONFIG
     file = read(path, TokenizerConfig) if path.exists() else TokenizerConfig()
     if task == QUESTION_ANSWERING and file.padding_side == "left":
         raise ConfigurationError(
-            f"{path} cannot be served: padding_side is left, so that the context would come first"
+            f"{path} cannot be served: padding_side is left, which would put the context first"
         )
     length = file.model_max_length
     limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
@@ -293,7 +293,7 @@ def read(path: Path, kind: type[Content]) -> Content:
     with refusing(path):
         content = kind.model_validate_json(path.read_bytes())
         if content.auto_map:
-            raise ValueError("auto_map names code of the model's own")
+            raise ValueError("auto_map names the model's own code")
     return content
 
 
@@ -308,7 +308,7 @@ def sides(field: str, size: Sizes, square: bool) -> int | tuple[int, int]:
         return size["height"], size["width"]
     if set(size) == {"shortest_edge"}:
         return size["shortest_edge"]
-    raise ValueError(f"{field} has {sorted(size)}; height and width, or shortest_edge, are served")
+    raise ValueError(f"{field} has {sorted(size)}; height and width, or shortest_edge, are supported")
 
 
 def of_channels(value: Channels) -> tuple[float, float, float]:

@@ -71,7 +71,7 @@ class Model:
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
-            raise ConfigurationError(f"{path} is not as documented: {in_words(error)}") from error
+            raise ConfigurationError(f"{path} is invalid: {in_words(error)}") from error
         return cls(folder, description.model_copy(update={"version": version or description.version}))
 
     @cached_property
@@ -106,7 +106,7 @@ class Model:
         try:
             return Int8Verdict.model_validate_json(beside.read_bytes())
         except ValidationError as error:
-            raise ConfigurationError(f"{beside} is not as documented: {in_words(error)}") from error
+            raise ConfigurationError(f"{beside} is invalid: {in_words(error)}") from error
 
     def file(self, kind: Kind) -> Path:
         """Returns the path of the version's weights after checking their digest.
@@ -119,7 +119,7 @@ class Model:
         if expected is None and self._is_unlisted(kind):
             return path
         if expected is None and not self._has_model_json:
-            raise ConfigurationError(f"{self.folder} has no {kind}, which this backend serves")
+            raise ConfigurationError(f"{self.folder} has no {kind}, which this backend needs")
         if expected is None:
             raise ConfigurationError(
                 f"the model {self.description.name} has no {relative} for this backend: "
@@ -139,7 +139,7 @@ class Model:
             raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self.description.files[relative]:
-                raise ConfigurationError(f"{path} is not the file that model.json describes")
+                raise ConfigurationError(f"{path} does not match its SHA-256 in model.json")
         return path
 
     @property
@@ -181,8 +181,8 @@ def graph_description(path: Path, name: str, version: str) -> ModelDescription:
         return ModelDescription(name=name, version=version, task=TENSOR)
     except ValidationError as error:
         raise ConfigurationError(
-            f"{path} has no model.json, and {name!r} cannot be a model's name: rename it, with letters, "
-            "digits, dots, hyphens and underscores"
+            f"{path} has no model.json, and {name!r} cannot be a model's name: rename it, using "
+            "letters, digits, dots, hyphens and underscores"
         ) from error
 
 
@@ -199,7 +199,7 @@ def what_is_missing(folder: Path) -> str:
     models = sorted(path.parent.name for path in folder.glob("*/model.json"))
     models += sorted(path.parent.name for path in folder.glob("*/config.json"))
     if models:
-        return f"it holds folders of models; name one of them: {listed(models)}"
+        return f"it contains several models; name one of them: {listed(models)}"
     names = sorted(path.name for path in folder.iterdir())
     needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"
     return f"{needed}; {f'it has {listed(names)}' if names else 'it is empty'}"
@@ -247,6 +247,6 @@ def check_digest(model: Model, sha256: str | None) -> None:
     """Raises ConfigurationError if model.json is missing or does not match the expected SHA-256."""
     path = model.folder / "model.json"
     if sha256 and not path.exists():
-        raise ConfigurationError(f"{path} is missing, whose SHA-256 is to be {sha256}")
+        raise ConfigurationError(f"{path} is missing; its SHA-256 must be {sha256}")
     if sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-        raise ConfigurationError(f"{path} is not the file whose SHA-256 is {sha256}")
+        raise ConfigurationError(f"the SHA-256 of {path} must be {sha256}")

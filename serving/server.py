@@ -263,4 +263,4 @@ def cannot_listen(settings: Settings) -> Iterator[None]:
         yield
     except OSError as error:
         place = f"SERVING_HOST={settings.host} SERVING_PORT={settings.port}"
-        raise ConfigurationError(f"{place} cannot be listened on: {error.strerror}") from error
+        raise ConfigurationError(f"cannot listen on {place}: {error.strerror}") from error

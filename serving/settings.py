@@ -54,159 +54,169 @@ class Settings(BaseSettings):
     )
 
     model_dir: Path = FOOD11
-    """Folder with `model.json` and the weights, or an .onnx file."""
+    """Model folder with `model.json` and the weights, or an .onnx file."""
 
     models: Annotated[list[str], NoDecode] = []
-    """Folders of several models to serve, separated by commas, each with a name of its own in front if
-    that of the model will not do: `models/food11,sentiment=path/to/export`. The first is the default.
-    Empty: `model_dir` alone."""
+    """Model folders to serve, separated by commas: `models/food11,sentiment=path/to/export`. Write
+    `NAME=` in front of a folder to give the model another name. The first model is the default. If
+    empty, only `model_dir` is served."""
 
     model_store: DirectoryPath | None = None
-    """Folder of model folders that may be loaded while the service runs, each by its folder's name."""
+    """Folder of model folders that can be loaded while the service runs, each under its folder's
+    name."""
 
     model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """SHA-256 of the folder's `model.json`, which names those of all weights: the service starts with no
-    other model. For folders that each machine mounts or copies by itself."""
+    """Expected SHA-256 of `model.json`, which contains the digests of all weights; the service refuses
+    to start on a mismatch. For machines that each mount or copy the folder."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`cuda` refuses to start without a usable GPU; `auto` falls back to the CPU and says so."""
+    """`auto`: a GPU if one is usable, otherwise the CPU, with a log message. `cuda`: refuses to start
+    without a usable GPU."""
 
     devices: Annotated[list[NonNegativeInt], NoDecode] = []
-    """Indices of the GPUs to use, separated by commas; empty: the first one."""
+    """Indices of the GPUs to use, separated by commas. If empty, the first GPU."""
 
     gpu_memory_fraction: float = Field(default=1.0, gt=0, le=1)
-    """Share of a GPU's memory that one instance may take."""
+    """Share of a GPU's memory that one instance may use."""
 
     precision: Literal["auto", "fp32", "fp16", "bf16", "int8"] = "auto"
-    """`auto`: fp16 on a GPU; on a CPU bf16, or int8 if the model has a fit file, if that is faster here
-    and its answers agree with fp32's; else fp32. `trials` in `/model` has what was measured."""
+    """`auto`: on a GPU fp16; on a CPU bf16, or int8 if the model has a suitable file. Each is used only
+    if it matches fp32's answers and, on a CPU, is faster; otherwise fp32. `trials` in `/model` has the
+    measurements."""
 
     cpu_runtime: Literal["auto", "onnxruntime", "openvino"] = "auto"
-    """Runtime with which fastapi_onnx computes on a CPU; `auto`: the faster one, measured at start."""
+    """Runtime of fastapi_onnx on a CPU. `auto`: the faster one, measured at start."""
 
     cpu_runtime_mb: PositiveInt | Literal["auto"] = "auto"
-    """Memory in MB that `cpu_runtime=auto` lets OpenVINO take in each worker; `auto`: 130, and 1.5 times
-    the size of the weights."""
+    """Memory limit in MB for OpenVINO in each worker if `cpu_runtime` is `auto`. `auto`: 130 plus 1.5
+    times the size of the weights."""
 
     cuda_graphs: bool = True
-    """Records each batch size as a CUDA graph and launches it whole; `false`: kernel by kernel."""
+    """`true`: record each batch size as a CUDA graph and launch it as a whole. `false`: launch each
+    kernel separately."""
 
     tensorrt_cache: Path | None = None
-    """Folder for TensorRT's engines; if set, fastapi_onnx computes with TensorRT on a GPU."""
+    """Folder for TensorRT's engines. If set, fastapi_onnx uses TensorRT on a GPU."""
 
     instances: AtMost1024 | Literal["auto"] = "auto"
-    """Workers per device; `auto`: one per usable core on a CPU, 1 on a GPU."""
+    """Workers per device. `auto`: one per usable core on a CPU, 1 on a GPU."""
 
     intra_op_threads: AtMost1024 = 1
-    """Threads that one instance uses for one batch on a CPU."""
+    """Threads per instance for one batch on a CPU."""
 
     idle_threads: AtMost1024 | Literal["auto"] = "auto"
-    """Threads for an image that is alone, if they are faster; `auto`: all usable cores, up to 16."""
+    """Threads for an input that is computed alone, if that is faster. `auto`: all usable cores, up to
+    16."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
-    """Largest batch, in images; `auto`: measured at start, see `/model`."""
+    """Largest batch, in items. `auto`: measured at start, see `/model`."""
 
     max_queue_delay_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Longest wait of an image for a fuller batch; 0: a free worker takes it at once."""
+    """Longest time in microseconds that an item waits for a fuller batch. 0: a free worker takes it at
+    once."""
 
     preferred_batch_sizes: Annotated[list[AtMost1024], NoDecode] = []
-    """Batch sizes, separated by commas, that are computed without a longer wait."""
+    """Batch sizes, separated by commas, that are computed without waiting for more items."""
 
     queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Requests admitted at the same time; one more is answered 503 `overloaded`."""
+    """Maximum requests in flight, queued or running; further requests get 503 `overloaded`."""
 
     web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
-    """Processes that speak HTTP; `auto`: 1 on up to two cores; on more, as many as keep the workers
-    busy, measured at start, see `/model`; on a GPU one per core that no worker needs."""
+    """Processes that speak HTTP. `auto`: 1 on up to two cores; on more cores, the fewest that keep the
+    workers busy, measured at start, see `/model`; on a GPU, one per core that no worker needs."""
 
     worker_timeout_ms: Milliseconds | Literal["auto"] = "auto"
-    """Time on one batch after which a worker is replaced; `auto`: 20 slowest batches, at least 3 s."""
+    """Time limit for one batch, after which the worker is replaced. `auto`: 20 times the slowest batch,
+    at least 3 s."""
 
     shutdown_timeout_s: Seconds = 25
-    """Time after SIGTERM in which accepted requests are still answered."""
+    """Time after SIGTERM to answer accepted requests."""
 
     shutdown_delay_s: Annotated[float, Field(ge=0, le=DAY_S)] = 0
-    """Time after SIGTERM in which only readiness fails, so that load balancers turn away."""
+    """Time after SIGTERM during which only the readiness check fails, so that load balancers stop
+    sending requests."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for all."""
+    """Address to listen on; 0.0.0.0 for all interfaces."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 chooses a free port."""
 
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port for requests over plain TCP, see `serving/protocols/tcp.py`; unset: none, 0: a free one."""
+    """Port for requests over plain TCP, see `serving/protocols/tcp.py`; 0 chooses a free port. If unset,
+    plain TCP is off."""
 
     tcp_max_connections: AtMostAMillion = 256
-    """TCP connections of one web process; one more is answered `overloaded` and closed."""
+    """Maximum TCP connections per web process; further ones get `overloaded` and are closed."""
 
     tcp_idle_timeout_s: Seconds = 60
-    """A TCP connection on which nothing happens is closed after this time."""
+    """Idle time after which a TCP connection is closed."""
 
     request_timeout_ms: Milliseconds = 30_000
-    """Time from a request's last byte to its answer; a client may ask for less, not for more."""
+    """Time limit from a request's last byte to its answer. Clients can ask for less, but not for
+    more."""
 
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
-    """HTTP connections of one web process; one more closes the one that waits longest for its client.
-    The system's limit on open files may lower the number."""
+    """Maximum HTTP connections per web process. A further connection closes the one that has waited
+    longest for its client. The system's limit on open files may lower the number."""
 
     head_timeout_ms: Milliseconds = 20_000
-    """Time a client has to send a request's line and headers."""
+    """Time limit for a client to send the request line and headers."""
 
     body_timeout_ms: Milliseconds = 30_000
-    """Time a client has to send its body, and to read each buffer of a large answer."""
+    """Time limit for a client to send the body, and to read each buffer of a large answer."""
 
     max_body_bytes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20 * 1024 * 1024
-    """Largest body that is accepted, in bytes."""
+    """Maximum size of a request body in bytes."""
 
     max_request_items: AtMostAMillion = 4096
-    """Most inputs of one request, in every protocol; those beyond a quarter of `queue_size` wait in the
-    web process for their turn."""
+    """Maximum inputs per request, in every protocol. Inputs beyond a quarter of `queue_size` wait in the
+    web process."""
 
     max_answer_bytes: PositiveInt = 256 * 1024 * 1024
-    """Largest answer to such a request: bytes of the network's outputs, before they become JSON."""
+    """Maximum size of an answer in bytes, counted in the network's outputs before they become JSON."""
 
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
-    """Most bytes of all request bodies at a time; more is answered 503 `overloaded`."""
+    """Memory limit in bytes for buffered request bodies; further requests get 503 `overloaded`."""
 
     max_image_pixels: PositiveInt = 50_000_000
-    """Largest image that is decoded, width times height; checked before decoding."""
+    """Maximum width times height of an image, checked before decoding."""
 
     long_text: Literal["refuse", "truncate"] = "refuse"
-    """What happens to a text of more tokens than a classifier takes: 413 `text_too_long`, or an answer
-    to its first tokens, as many as the model takes."""
+    """What a classifier does with a text that has too many tokens. `refuse`: return 413 `text_too_long`.
+    `truncate`: use only the first tokens."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
 
     admin_key: SecretStr | None = Field(default=None, min_length=1)
-    """If set, `/admin` exists, and this key as a bearer token loads versions."""
+    """If set, `/admin` can load versions; requests there need this key as a bearer token."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder of files named like these variables, in lower case, with values for unset ones."""
+    """Folder with a file for each unset variable, named like the variable in lower case."""
 
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
-    """Protocols served beside the native API, separated by commas; empty: none."""
+    """Protocols to serve in addition to the native API, separated by commas. If empty, none."""
 
     grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of the Open Inference Protocol in gRPC, usually 8001; unset: no gRPC."""
+    """Port of the Open Inference Protocol over gRPC, usually 8001. If unset, gRPC is off."""
 
     grpc_max_connections: AtMostAMillion = 256
-    """gRPC connections of one web process; one more is closed at once."""
+    """Maximum gRPC connections per web process; further ones are closed at once."""
 
     cors_origins: Annotated[list[str], NoDecode] = []
-    """Origins, separated by commas, whose pages may call the API from a browser; empty: none."""
+    """Origins, separated by commas, whose pages may call the API from a browser. If empty, none."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`info` logs one line a request, `warning` only failures. Of the refusals (503) in a second,
-    the first 20 are logged and the others are counted in one line; `debug` logs all."""
+    """`info`: one line per request. `warning`: only failures. If more than 20 requests are refused (503)
+    within a second, one line counts the others; `debug` logs all of them."""
 
     log_format: Literal["json", "console"] = "json"
-    """`json`: one object a line, for machines; `console`: for people."""
+    """`json`: one object per line, for machines. `console`: for people."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")] | None = None
-    """Base URL of an OpenTelemetry collector (OTLP over HTTP), such as `http://127.0.0.1:4318`, that
-    gets traces; unset: no traces. Needs the extra `otel`."""
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives traces, such as
+    `http://127.0.0.1:4318`. If unset, there are no traces. Needs the extra `otel`."""
 
     @classmethod
     def read(cls, **values: str | int) -> "Settings":
@@ -279,7 +289,7 @@ class Settings(BaseSettings):
         """Checks that a key has no spaces around it: a file's line end would lock everybody out."""
         text = value.get_secret_value() if value else ""
         if text != text.strip() or not text.isprintable():
-            raise ValueError("a key has no space at its ends and no control characters")
+            raise ValueError("the key has spaces around it or control characters: remove them")
         return value
 
 

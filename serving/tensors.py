@@ -15,7 +15,7 @@ Array = NDArray[Any]
 Item = Sequence[Array]
 """What the engine computes: an array [*shape] per input tensor, in the signature's order."""
 
-NOT_COMPARED = "whether its items depend on each other is not known"
+NOT_COMPARED = "it is unknown whether its items depend on each other"
 EXAMPLE_LENGTHS = (16, 64, 256)
 """Sizes of varying axes, within their limits, with which networks are tried and measured at load."""
 
@@ -120,11 +120,13 @@ class Signature:
         sizes: dict[str, int] = {}
         for spec, array in zip(self.inputs, batch, strict=True):
             if array.dtype != spec.dtype:
-                raise InvalidTensorError(f"{spec.name} is of type {spec.dtype}, not {array.dtype}")
+                raise InvalidTensorError(f"{spec.name} must be of type {spec.dtype}, not {array.dtype}")
             if array.shape[:1] != batch[0].shape[:1]:
-                raise InvalidTensorError(f"{spec.name} has another number of rows than the others")
+                raise InvalidTensorError(
+                    f"{spec.name} has a different number of rows from the first input"
+                )
             if not array.ndim:
-                raise InvalidTensorError(f"{spec.name} has no first axis, along which its items stand")
+                raise InvalidTensorError(f"{spec.name} needs a batch dimension")
             self.check_shape(spec, array.shape[1:], sizes)
         return list(zip(*batch, strict=True))
 
@@ -135,7 +137,7 @@ class Signature:
         """
         if len(shape) != len(spec.shape):
             raise InvalidTensorError(
-                f"the tensor's shape is {tuple(shape)}, not {spec.shape}, in {spec.name}"
+                f"each item of {spec.name} must have the shape {spec.shape}, not {tuple(shape)}"
             )
         for size, wanted in zip(shape, spec.shape, strict=True):
             if isinstance(wanted, str):
@@ -147,7 +149,8 @@ class Signature:
                 wanted = sizes.setdefault(wanted, size)
             if size != wanted:
                 raise InvalidTensorError(
-                    f"the tensor's shape is {tuple(shape)}, not {spec.sized(self.limits | sizes)}"
+                    f"each item of {spec.name} must have the shape {spec.sized(self.limits | sizes)}, "
+                    f"not {tuple(shape)}"
                 )
 
 
@@ -170,7 +173,7 @@ def check_outputs(
     """
     if len(outputs) != len(signature.outputs):
         raise ValueError(
-            f"the model answered with {len(outputs)} outputs instead of {len(signature.outputs)}"
+            f"the model returned {len(outputs)} outputs instead of {len(signature.outputs)}"
         )
     known = dict(sizes)
     for spec, array in zip(signature.outputs, outputs, strict=True):
@@ -183,6 +186,6 @@ def check_outputs(
         if array.shape != (size, *spec.sized(unknown | known)) or array.dtype != spec.dtype:
             note = f": {spec.note}" if spec.note else ""
             raise ValueError(
-                f"the model answered {spec.name} as {array.dtype} {list(array.shape)}, "
+                f"the model returned {spec.name} as {array.dtype} {list(array.shape)}, "
                 f"not as {spec.dtype} {[size, *spec.shape]}{note}"
             )

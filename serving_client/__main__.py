@@ -23,11 +23,13 @@ from serving_client.results import Prediction, QuestionAnswer, Result
 from serving_client.tcp import TcpClient
 
 Asked = tuple[str, Result | ServingClientError | None]
-Photos = Annotated[list[str] | None, typer.Argument(help="Paths of pictures.", metavar="PHOTO...")]
+Photos = Annotated[list[str] | None, typer.Argument(help="Image files.", metavar="PHOTO...")]
 Texts = Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")]
-Questions = Annotated[list[str] | None, typer.Option(help="About the context; may be repeated.")]
+Questions = Annotated[
+    list[str] | None, typer.Option(help="Question about the context; may be repeated.")
+]
 ContextFile = Annotated[
-    typer.FileText | None, typer.Option(help="Text in UTF-8 that has the answers; - is stdin.")
+    typer.FileText | None, typer.Option(help="UTF-8 text that contains the answers; - reads stdin.")
 ]
 Fields = Annotated[
     list[str] | None, typer.Option("--json", help="Fields of a request, as JSON; may be repeated.")
@@ -36,10 +38,12 @@ Url = Annotated[
     str, typer.Option(help="Base URL of the service, or tcp://HOST:PORT.", envvar="SERVING_URL")
 ]
 Key = Annotated[str | None, typer.Option(help="The service's API key.", envvar="SERVING_API_KEY")]
-Model = Annotated[str | None, typer.Option(help="Name of the model to ask, unless the default one.")]
-TopK = Annotated[int, typer.Option(min=1, help="How many classes or answers to print for each.")]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds for each, all tries together.")]
-Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Photos under way at the same time.")]
+Model = Annotated[str | None, typer.Option(help="Name of the model; by default the default model.")]
+TopK = Annotated[int, typer.Option(min=1, help="Classes or answers to print for each request.")]
+Timeout = Annotated[
+    float, typer.Option(min=0.001, help="Timeout per request in seconds, retries included.")
+]
+Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Photos to send at the same time.")]
 
 
 def main(
@@ -55,11 +59,9 @@ def main(
     timeout_s: Timeout = 30.0,
     concurrency: Concurrency = 4,
 ) -> None:
-    """Asks a running service. Ends with 1 when something was not answered."""
+    """Sends requests to a running service. The exit code is 1 if any request fails."""
     if sum(map(bool, (photos, text, question, fields))) != 1 or bool(question) != bool(context_file):
-        raise typer.BadParameter(
-            "give PHOTO..., or --text, or --question with --context-file, or --json"
-        )
+        raise typer.BadParameter("pass PHOTO..., --text, --question with --context-file, or --json")
     try:
         requests = {text: parsed(text) for text in fields or ()}
         context = context_file.read() if context_file else ""
@@ -98,7 +100,7 @@ def parsed(text: str) -> dict[str, Any]:
     """Returns the fields of a request. Raises ValueError for what is not a JSON object."""
     fields = json.loads(text)
     if not isinstance(fields, dict):
-        raise ValueError(f"--json needs an object, not {text}")
+        raise ValueError(f"--json needs a JSON object, not {text}")
     return fields
 
 
@@ -141,7 +143,7 @@ def over_tcp(
     """
     parts = urlsplit(url)
     if not parts.hostname or parts.port is None:
-        raise ValueError(f"{url!r} is not like tcp://host:port")
+        raise ValueError(f"{url!r} must have the form tcp://host:port")
     failed = False
     try:
         with TcpClient(parts.hostname, parts.port, key, timeout_s) as client:

@@ -105,7 +105,7 @@ class AsyncClient(Options):
     def _native(self, fields: Mapping[str, object], options: RequestOptions) -> Call:
         """Builds a request of fields. Raises ValueError with another protocol."""
         if self.protocol != "native":
-            raise ValueError(f"only photos can be asked in the protocol {self.protocol!r}")
+            raise ValueError(f"the protocol {self.protocol!r} supports only photos")
         return calls.ask(fields, options)
 
     async def _ask(
@@ -188,7 +188,7 @@ class AsyncClient(Options):
         Raises DeadlineExceededError with the last reason, and InvalidAnswerError from another service.
         """
         deadline, pause = time.monotonic() + timeout_s, POLL_S[0]
-        reason = "it was not asked"
+        reason = "the input was not sent"
         while (remaining := deadline - time.monotonic()) > 0:
             with contextlib.suppress(UnreachableError, DeadlineExceededError):
                 readiness = await self.ready(timeout_s=min(remaining, self.timeout_s))

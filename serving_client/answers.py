@@ -111,7 +111,7 @@ def span(item: Mapping[str, Any]) -> Span:
     """Checks the types of an answer to a question. Raises ValueError, TypeError or KeyError."""
     text, number, start, end = (item[name] for name in ("answer", "score", "start", "end"))
     if not (isinstance(text, str) and type(start) is type(end) is int and 0 <= start <= end):
-        raise ValueError(f"{text!r}, from {start!r} to {end!r}, is no part of a text")
+        raise ValueError(f"{text!r}, from {start!r} to {end!r}, is not a part of a text")
     if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
         raise ValueError(f"{number!r} is not a score")
     return Span(text, float(number), start, end)
@@ -161,13 +161,13 @@ def error(answer: Answer) -> ServingClientError:
     if not 400 <= answer.status < 600:
         return undocumented(answer)
     if isinstance(body, dict):
-        detail = str(body.get("detail") or f"the service answered {answer.status}")
+        detail = str(body.get("detail") or f"the service returned {answer.status}")
         return refusal(answer, detail, str(body.get("code") or f"http_{answer.status}"), body)
     if answer.status in GATEWAY:
-        return UnreachableError("a gateway answered for the service", **common_fields(answer))
+        return UnreachableError("a gateway responded instead of the service", **common_fields(answer))
     if answer.status in (429, 503):
         return class_for_status(answer.status)(
-            f"a gateway answered {answer.status}", **common_fields(answer)
+            f"a gateway returned {answer.status}", **common_fields(answer)
         )
     return undocumented(answer)
 
@@ -190,7 +190,7 @@ def common_fields(answer: Answer) -> dict[str, Any]:  # Any: keyword arguments
 def undocumented(answer: Answer) -> InvalidAnswerError:
     """Returns the error for an answer that is not as documented."""
     return InvalidAnswerError(
-        f"the service answered {answer.status}, not as documented",
+        f"the service returned {answer.status} in an unknown format",
         status=answer.status,
         request_id=answer.request_id,
         headers=answer.headers,

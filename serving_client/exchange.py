@@ -127,12 +127,12 @@ class Exchange:
                 finally:
                     await response.aclose()
         except TimeoutError as error:
-            text = "no answer came before the budget was spent"
+            text = "no answer arrived within the timeout"
             raise DeadlineExceededError(text, request_id=request_id) from error
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-            raise ValueError(f"this cannot be sent: {error}") from error
+            raise ValueError(f"the request cannot be sent: {error}") from error
         except httpx.ConnectTimeout as error:
-            text = "the service was not reached in time"
+            text = "the service could not be reached in time"
             raise UnreachableError(text, request_id=request_id) from error
         except httpx.TransportError as error:
             text = f"no connection to the service, or it broke: {error}".rstrip(": ")

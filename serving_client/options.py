@@ -61,10 +61,10 @@ class Options:
         """Checks the options; the clients extend it."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"{self.url!r} is not like http://host:port")
+            raise ValueError(f"{self.url!r} must have the form http://host:port")
         self.url = self.url.rstrip("/")
         if self.protocol not in get_args(Protocol):
-            raise ValueError(f"{self.protocol!r} is none of {', '.join(get_args(Protocol))}")
+            raise ValueError(f"{self.protocol!r} is not one of {', '.join(get_args(Protocol))}")
         times = (self.timeout_s, self.service_timeout_s, self.connect_timeout_s)
         if min(times) <= 0 or self.tries < 1 or self.connections < 1:
             raise ValueError("times, tries and connections must be positive")

@@ -17,7 +17,7 @@ RESPONSE = struct.Struct(">IIH")  # length of what follows, id, HTTP status
 AFTER_LENGTH = REQUEST.size - 4
 MAX_ID = 2**32 - 1
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-NOT_THE_SERVICE = "what answers there is not this service"
+NOT_THE_SERVICE = "the server at this address is not this service"
 
 
 def request_frame(number: int, body: bytes, options: Mapping[str, Any]) -> bytes:

@@ -64,19 +64,26 @@ quantise_app = typer.Typer(**PLAIN)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-Labels = Annotated[Path, typer.Option(help="Text file, one label a line, in the outputs' order.")]
-Out = Annotated[Path, typer.Option(help="The model's folder; made where it does not exist.")]
-Resize = Annotated[str, typer.Option(help="Short side in pixels, or HEIGHTxWIDTH.", metavar="N or HxW")]
-CenterCrop = Annotated[int | None, typer.Option(help="Side of the centre crop, in pixels.")]
-Enlarge = Annotated[str | None, typer.Option(help="HEIGHTxWIDTH after the crop.", metavar="HxW")]
-Triple = tuple[float, float, float]
-Int8 = Annotated[bool, typer.Option("--int8", help="Also in int8, which is faster on CPUs.")]
-Calibrate = Annotated[
-    Path | None, typer.Option(help="For int8: folder or zip file of photos like those to be served.")
+Labels = Annotated[
+    Path, typer.Option(help="Text file with one label per line, in the order of the outputs.")
 ]
+Out = Annotated[Path, typer.Option(help="Model folder; created if it does not exist.")]
+Resize = Annotated[
+    str,
+    typer.Option(help="Size to resize to: short side in pixels, or HEIGHTxWIDTH.", metavar="N or HxW"),
+]
+CenterCrop = Annotated[int | None, typer.Option(help="Side of the centre crop in pixels.")]
+Enlarge = Annotated[
+    str | None, typer.Option(help="Size to enlarge to after the crop: HEIGHTxWIDTH.", metavar="HxW")
+]
+Triple = tuple[float, float, float]
+Int8 = Annotated[bool, typer.Option("--int8", help="Add int8 files, which are faster on CPUs.")]
+Calibrate = Annotated[Path | None, typer.Option(help="For int8: folder or zip file of typical photos.")]
 Validate = Annotated[
     Path | None,
-    typer.Option(help="For int8: photos to compare with fp32; by default others of --calibrate."),
+    typer.Option(
+        help="For int8: photos for the comparison with fp32; by default other photos of --calibrate."
+    ),
 ]
 
 
@@ -107,10 +114,10 @@ def pipeline(
 
 @app.command("torchvision")
 def from_torchvision(
-    weights: Annotated[Path, typer.Option(help="State dict: .safetensors or .pt.")],
+    weights: Annotated[Path, typer.Option(help="State dict, .safetensors or .pt.")],
     labels: Labels,
     out: Out,
-    name: Annotated[str, typer.Option(help="The model's name.")],
+    name: Annotated[str, typer.Option(help="Name of the model.")],
     architecture: str = "mobilenet_v2",
     version: str = "1",
     resize: Resize = "224x224",
@@ -119,21 +126,23 @@ def from_torchvision(
     mean: Triple = IMAGENET_MEAN,
     std: Triple = IMAGENET_STD,
     body_size: Annotated[
-        int | None, typer.Option(help="Side to which the network reduces its input.")
+        int | None, typer.Option(help="Side in pixels to which the network reduces its input.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Divides the logits: calibration.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(help="Divisor of the logits, which calibrates the probabilities.")
+    ] = 1.0,
     i_trust_this_pickle: Annotated[
         bool,
         typer.Option(
             "--i-trust-this-pickle",
-            help="DANGER: unpickle a whole module. Its author can run any code on this machine.",
+            help="DANGER: unpickles a whole module. Its author can run any code on this machine.",
         ),
     ] = False,
     int8: Int8 = False,
     calibrate: Calibrate = None,
     validate: Validate = None,
 ) -> None:
-    """Turns a torchvision architecture's state dict into both backends' files."""
+    """Creates the files for both backends from the state dict of a torchvision architecture."""
     options = int8_options(int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
@@ -149,22 +158,26 @@ def from_torchvision(
 
 @app.command("onnx")
 def from_onnx(
-    file: Annotated[Path, typer.Option(help="float [N, 3, H, W] in, logits [N, classes] out.")],
+    file: Annotated[
+        Path, typer.Option(help="ONNX file: float [N, 3, H, W] in, logits [N, classes] out.")
+    ],
     labels: Labels,
     out: Out,
-    name: Annotated[str, typer.Option(help="The model's name.")],
+    name: Annotated[str, typer.Option(help="Name of the model.")],
     version: str = "1",
     resize: Resize = "224x224",
     center_crop: CenterCrop = None,
     enlarge: Enlarge = None,
     mean: Triple = IMAGENET_MEAN,
     std: Triple = IMAGENET_STD,
-    output: Annotated[str | None, typer.Option(help="The logits, where it is not the first.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Output with the logits; by default the first one.")
+    ] = None,
     int8: Int8 = False,
     calibrate: Calibrate = None,
     validate: Validate = None,
 ) -> None:
-    """Turns an ONNX file and its labels into a folder for the ONNX backend."""
+    """Creates a model folder for the ONNX backend from an ONNX file and its labels."""
     options = int8_options(int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
@@ -182,25 +195,28 @@ def from_onnx(
 
 @quantise_app.command(cls=Quantise)
 def quantise(
-    model_dir: Annotated[Path, typer.Argument(help="The model's folder.")],
+    model_dir: Annotated[Path, typer.Argument(help="Model folder.")],
     calibrate: Annotated[
         Path,
         typer.Option(
-            help="Folder or zip file of photos like those to be served; for texts a file of one a "
-            "line, with its label behind a tab."
+            help="Folder or zip file of typical photos. For texts, a file with one text per line, "
+            "followed by a tab and its label."
         ),
     ],
     validate: Validate = None,
-    version: Annotated[str | None, typer.Option(help="By default that of model.json.")] = None,
-    photos: Annotated[int, typer.Option(min=1, help="Most photos or texts that are compared.")] = 2000,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="After these, no other way to quantise is tried.")
-    ] = 10,
-    file: Annotated[
-        Path | None, typer.Option(help="ONNX graph in int8 that was made elsewhere, to be judged.")
+    version: Annotated[
+        str | None, typer.Option(help="Version; by default the one in model.json.")
     ] = None,
+    photos: Annotated[
+        int, typer.Option(min=1, help="Maximum number of photos or texts for the comparison.")
+    ] = 2000,
+    minutes: Annotated[
+        float,
+        typer.Option(min=0, help="Time limit in minutes for starting to try another way to quantise."),
+    ] = 10,
+    file: Annotated[Path | None, typer.Option(help="Existing int8 ONNX graph to check and add.")] = None,
 ) -> None:
-    """Adds int8 files to a model's folder, and to model.json whether they are fit."""
+    """Adds int8 files to a model folder, and records in model.json whether they are fit for use."""
     write_int8(Model.read(model_dir, version), Int8Options(calibrate, validate, photos, minutes, file))
 
 

@@ -29,7 +29,7 @@ def read_labels(path: Path) -> list[str]:
         if path.suffix == ".json":
             return labels_by_index(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} holds no labels: {error}") from error
+        raise ConfigurationError(f"{path} contains no labels: {error}") from error
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -193,7 +193,7 @@ def validation_logits(weights: Path, zipped: Path) -> tuple[Tensor, Tensor]:
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds data/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
-    out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/food11"),
+    out: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/food11"),
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     zips = data_dir / "data" / "food11-64"

@@ -24,7 +24,7 @@ Size = tuple[int, int]
 NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 INPUT, OUTPUT = "served_input", "served_output"
 ONE_AT_A_TIME = (
-    "it computes one picture at a time: export it again with an open batch dimension "
+    "it computes one image at a time: export it again with a variable batch dimension "
     "(torch.onnx.export: dynamic_shapes, or dynamic_axes), or serve it with SERVING_MAX_BATCH_SIZE=1"
 )
 
@@ -64,7 +64,7 @@ def open_input(graph: GraphProto, size: Size) -> list[str]:
     inputs = model_inputs(graph)
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs) or "none"
-        raise ConfigurationError(f"the graph must have one input, of pictures; it has: {names}")
+        raise ConfigurationError(f"the graph must have exactly one input, for images; it has: {names}")
     (value,) = inputs
     kind, lengths = value.type.tensor_type.elem_type, dimensions(value)
     if kind not in NUMBERS:
@@ -76,11 +76,11 @@ def open_input(graph: GraphProto, size: Size) -> list[str]:
     sides = lengths[1:3] if last else lengths[2:]
     if len(lengths) != 4 or (not last and lengths[1] not in (3, 0)):
         raise ConfigurationError(
-            f"the input {value.name!r} has the shape {lengths}: [N, 3, H, W] is needed, of RGB pictures"
+            f"the input {value.name!r} has the shape {lengths}: [N, 3, H, W] is needed, for RGB images"
         )
     if any(length not in (0, wanted) for length, wanted in zip(sides, size, strict=True)):
         raise ConfigurationError(
-            f"the graph takes pictures of {'x'.join(map(str, sides))} pixels, and the options make "
+            f"the graph takes images of {'x'.join(map(str, sides))} pixels, but the options make "
             f"them {size[0]}x{size[1]}: see --resize, --center-crop, --enlarge"
         )
     nodes, notes, name = [], [], value.name
@@ -108,7 +108,9 @@ def open_output(graph: GraphProto, wanted: str | None) -> list[str]:
     """
     outputs = {value.name: value for value in graph.output}
     if wanted is not None and wanted not in outputs:
-        raise ConfigurationError(f"the graph has no output {wanted!r}, but: {', '.join(outputs)}")
+        raise ConfigurationError(
+            f"the graph has no output {wanted!r}; its outputs are {', '.join(outputs)}"
+        )
     name = wanted or next(iter(outputs), "")
     notes = []
     if len(outputs) > 1:
@@ -125,7 +127,7 @@ def open_output(graph: GraphProto, wanted: str | None) -> list[str]:
         if not any(name in node.input for node in graph.node):
             graph.node.remove(softmax)
         name = softmax.input[0]
-        notes.append("its last node, Softmax, is left out: the service computes probabilities")
+        notes.append("its last node, Softmax, is removed: the service computes probabilities")
     if rank > 2:
         graph.node.append(helper.make_node("Flatten", [name], [f"{OUTPUT}_flat"]))
         name = f"{OUTPUT}_flat"
@@ -170,7 +172,7 @@ def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
     try:
         alone = [answers(image[np.newaxis]) for image in images]
     except Exception as error:
-        raise ConfigurationError(f"the graph cannot compute a picture: {error}") from error
+        raise ConfigurationError(f"the graph cannot compute an image: {error}") from error
     for logits in alone:
         check(logits, classes)
     try:
@@ -186,13 +188,15 @@ def check(logits: NDArray[np.float32], classes: int) -> None:
     """Raises ConfigurationError unless these are the logits [1, classes] of one image."""
     if logits.shape != (1, classes):
         raise ConfigurationError(
-            f"the graph answers with shape {list(logits.shape)} to one picture; "
+            f"the graph returns the shape {list(logits.shape)} for one image; "
             f"{classes} labels need [1, {classes}] (--output names another output)"
         )
     if not np.isfinite(logits).all():
-        raise ConfigurationError("the graph's answer is not finite: its weights are damaged")
+        raise ConfigurationError(
+            "the graph returns numbers that are not finite: its weights are damaged"
+        )
     if classes > 1 and logits.min() >= 0 and abs(logits.sum() - 1) < 1e-3:
         raise ConfigurationError(
-            "the graph answers probabilities: export the network without its softmax, the service "
-            "computes it"
+            "the graph returns probabilities: export the network without its softmax, which the "
+            "service computes"
         )

@@ -174,7 +174,7 @@ def most_sensitive(
     differences: dict[str, float] = {}
     for name in tqdm(quantiser.heavy_nodes, desc="layers", leave=False, delay=2):
         if time.monotonic() > end:
-            typer.echo(f"the time is up after {len(differences)} of {len(quantiser.heavy_nodes)} layers")
+            typer.echo(f"time ran out after {len(differences)} of {len(quantiser.heavy_nodes)} layers")
             break
         quantiser.write(method, only=[name])
         differences[name] = difference(SENSITIVITY_PHOTOS)

@@ -62,9 +62,9 @@ def read(path: Path, model: Model, most: int) -> Photos:
         if len(pixels) == most:
             break
     if not pixels:
-        raise ConfigurationError(f"{path} has no photo that can be read")
+        raise ConfigurationError(f"{path} has no readable photo")
     if unread:
-        typer.echo(f"{path}: {unread} files cannot be read, and are left out")
+        typer.echo(f"{path}: {unread} files cannot be read and are skipped")
     known = None if None in labels else np.array(labels, np.int64)
     return Photos(np.stack(pixels), known)
 

@@ -226,7 +226,7 @@ def export_to(out: Path, tokenizer: Tokenizer, weights: Path, temperature: float
         name="sentiment",
         version="1",
         title="Good or bad?",
-        description="Type a sentence about a film, and see whether it sounds pleased.",
+        description="Type a sentence about a film to see whether it sounds positive or negative.",
         task=TEXT_CLASSIFICATION,
         labels=list(LABELS),
         text=TextPipeline(max_tokens=MOST_TOKENS, pad_token_id=tokenizer.token_to_id(PAD)),
@@ -246,7 +246,7 @@ def export_to(out: Path, tokenizer: Tokenizer, weights: Path, temperature: float
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds data/sst2/.")],
     run: Annotated[Path, typer.Option(help="Folder for the trainings' logs and checkpoints.")],
-    out: Annotated[Path, typer.Option(help="The model's folder.")] = Path("models/sentiment"),
+    out: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/sentiment"),
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
     sst2 = data_dir / "data" / "sst2"

@@ -39,7 +39,7 @@ def read_weights(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
             loaded = loaded[key]
     tensors = loaded if isinstance(loaded, Mapping) else {}
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ConfigurationError(f"{path} holds no state dict: save model.state_dict()")
+        raise ConfigurationError(f"{path} contains no state dict: save model.state_dict()")
     return without_prefix(dict(tensors))
 
 

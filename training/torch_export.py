@@ -65,7 +65,9 @@ def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
             network(example)
     except (AssertionError, RuntimeError) as error:
         size = "x".join(map(str, image.output_size))
-        raise ConfigurationError(f"the network takes no pictures of {size} pixels: {error}") from error
+        raise ConfigurationError(
+            f"the network does not accept images of {size} pixels: {error}"
+        ) from error
     write_graph(network, {"input": example}, ["N"], "output", path)
 
 

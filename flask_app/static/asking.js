@@ -144,7 +144,7 @@ export function wrongWith(field, text) {
   const { most, unit = "characters" } = field.dataset;
   const size = sizes[unit](text);
   if (/\p{Surrogate}/u.test(text)) {
-    return "It has half of a character in it, which cannot be read. Delete it, and type it again.";
+    return "It contains an incomplete character. Delete and retype it.";
   }
   return most && size > most ? `It has ${number(size)} ${unit}. The limit is ${number(Number(most))}.` : "";
 }

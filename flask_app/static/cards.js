@@ -53,8 +53,8 @@ export class Card {
   async work() {
     this.abort = new AbortController();
     this.begin();
-    const spin = setTimeout(() => this.spin(`${this.verb} …`), SPINNER_MS);
-    const slow = setTimeout(() => this.spin("Still working …"), SLOW_MS);
+    const spin = setTimeout(() => this.spin(`${this.verb}…`), SPINNER_MS);
+    const slow = setTimeout(() => this.spin("Still working…"), SLOW_MS);
     try {
       await this.prepare();
       this.done(await this.ask());
@@ -83,7 +83,7 @@ export class Card {
       } catch (problem) {
         if (!problem.retryAfter || tries >= BUSY_TRIES) throw problem;
         await this.countDown(problem.retryAfter);
-        this.spin(`${this.verb} …`);
+        this.spin(`${this.verb}…`);
       }
     }
   }
@@ -104,12 +104,12 @@ export class Card {
       this.show("cancelled", "Cancelled", "", ["retry"]);
       this.say("cancelled");
     } else if (problem.waits) {
-      const note = `${this.panel.config.stays} and goes in by itself when that is over.`;
+      const note = `${this.panel.config.stays} and will be sent automatically.`;
       this.show("waiting", problem.title, note, ["retry", "cancel"]);
       this.panel.lost(problem.waits);
     } else {
       if (!(problem instanceof Problem)) console.error(problem);
-      const { title = "Something went wrong in the page.", advice = "Try again." } = problem;
+      const { title = "Something went wrong on this page.", advice = "Try again." } = problem;
       this.show("failed", title, advice, problem.final ? [] : ["retry"]);
       alarm(`${this.name}: ${title} ${advice}`);
     }

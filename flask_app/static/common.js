@@ -15,7 +15,7 @@ export class Problem extends Error {
 }
 
 export const tooLarge = () => new Problem(
-  "This is too large.", `The limit is ${$("page").dataset.maxMb} MB. Send something smaller.`,
+  "The request is too large.", `The limit is ${$("page").dataset.maxMb} MB. Send less at a time.`,
 );
 
 // ---- Asking the server -----------------------------------------------------------------------
@@ -38,7 +38,7 @@ export async function request(url, options) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw navigator.onLine
-      ? new Problem("This page's server does not answer.", "", { waits: "offline" })
+      ? new Problem("This page's server is not responding.", "", { waits: "offline" })
       : new Problem("You are offline.", "", { waits: "offline" });
   }
 }
@@ -49,7 +49,7 @@ export async function body(response) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     if (response.status === 413) throw tooLarge();
-    throw new Problem("The server gave an answer that makes no sense.", "Try again in a moment.");
+    throw new Problem("The server returned an invalid response.", "Try again in a moment.");
   }
 }
 

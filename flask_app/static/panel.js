@@ -65,11 +65,11 @@ export class Panel {
     const text = {
       ready: `Ready${this.model ? `: ${modelText(this.model)}` : ""}`,
       loading: `The model is loading. ${goes} as soon as it is ready.`,
-      unavailable: "The model is not available. This page keeps looking.",
-      down: "The model cannot be reached. This page keeps looking.",
+      unavailable: "The model is not available. This page keeps checking.",
+      down: "The model cannot be reached. This page keeps checking.",
       offline: navigator.onLine
-        ? "This page's server does not answer. This page keeps looking."
-        : `You are offline. ${goes} when you are back.`,
+        ? "This page's server is not responding. This page keeps checking."
+        : `You are offline. ${goes} when you are back online.`,
     }[state];
     this.state = this.$("service").dataset.state = state;
     this.$("service").hidden = false;

@@ -28,7 +28,7 @@ async function prepare(file, original, side) {
   if (!file.size) throw new Problem("This file is empty.", "Choose another one.");
   const head = await readable(file);
   const bitmap = await createImageBitmap(file).catch(() => null);
-  const made = { blob: file, note: `The file as it is: ${sizeOf(bitmap, file)}.`, thumb: "" };
+  const made = { blob: file, note: `The original file: ${sizeOf(bitmap, file)}.`, thumb: "" };
   if (bitmap) {
     const short = Math.min(bitmap.width, bitmap.height);
     const scale = (2 * side) / short;
@@ -40,8 +40,8 @@ async function prepare(file, original, side) {
       const canvas = draw(bitmap, scale);
       made.blob = await jpeg(canvas, 0.93) ?? file;
       made.reduced = true;
-      made.note = `A copy made in your browser: ${sizeOf(canvas, made.blob)}, without place and ` +
-        `camera data. The original has ${sizeOf(bitmap, file)}; it can give another score.`;
+      made.note = `A copy made in your browser: ${sizeOf(canvas, made.blob)}, without location and ` +
+        `camera data. The original (${sizeOf(bitmap, file)}) may get a different score.`;
     }
     bitmap.close();
   }
@@ -177,10 +177,10 @@ async function dropped(transfer) {
   if (address && new URL(address, location.href).origin === location.origin) {
     return [await fetched(address)];
   }
-  if (!address) throw new Problem("There is no picture in that.", "Drop a photo, or choose one.");
+  if (!address) throw new Problem("There is no image in what you dropped.", "Drop or choose a photo.");
   throw new Problem(
-    "Your browser handed over only the address of that picture.",
-    "Copy the picture and paste it here, or save it and choose the file.",
+    "Your browser passed on only the image's address.",
+    "Copy the image and paste it here, or save it and choose the file.",
   );
 }
 

@@ -31,7 +31,7 @@ class TextCard extends AskCard {
   announce(sentence) {
     const { cards } = this.queue;
     if (cards.some(isOpen)) return;
-    say(cards.length > 1 ? `${cards.length} texts are classified` : sentence);
+    say(cards.length > 1 ? `${cards.length} texts classified` : sentence);
   }
 }
 
@@ -69,7 +69,7 @@ class Texts extends Asking {
     this.panel.element.querySelector(".problem")?.remove();
     if (all.length > lines.length) {
       const problem = new Problem(
-        `Only the first ${MOST_LINES} lines are classified.`, "Then do the others.",
+        `Only the first ${MOST_LINES} lines are classified.`, "Classify the others afterwards.",
       );
       complain(problem, this.panel.element);
     }

@@ -54,7 +54,7 @@ def publish(
         f"{target.protocol} to {target.url}, as the client sees it; latencies in ms", rows
     )
     report.print_table(
-        "where the median's milliseconds go, as the server says; outside: before and after it",
+        "where the median's milliseconds go, as the server reports; outside: before and after it",
         [result.seen_by_server() for result in measured],
         [warning for result in measured for warning in result.warnings()],
     )
@@ -74,22 +74,32 @@ def publish(
 
 
 def main(
-    url: Annotated[str, typer.Argument(help="The server's base address, http://host:port.")],
-    photo: Annotated[Path, typer.Option(help="An image, or a folder of them.")] = payloads.SAMPLE,
-    protocol: Annotated[Protocol, typer.Option(help="What is sent.")] = Protocol.JSON,
-    port: Annotated[int | None, typer.Option(help="Of grpc or tcp.")] = None,
-    concurrency: Annotated[str, typer.Option(help="Closed loop: connections.")] = "1,4,16",
-    rate: Annotated[float | None, typer.Option(help="Open loop instead: requests a second.")] = None,
-    arrivals: Annotated[Arrivals, typer.Option(help="Of the open loop.")] = Arrivals.POISSON,
-    warm_up: Annotated[float, typer.Option(help="Seconds, not measured.")] = 2.0,
-    window: Annotated[float, typer.Option(help="Seconds.")] = 2.0,
-    windows: Annotated[int, typer.Option(min=1, help="Most windows.")] = 10,
-    motor: Annotated[str, typer.Option(help="python, or wrk: closed loop only.")] = "python",
+    url: Annotated[str, typer.Argument(help="Base URL of the server, http://host:port.")],
+    photo: Annotated[
+        Path, typer.Option(help="Image file, or a folder of image files.")
+    ] = payloads.SAMPLE,
+    protocol: Annotated[
+        Protocol, typer.Option(help="Protocol and format of the requests.")
+    ] = Protocol.JSON,
+    port: Annotated[int | None, typer.Option(help="Port for grpc or tcp.")] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Numbers of connections in a closed loop.")
+    ] = "1,4,16",
+    rate: Annotated[float | None, typer.Option(help="Requests per second in an open loop.")] = None,
+    arrivals: Annotated[Arrivals, typer.Option(help="Arrival pattern for --rate.")] = Arrivals.POISSON,
+    warm_up: Annotated[float, typer.Option(help="Seconds before the measurement.")] = 2.0,
+    window: Annotated[float, typer.Option(help="Seconds per window.")] = 2.0,
+    windows: Annotated[int, typer.Option(min=1, help="Maximum number of windows.")] = 10,
+    motor: Annotated[
+        str, typer.Option(help="Load generator: python or wrk (closed loop only).")
+    ] = "python",
     key: Annotated[str | None, typer.Option(envvar="SERVING_API_KEY", help="The API key.")] = None,
-    limit: Annotated[Path | None, typer.Option(help="A file of `benchmarks limit --json`.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="All figures.")] = None,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="The table.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PLOT.png and PLOT.svg.")] = None,
+    limit: Annotated[
+        Path | None, typer.Option(help="File that `benchmarks limit --json` wrote.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="File for the table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Writes PLOT.png and PLOT.svg.")] = None,
 ) -> None:
     """Measures latency and throughput of a running server."""
     try:

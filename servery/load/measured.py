@@ -59,16 +59,16 @@ class Measured:
         """Returns reasons to distrust these figures."""
         texts = []
         if not self.statuses:
-            texts.append(f"{self.load}: no answer came while it was measured")
+            texts.append(f"{self.load}: no answers arrived during the measurement")
         failed = {status: count for status, count in self.statuses.items() if status != "200"}
         if failed:
-            texts.append(f"{self.load}: other answers than 200: {failed}")
+            texts.append(f"{self.load}: answers other than 200: {failed}")
         if self.stable is False:
-            texts.append(f"{self.load}: not stable, the last windows differ by more than 10 %")
+            texts.append(f"{self.load}: not stable: the last windows differ by more than 10 %")
         if self.motor == "python" and self.generator_cores > BUSY:
             texts.append(
                 f"{self.load}: the load generator was the limit "
-                f"({self.generator_cores:.2f} cores); use --motor wrk, or several of it"
+                f"({self.generator_cores:.2f} cores); use --motor wrk, or run several generators"
             )
         if self.late_p99 is not None and self.late_p99 > max(5.0, self.p50):
             texts.append(f"{self.load}: requests were sent late, by {self.late_p99:.0f} ms at p99")

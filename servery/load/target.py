@@ -141,9 +141,9 @@ class Target:
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         if (self.protocol in NOT_HTTP) != (self.port is not None):
-            raise ValueError("grpc and tcp, and no other protocol, have a port of their own")
+            raise ValueError("--port is required for grpc and tcp, and not allowed for other protocols")
         if self.motor == "wrk" and self.protocol in NOT_HTTP:
-            raise ValueError("wrk speaks HTTP only")
+            raise ValueError("wrk supports HTTP only")
         if self.motor == "wrk" and shutil.which("wrk") is None:
             raise ValueError("wrk is not installed")
 
@@ -191,7 +191,7 @@ class Target:
     def open(self, rate: float, arrivals: Arrivals, plan: Plan) -> Measured:
         """Measures `rate` requests a second, whether or not answers come. Raises ValueError with wrk."""
         if self.motor == "wrk":
-            raise ValueError("wrk has no open loop")
+            raise ValueError("wrk does not support --rate")
         before = Scrape.of(self.url)
         loop_ = OpenLoop(self.connections(), self.wire(), rate, arrivals)
         return self._with_server(run_in_windows(f"{rate:g}/s {arrivals}", loop_, plan), before)

@@ -99,11 +99,11 @@ def int8_candidate(
     elif settings.precision == "auto":
         verdict = model.verdict(file)
         if verdict is None:
-            refusal = f"model.json does not say whether {file} is fit"
+            refusal = f"model.json does not say whether {file} is fit for use"
         elif not verdict.fit:
-            refusal = f"{file} is not fit: {verdict.reason}"
+            refusal = f"{file} is not fit for use: {verdict.reason}"
         elif only_static and verdict.method == "dynamic":
-            refusal = refusal or f"{runtime} computes dynamic int8 as slowly as fp32"
+            refusal = refusal or f"{runtime} is not faster in dynamic int8 than in fp32"
         else:
             most = verdict.sample_difference + precision_check.MAX_EXCESS
     return Candidate(runtime, "int8", refusal, most)
@@ -137,12 +137,12 @@ def choose(
     if not usable:
         if wanted == "fp16":
             raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
-        reasons = reasons or "the runtime does not have it"
+        reasons = reasons or "the runtime does not support it"
         raise ConfigurationError(f"SERVING_PRECISION={wanted} cannot be used on a CPU: {reasons}")
     reference = usable[0]
     if len(usable) == 1:
         forced = precision_check.FORCED.format(wanted)
-        reason = (reasons or "there is no other") if wanted == "auto" else forced
+        reason = (reasons or "it is the only one available") if wanted == "auto" else forced
         return Choice(reference.runtime, reference.precision, reason, refused)
 
     def measure() -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def tried(
         trial = Trial(candidate.runtime, candidate.precision, "")
         faster = next((known for known in agreeing if is_faster_for_sure(known, candidate)), None)
         if fp32_ms < QUICK_MS:
-            trial = replace(trial, reason=f"not tried: {fp32_ms} ms an item are few")
+            trial = replace(trial, reason=f"not tried: fp32 takes only {fp32_ms} ms per item")
         elif faster:
             trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
         else:
@@ -186,7 +186,7 @@ def tried(
             if not objection:
                 agreeing.append(trial)
                 objection = slowness(trial, best)
-            reason = f"it agrees, and is faster: {trial.ms} instead of {fp32_ms} ms each"
+            reason = f"it agrees with fp32 and is faster: {trial.ms} instead of {fp32_ms} ms per item"
             trial = replace(trial, reason=objection or reason, chosen=not objection)
         if trial.chosen:
             trials[trials.index(best)] = replace(best, chosen=False)
@@ -233,7 +233,7 @@ def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
 def slowness(trial: Trial, best: Trial) -> str:
     """Returns why an acceptable candidate does not beat the best one; empty if it does."""
     if trial.ms is None or best.ms is None or trial.ms > MAX_TIME_RATIO * best.ms:
-        return f"not faster by a tenth: {trial.ms} instead of {best.ms} ms each"
+        return f"less than 10 % faster: {trial.ms} instead of {best.ms} ms per item"
     return ""
 
 

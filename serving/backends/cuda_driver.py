@@ -35,7 +35,7 @@ def total_memory(index: int) -> int:
     """Returns the size of a GPU's memory in bytes. Raises ConfigurationError."""
     library, total = driver(), ctypes.c_size_t()
     if code := library.cuDeviceTotalMem_v2(ctypes.byref(total), device(library, index)):
-        raise ConfigurationError(f"GPU {index} does not tell its memory: CUDA error {code}")
+        raise ConfigurationError(f"GPU {index} does not report its memory: CUDA error {code}")
     return total.value
 
 
@@ -43,6 +43,6 @@ def device_uuid(index: int) -> str:
     """Returns a GPU's UUID in the form of nvidia-smi and NVML, `GPU-...`. Raises ConfigurationError."""
     library, uuid = driver(), (ctypes.c_ubyte * 16)()
     if code := library.cuDeviceGetUuid(ctypes.byref(uuid), device(library, index)):
-        raise ConfigurationError(f"GPU {index} does not tell its UUID: CUDA error {code}")
+        raise ConfigurationError(f"GPU {index} does not report its UUID: CUDA error {code}")
     text = bytes(uuid).hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

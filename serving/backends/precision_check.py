@@ -165,9 +165,9 @@ def fp16_or_fp32(
     ConfigurationError instead of returning `fp32`.
     """
     seen = max_difference(expected, found)
-    reason = f"in fp16 a probability differs by {seen:.3f} from fp32"
+    reason = f"in fp16 probabilities differ from fp32 by up to {seen:.3f}"
     if seen <= MAX_DIFFERENCE:
-        return "fp16", FORCED.format("fp16") if insist else f"{reason} at most"
+        return "fp16", FORCED.format("fp16") if insist else reason
     if insist:
         raise ConfigurationError(f"SERVING_PRECISION=fp16 cannot be used: {reason}")
     return "fp32", reason

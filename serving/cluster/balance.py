@@ -26,7 +26,7 @@ def web_processes(settings: Settings, engine: Supervisor, task: Task) -> tuple[i
     cap, threads = report.batch_cap, settings.intra_op_threads
     worker_ms, web_ms = report.batch_ms[cap] / cap, request_ms(task)
     count = topology.balanced_web_processes(cores, layout.workers, threads, worker_ms, web_ms)
-    reason = f"{cores} cores, {worker_ms:.1f} ms an input in a worker, {web_ms:.1f} ms in a web process"
+    reason = f"{cores} cores, {worker_ms:.1f} ms per input in a worker, {web_ms:.1f} ms in a web process"
     return min(count, layout.frontends), reason
 
 

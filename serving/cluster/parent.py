@@ -109,9 +109,7 @@ class Cluster:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
             if (folder := scratch.create(METRICS, metrics_parent())) is None:
-                raise ConfigurationError(
-                    "there is no folder that can be written, not even for a short time"
-                )
+                raise ConfigurationError("no folder for temporary files is writable")
             held.callback(scratch.remove, folder)
             self._metrics_folder = folder
             self._watch()

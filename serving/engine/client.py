@@ -65,7 +65,9 @@ class ItemResult:
 def error_for(state: State, failure_is_client_error: bool) -> Exception:
     """Returns the error that `submit` raises for a slot in this state."""
     if failure_is_client_error and state is State.FAILED:
-        return InvalidTensorError("the network cannot compute this input, or not within its limits")
+        return InvalidTensorError(
+            "the model cannot compute this input, or its outputs exceed the limits"
+        )
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
@@ -201,7 +203,9 @@ class EngineClient:
         because each web process owns as many as all of them together may use.
         """
         if self.free_slots(bulk) < count:
-            raise OverloadedError("all slots for bulk are taken" if bulk else "all slots are taken")
+            raise OverloadedError(
+                "all slots for bulk requests are taken" if bulk else "all slots are taken"
+            )
 
     def free_slots(self, bulk: bool) -> int:
         """Returns how many slots `acquire` can take."""
@@ -227,7 +231,7 @@ class EngineClient:
         if size > self._max_answer_bytes:
             raise PayloadTooLargeError(
                 f"the answer has more than {self._max_answer_bytes} bytes "
-                "(SERVING_MAX_ANSWER_BYTES): ask with fewer inputs"
+                "(SERVING_MAX_ANSWER_BYTES): send fewer inputs"
             )
 
     def free(self, slots: list[int]) -> None:

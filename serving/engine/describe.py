@@ -79,7 +79,7 @@ def main(backend: str, folder: str, version: str, parent: str) -> None:
     reader = getattr(importlib.import_module(module), name)()
     try:
         if not isinstance(reader, GraphReader):
-            raise ConfigurationError(f"{name} serves no graph in tensor form; fastapi_onnx does")
+            raise ConfigurationError(f"{name} cannot serve ONNX graphs; use fastapi_onnx")
         model = Model.read(Path(folder), version)
         declared = reader.signatures(model)
         write(signatures=SIGNATURES.dump_python(declared, mode="json"))

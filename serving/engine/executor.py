@@ -235,7 +235,7 @@ class BatchExecutor:
             memory.is_batch_leader[slot] = slot == leader
             memory.state[slot] = State.DONE if usable[place] else State.FAILED
             if not usable[place]:
-                logger().error("the model answered with numbers that are not finite")
+                logger().error("the model returned numbers that are not finite")
         self.report(slots)
 
     def _write_outputs(self, tensors: SignatureSlots, slot: int, rows: Sequence[Array]) -> None:

@@ -78,7 +78,7 @@ class Supervisor:
         try:
             self._allocate()
         except (OSError, RuntimeError) as error:  # a limit on memory, descriptors or threads
-            raise ConfigurationError(f"the engine cannot be made: {error}") from error
+            raise ConfigurationError(f"the engine cannot be created: {error}") from error
         self._startup_over.wait()
         if self._error is not None:
             self.close()

@@ -260,14 +260,14 @@ def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]
         reason = " ".join(str(error).split())
         if size > 1:
             raise ConfigurationError(
-                f"the model cannot compute {size} inputs at once; if its file is of a fixed "
-                f"batch size, export it with an open one, or set SERVING_MAX_BATCH_SIZE=1: {reason}"
+                f"the model cannot compute {size} inputs at once; if its file has a fixed "
+                f"batch size, export it with a variable one, or set SERVING_MAX_BATCH_SIZE=1: {reason}"
             ) from error
         raise ConfigurationError(f"the model cannot compute an input: {reason}") from error
     if signature.checks_finite and not all(np.isfinite(array).all() for array in outputs):
         raise ConfigurationError(
-            "the model answers numbers that are not finite to an input of zeros: "
-            "its weights, or mean and std in model.json, are damaged"
+            "the model returns numbers that are not finite for an input of zeros: "
+            "its weights, or mean and std in model.json, are wrong"
         )
 
 

@@ -186,7 +186,7 @@ def describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     if -code == signal.SIGKILL:
-        return "was killed by SIGKILL, most likely for want of memory"
+        return "was killed by SIGKILL, most likely because memory ran out"
     return f"was ended by signal {-code}"
 
 

@@ -110,7 +110,7 @@ class BodyReader:
 
     def _check_room(self) -> None:
         if self._buffered > self.max_buffered_bytes:
-            raise OverloadedError("too many bytes are waiting already")
+            raise OverloadedError("the memory for request bodies is full")
 
 
 def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
@@ -133,7 +133,7 @@ def decode_json(
             return decoder.decode(data)
         except msgspec.ValidationError as error:
             SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
-            raise InvalidRequestError(f"the {name} is not as documented: {error}") from error
+            raise InvalidRequestError(f"the {name} does not match the schema: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec reports it as truncated data
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
@@ -223,11 +223,11 @@ def unpack(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         content = stream.decompress(body, limit + 1)
     except zlib.error as error:
-        raise InvalidBodyError(f"the body is not {encoding}: {error}") from error
+        raise InvalidBodyError(f"the body is not valid {encoding}: {error}") from error
     if len(content) > limit:
-        raise PayloadTooLargeError(f"the body unpacks to more than {limit} bytes")
+        raise PayloadTooLargeError(f"the body decompresses to more than {limit} bytes")
     if not stream.eof or stream.unused_data:
-        raise InvalidBodyError(f"the body is not one whole {encoding} stream")
+        raise InvalidBodyError(f"the body is not a single complete {encoding} stream")
     return content
 
 

@@ -262,7 +262,9 @@ class ServedModel:
         columns = list(zip(*(outcome.outputs for outcome in computed.outcomes), strict=True))
         for spec, column in zip(signature.outputs, columns, strict=True):
             if len({array.shape for array in column}) > 1:
-                raise InvalidRequestError(f"{spec.name} differs in size between items: ask one by one")
+                raise InvalidRequestError(
+                    f"{spec.name} differs in size between items: send each in its own request"
+                )
         arrays = [np.stack(column) for column in columns]
         return Answer(self.task, [], arrays, self._finish(computed))
 

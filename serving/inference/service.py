@@ -195,7 +195,7 @@ class InferenceService:
             return self.known[name].path
         stored = stored_models(self.settings)
         if name not in stored:
-            raise NotFoundError(f"no model is named {name[:80]!r}, neither here nor in the store")
+            raise NotFoundError(f"there is no model {name[:80]!r}, neither in service nor in the store")
         return stored[name]
 
     def _check_names(self, model: Model) -> None:
@@ -203,7 +203,7 @@ class InferenceService:
         for other, known in self.known.items():
             both = known.names.keys() & model.names.keys()
             if other != model.description.name and both:
-                raise ConfigurationError(f"{other} is named {min(both)}, too")
+                raise ConfigurationError(f"{min(both)} is also a name of {other}")
 
     def versions(self, name: str) -> list[str]:
         """Returns the versions in a model's folder, ascending, served or not."""
@@ -253,7 +253,9 @@ class InferenceService:
             if reason := self.reasons.get(name):
                 raise UnavailableError(f"{name} is not in service: {reason}")
             raise UnavailableError(f"{name} is not loaded yet")
-        raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(self.configured)}")
+        raise NotFoundError(
+            f"there is no model {name[:80]!r}; the models are {', '.join(self.configured)}"
+        )
 
     def check_ready(self, model: ServedModel | None = None) -> None:
         """Raises DrainingError or UnavailableError unless a worker of `model` is ready.

@@ -136,16 +136,18 @@ class ModelCatalog:
         entry = self.entries.get(name)
         if entry is None:
             self._service.model(self.owner(name))  # says why it is not in service
-            raise NotFoundError(f"{name} has no such form")
+            raise NotFoundError(f"{name} is not available in this form")
         if version is not None and version != entry.version:
-            raise NotFoundError(f"version {version[:20]!r} of {name} is not served, {entry.version} is")
+            raise NotFoundError(
+                f"version {version[:20]!r} of {name} is not served; version {entry.version} is"
+            )
         return entry
 
     def owner(self, name: str) -> str:
         """Returns the main name of the model with this name, in service or not. Raises NotFoundError."""
         names = self.names
         if name not in names:
-            raise NotFoundError(f"no model is named {name[:80]!r}; there are {', '.join(names)}")
+            raise NotFoundError(f"there is no model {name[:80]!r}; the models are {', '.join(names)}")
         return names[name].description.name
 
     def by_signature(self) -> list[CatalogEntry]:

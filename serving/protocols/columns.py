@@ -140,7 +140,7 @@ def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]
     unknown = [name for name in names if name not in wanted]
     if unknown:
         raise InvalidRequestError(
-            f"{entry.name} has no input {unknown[0][:80]!r}, but {', '.join(wanted)}"
+            f"{entry.name} has no input {unknown[0][:80]!r}; its inputs are {', '.join(wanted)}"
         )
     missing = [name for name in wanted if name not in names and name not in optional]
     if missing or len(set(names)) < len(names):
@@ -161,18 +161,18 @@ def check_input(spec: ColumnSpec, datatype: str, shape: list[int], most: int) ->
     """
     name, dims = spec.name, list(spec.dims)
     if datatype != spec.datatype:
-        raise InvalidRequestError(f"{name} is {spec.datatype}, not {datatype[:20]!r}")
+        raise InvalidRequestError(f"{name} must be {spec.datatype}, not {datatype[:20]!r}")
     if fits(spec.dims, shape):
         check_sizes(spec, shape)
         return 1
     if not most:
-        raise InvalidRequestError(f"{name} has the shape {dims}, not {shape}")
+        raise InvalidRequestError(f"{name} must have the shape {dims}, not {shape}")
     if fits(spec.dims, shape[1:]) or (dims == [1] and len(shape) == 1):
         check_count(shape[0], most)
         check_sizes(spec, shape[1:])
         return shape[0]
     batched = ", ".join(str(size) for size in ["N", *dims])
-    raise InvalidRequestError(f"{name} has the shape [{batched}] or {dims}, not {shape}")
+    raise InvalidRequestError(f"{name} must have the shape [{batched}] or {dims}, not {shape}")
 
 
 def fits(dims: Sequence[int], shape: Sequence[int]) -> bool:
@@ -201,11 +201,12 @@ def check_outputs(entry: CatalogEntry, wanted: list[WantedOutput], binary: bool)
     for output in wanted:
         if output.name not in datatypes:
             raise InvalidRequestError(
-                f"{entry.name} has no output {output.name[:80]!r}, but {', '.join(datatypes)}"
+                f"{entry.name} has no output {output.name[:80]!r}; "
+                f"its outputs are {', '.join(datatypes)}"
             )
         if output.classes and datatypes[output.name] == BYTES:
             numbers = [name for name, datatype in datatypes.items() if datatype != BYTES]
-            raise InvalidRequestError(f"classification is of numbers: ask it of {' or '.join(numbers)}")
+            raise InvalidRequestError(f"only numeric outputs can be classified: {', '.join(numbers)}")
     if len({output.name for output in wanted}) < len(wanted):
         raise InvalidRequestError("an output is named twice")
     return wanted or [WantedOutput(name, binary=binary) for name in datatypes]
@@ -226,7 +227,7 @@ def check_size(
         text = without_texts(text)
     of_one = sum(2 if spec.datatype == BYTES else spec.largest for spec in entry.inputs)
     if commas(text) > of_one * most + others:
-        raise InvalidRequestError(f"one request may have 1 to {most} inputs, not so many")
+        raise InvalidRequestError(f"the request has too many inputs; the maximum is {most}")
 
 
 @cache
@@ -246,9 +247,11 @@ def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
         with np.errstate(over="raise"):  # JSON has no infinity, so no number may overflow to it
             return np.array(values, dtype)
     except (OverflowError, FloatingPointError) as error:
-        raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
+        raise InvalidRequestError(
+            f"{spec.name} has a number outside the range of {spec.datatype}"
+        ) from error
     except ValueError as error:
-        raise InvalidRequestError(f"{spec.name} is nested unevenly") from error
+        raise InvalidRequestError(f"{spec.name} has lists of different lengths") from error
 
 
 def depth_of(raw: msgspec.Raw) -> int:
@@ -312,7 +315,9 @@ def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answe
     best = [candidates[: call.candidates] for candidates in answer.candidates]
     values = [candidate[field.name] for candidates in best for candidate in candidates]
     if len({len(candidates) for candidates in best}) > 1:
-        raise InvalidRequestError(f"the inputs have different numbers of {spec.name}: ask one by one")
+        raise InvalidRequestError(
+            f"the inputs have different numbers of {spec.name}: send each in its own request"
+        )
     if field.is_list:
         return list_column(spec, values, call)
     single = call.shape if call.entry.inputs[0].dims == (1,) else [call.count, 1]
@@ -326,7 +331,9 @@ def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answe
 def list_column(spec: ColumnSpec, values: list[list[Any]], call: ColumnCall) -> Column:
     """Returns the column for a list field. Raises InvalidRequestError if the lengths differ."""
     if len({len(value) for value in values}) > 1:
-        raise InvalidRequestError(f"{spec.name} differs in length between the answers: ask one by one")
+        raise InvalidRequestError(
+            f"{spec.name} differs in length between the answers: send each input in its own request"
+        )
     data: Array | list[bytes]
     if spec.datatype == BYTES:
         data = [text.encode() for value in values for text in value]
@@ -342,7 +349,7 @@ def number_array(spec: ColumnSpec, values: Sequence[Any]) -> Array:
         return np.array(values, DTYPES[spec.datatype])
     except OverflowError as error:
         raise InvalidRequestError(
-            f"{spec.name} is a number beyond {spec.datatype}, which only POST /predict can return"
+            f"{spec.name} is outside the range of {spec.datatype}; only POST /predict can return it"
         ) from error
 
 

@@ -31,9 +31,9 @@ CODES = {
     404: ("no such model or version", "not_found"),
     408: ("the body did not arrive in time", "request_timeout"),
     413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
-    415: ("a content type that is not understood", "unsupported_media_type"),
-    422: ("another shape than documented", "invalid_request"),
-    500: ("the server's fault; the request may be tried again", "internal_error"),
+    415: ("unsupported content type", "unsupported_media_type"),
+    422: ("the request does not match the schema", "invalid_request"),
+    500: ("server error; the request may be retried", "internal_error"),
     503: ("no free slot, shutting down, or not ready", "overloaded"),
     504: ("the deadline passed", "deadline_exceeded"),
 }

@@ -49,14 +49,14 @@ class ModelResponse(BaseModel):
     task: str = Field(description="What a request means.")
     labels: list[str]
     image: ImagePipeline | None
-    text: TextPipeline | None = Field(default=None, description="Of tasks about texts only.")
+    text: TextPipeline | None = Field(default=None, description="For texts only.")
     request_schema: dict[str, Any] | None = Field(
-        description="JSON schema of `POST /predict`; null for a graph that is asked in tensors only."
+        description="JSON schema of `POST /predict`; null for a graph that is called with tensors only."
     )
     answer_schema: dict[str, Any] | None = Field(description="JSON schema of the answer.")
     example: Any = Field(description="A request in JSON; null if the model has none.")
     limits: dict[str, int] = Field(
-        description="Most of what a request may have: `request_bytes`, and as the task has it "
+        description="Limits of a request: `request_bytes` and, depending on the task, "
         "`image_pixels`, `text_bytes`, `tokens`, `question_tokens`, `context_tokens`."
     )
     thresholds: Thresholds | None
@@ -65,21 +65,21 @@ class ModelResponse(BaseModel):
     device: str
     execution_provider: str
     precision: str = Field(description="`fp32`, `fp16`, `bf16` or `int8`.")
-    precision_reason: str = Field(description="Why that precision was taken.")
-    trials: list[Trial] = Field(description="What was considered on a CPU: time, difference, memory.")
-    length_step: int = Field(description="Padded lengths of texts are multiples of it.")
-    fallback: str | None = Field(description="Why `auto` did not take the GPU.")
+    precision_reason: str = Field(description="Why that precision was chosen.")
+    trials: list[Trial] = Field(description="What was tried on a CPU: time, difference, memory.")
+    length_step: int = Field(description="Texts are padded to multiples of this length.")
+    fallback: str | None = Field(description="Why `auto` did not choose the GPU.")
     instances: int
     max_batch_size: int
     batched: bool = Field(description="Whether the tensors of its graph begin with the batch dimension.")
     batch_note: str | None = Field(
-        description="Why they do not, or why it is not known whether items of a batch are independent."
+        description="Why they do not, or why it is unknown whether items of a batch are independent."
     )
     web_processes: int
-    web_processes_reason: str | None = Field(description="What `auto` has chosen their number by.")
+    web_processes_reason: str | None = Field(description="Why `auto` chose this number.")
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
-    idle_threads: int | None = Field(description="Threads for an input that is alone in the service.")
-    gpus: list[GpuResponse] = Field(description="Empty on a CPU, and where NVML is missing.")
+    idle_threads: int | None = Field(description="Threads for an input that is computed alone.")
+    gpus: list[GpuResponse] = Field(description="Empty on a CPU, or if NVML is missing.")
 
 
 class ModelState(BaseModel):
@@ -88,7 +88,7 @@ class ModelState(BaseModel):
     name: str
     title: str
     state: Literal["ready", "loading", "unavailable"]
-    reason: str = Field(description="Why it is not ready; else empty.")
+    reason: str = Field(description="Why it is not ready; otherwise empty.")
 
 
 class DefaultModelResponse(ModelResponse):
@@ -102,13 +102,13 @@ def create_router(pipeline: Pipeline) -> APIRouter:
     router, service = APIRouter(route_class=DirectRoute), pipeline.service
     add_predict(router, pipeline)
 
-    @router.get("/health/live", summary="The process answers", response_model=HealthResponse)
+    @router.get("/health/live", summary="The process responds", response_model=HealthResponse)
     async def live() -> Response:
         return json_response({"status": "live"})
 
     @router.get(
         "/health/ready",
-        summary="Requests can be answered",
+        summary="The server is ready for requests",
         response_model=ReadyResponse,
         responses=documented_errors(503),
     )
@@ -119,7 +119,7 @@ def create_router(pipeline: Pipeline) -> APIRouter:
 
     @router.get(
         "/model",
-        summary="What is served, and how",
+        summary="The default model and how it is served",
         response_model=DefaultModelResponse,
         responses=documented_errors(503),
     )
@@ -128,7 +128,7 @@ def create_router(pipeline: Pipeline) -> APIRouter:
 
     @router.get(
         "/model/{model}",
-        summary="What one of the models is",
+        summary="One of the models and how it is served",
         response_model=ModelResponse,
         responses=documented_errors(404, 503),
     )
@@ -156,13 +156,13 @@ def add_predict(router: APIRouter, pipeline: Pipeline) -> None:
 
     @router.post(
         "/predict",
-        summary="Ask the model",
+        summary="Call the model",
         responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
         dependencies=pipeline.check_key.documented(),
     )
     @router.post(
         "/predict/{model}",
-        summary="Ask a model by its name",
+        summary="Call a model by its name",
         responses=documented_errors(400, 401, 404, 408, 413, 415, 422, 500, 503, 504),
         dependencies=pipeline.check_key.documented(),
     )

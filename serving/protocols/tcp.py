@@ -365,6 +365,6 @@ def bind(settings: Settings, shared: bool) -> socket.socket:
         listener.bind((settings.host, settings.tcp_port))
     except OSError as error:
         listener.close()
-        text = f"SERVING_TCP_PORT={settings.tcp_port} cannot be listened on: {error}"
+        text = f"cannot listen on SERVING_TCP_PORT={settings.tcp_port}: {error}"
         raise ConfigurationError(text) from error
     return listener

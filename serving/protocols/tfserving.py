@@ -62,7 +62,7 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     """
     body: PredictRequest = decode_json(REQUEST, content)
     if body.signature_name != SIGNATURE:
-        raise InvalidRequestError(f"the one signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
+        raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
     if (body.instances is msgspec.UNSET) == (body.inputs is msgspec.UNSET):
         raise InvalidRequestError("send either instances or inputs")
     given = body.inputs if body.instances is msgspec.UNSET else body.instances
@@ -118,14 +118,16 @@ def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
             return {spec.name: by_name[ALIAS]}
     if len(entry.inputs) == 1 and list(by_name) != [entry.inputs[0].name]:
         raise InvalidRequestError(
-            f"the one input is {entry.inputs[0].name}, not {', '.join(by_name)[:80]!r}"
+            f"the only input is {entry.inputs[0].name}, not {', '.join(by_name)[:80]!r}"
         )
     for spec in entry.inputs:
         if spec.name not in by_name and not spec.is_optional:
             raise InvalidRequestError(f"{spec.name} is missing")
     known = {spec.name for spec in entry.inputs}
     if other := [name for name in by_name if name not in known]:
-        raise InvalidRequestError(f"{other[0]} stands for {entry.inputs[0].name}, and for it alone")
+        raise InvalidRequestError(
+            f"{other[0]} is an alias for {entry.inputs[0].name} and cannot be combined with other inputs"
+        )
     return by_name
 
 
@@ -167,7 +169,9 @@ def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
     if spec.datatype != BYTES:
         content = numeric_column(raw, spec, most)
     elif spec.dims != (1,):
-        raise InvalidRequestError(f"{spec.name} is a list of texts, for which there is no form here")
+        raise InvalidRequestError(
+            f"{spec.name} is a list of texts, which this protocol does not support"
+        )
     elif bytes(memoryview(raw)[:1]) == b"[":
         content = [element(value, spec) for value in decode_json(TEXTS, raw, spec.name)]
     else:  # a single text may be sent without brackets
@@ -180,13 +184,13 @@ def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
     """Parses numbers to [N, *dims]."""
     count, of_one = commas(raw) + 1, spec.largest
     if count > of_one * most or (-1 not in spec.dims and count % of_one):
-        raise InvalidRequestError(f"{spec.name} needs {of_one} numbers each, not {count} in all")
+        raise InvalidRequestError(f"each {spec.name} needs {of_one} numbers; the request has {count}")
     is_scalar = spec.field is not None and spec.dims == (1,)
     dims = () if is_scalar else spec.dims
     array = json_array(raw, 1 + len(dims), spec)
     if len(array.shape) != 1 + len(dims) or not fits(dims, array.shape[1:]):
         raise InvalidRequestError(
-            f"{spec.name} has the shape {list(array.shape)}, not [N, {list(spec.dims)}]"
+            f"{spec.name} must have the shape [N, {list(spec.dims)}], not {list(array.shape)}"
         )
     return array[:, np.newaxis] if is_scalar else array
 
@@ -195,7 +199,9 @@ def whole_tensor(raw: msgspec.Raw, spec: ColumnSpec) -> Array:
     """Parses the numbers of an input without a batch dimension to [1, *dims]."""
     array = json_array(raw, len(spec.dims), spec)
     if not fits(spec.dims, array.shape):
-        raise InvalidRequestError(f"{spec.name} has the shape {[*array.shape]}, not {[*spec.dims]}")
+        raise InvalidRequestError(
+            f"{spec.name} must have the shape {[*spec.dims]}, not {[*array.shape]}"
+        )
     return array[np.newaxis]
 
 
@@ -211,7 +217,7 @@ def element(value: B64 | str, spec: ColumnSpec) -> Any:
     try:
         return decode_base64(value.b64)
     except ValueError as error:
-        raise InvalidBase64Error(f"{spec.name} is not base64: {error}"[:200]) from error
+        raise InvalidBase64Error(f"{spec.name} is not valid base64: {error}"[:200]) from error
 
 
 def outputs_of(call: ColumnCall, answer: Answer) -> dict[str, list[Any]]:
@@ -256,14 +262,16 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
 
     @router.get("/v1/models/{model}/metadata", summary="Names, types and shapes", **about)
     @router.get(
-        "/v1/models/{model}/versions/{version}/metadata", summary="The same of a version", **about
+        "/v1/models/{model}/versions/{version}/metadata",
+        summary="Names, types and shapes of a version",
+        **about,
     )
     async def metadata(model: str, version: str | None = None) -> Response:
         return json_response(metadata_of(catalog.find(model, version)))
 
     @router.post("/v1/models/{rest:path}", include_in_schema=False)
     async def other_verb(rest: str) -> Response:  # noqa: ARG001
-        raise NotFoundError("only :predict can be asked of a model")
+        raise NotFoundError("only the method :predict is supported")
 
     return router
 

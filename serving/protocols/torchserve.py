@@ -87,7 +87,7 @@ def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
 
     @router.get(
         "/ping",
-        summary="Requests can be answered",
+        summary="The server is ready for requests",
         responses=documented_errors(500, model=TorchServeError),
     )
     async def ping() -> Response:
@@ -124,7 +124,7 @@ def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         entry = find(catalog, model, version)
         if entry.takes_tensors:
-            raise InvalidRequestError(f"{model} takes tensors, which this protocol has no form for")
+            raise InvalidRequestError(f"{model} takes tensors, which this protocol does not support")
         task, content_type = entry.model.task, request.headers.get("content-type")
 
         def decode(body: bytes) -> Call:

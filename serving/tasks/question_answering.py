@@ -38,7 +38,7 @@ class QuestionRequest(BaseModel):
     question: str = Field(min_length=1)
     context: str = Field(min_length=1)
     allow_no_answer: bool = Field(
-        default=False, description="Whether the answer may be empty: that the context has none."
+        default=False, description="Whether the answer may be empty, if the context has none."
     )
 
 
@@ -48,7 +48,7 @@ class Answer(BaseModel):
     answer: str
     score: float = Field(
         ge=0,
-        description="The sum over all places and windows with this text; it may exceed 1.",
+        description="The sum over all places and windows with this text, which may exceed 1.",
         json_schema_extra={"format": "float"},
     )
     start: int = Field(ge=0, description="In characters (code points) of the context.")

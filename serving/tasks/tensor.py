@@ -16,4 +16,4 @@ class TensorsOnly(Task):
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Always raises NotSupportedError."""
         name = self._model.description.name
-        raise NotSupportedError(f"{name} is asked in tensors: POST /v2/models/{name}/infer, or by gRPC")
+        raise NotSupportedError(f"{name} is called with tensors: POST /v2/models/{name}/infer, or gRPC")

@@ -199,12 +199,13 @@ def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
     for spec in inputs:
         if spec.name not in COLUMNS:
             raise ConfigurationError(
-                f"{name} cannot be served: the graph's input {spec.name} is none of {', '.join(COLUMNS)}"
+                f"{name} cannot be served: the graph's input {spec.name} is not one of "
+                f"{', '.join(COLUMNS)}"
             )
         if len(spec.shape) != 1 or not spec.varies:
             raise ConfigurationError(
-                f"{name} cannot be served: {spec.name} has the shape {[*spec.shape]} behind the batch; "
-                "export the graph with one axis that varies, for the tokens"
+                f"{name} cannot be served: {spec.name} has the shape {[*spec.shape]} after the batch "
+                "dimension; export the graph with one variable axis, for the tokens"
             )
 
 

@@ -63,6 +63,6 @@ class TextClassification(TextTask, Classification):
         if logits.shape != (len(model.labels),):
             raise ConfigurationError(
                 f"{model.description.name} cannot be served: {logits.name} has the shape "
-                f"{[*logits.shape]} behind the batch, but there are {len(model.labels)} labels"
+                f"{[*logits.shape]} after the batch dimension, but there are {len(model.labels)} labels"
             )
         return [logits]

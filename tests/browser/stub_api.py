@@ -21,7 +21,7 @@ MODEL = {
     "name": "food11",
     "version": "1",
     "title": "What food is this?",
-    "description": "Show a photo, get a name for what is on the plate.",
+    "description": "Upload a photo to identify what's on the plate.",
     "task": "image-classification",
     "labels": LABELS,
     "image": {"resize": 256, "center_crop": 224},

@@ -159,20 +159,20 @@ def test_without_script(open_page: Opener, stub: StubApi) -> None:
     page.get_by_role("button", name="Classify").click()
     assert page.locator(".card-sentence").all_inner_texts() == [
         "Not sure: Soup 41 %, Rice 37 %",
-        "This file is not a picture that can be read.",
+        "This file is not a readable image.",
     ]
     expect(page.get_by_alt_text("fried-egg.jpg")).to_have_attribute("src", re.compile("^data:"))
     page.get_by_label("It is").select_option("Egg")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("heading")).to_have_text("Thanks, saved.")
     page.get_by_role("button", name="Undo").click()
-    expect(page.get_by_role("heading")).to_have_text("Taken back.")
+    expect(page.get_by_role("heading")).to_have_text("Feedback removed.")
 
 
 def test_without_script_and_without_choice(open_page: Opener) -> None:
     page = open_page(java_script_enabled=False)
     page.get_by_role("button", name="Classify").click()
-    expect(page.get_by_role("alert").first).to_contain_text("No photo arrived.")
+    expect(page.get_by_role("alert").first).to_contain_text("No photo was received.")
 
 
 def test_the_policy_holds(browser: Browser, base_url: str) -> None:

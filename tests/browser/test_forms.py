@@ -67,7 +67,7 @@ def test_the_answer_is_a_table_and_json(page: Page) -> None:
     expect(page.locator(".card-sentence")).to_have_text("Label: Rosa <rugosa>")
     rows = page.locator(".values").first.locator("> tbody > tr > th").all_inner_texts()
     assert rows == ["Label", "Probability", "Picture", "Others", "Petals"]
-    expect(page.get_by_alt_text("Picture of the answer")).to_be_visible()
+    expect(page.get_by_alt_text("Image in the answer")).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
     assert download.value.path().read_bytes().startswith(b"\x89PNG")
@@ -100,7 +100,7 @@ def test_what_only_the_server_can_read(page: Page, stub: StubApi) -> None:
     page.get_by_label("Features").fill("one, two")
     page.get_by_role("button", name="Send").click()
     expect(page.locator(".card-sentence")).to_have_text("This cannot be sent yet.")
-    expect(page.locator(".card-note")).to_have_text("Features: \u201cone\u201d is no number.")
+    expect(page.locator(".card-note")).to_have_text("Features: \u201cone\u201d is not a number.")
     stub.usual = error(400, "invalid_input")
     page.get_by_label("Features").fill("1")
     page.get_by_role("button", name="Send").click()
@@ -115,7 +115,7 @@ def test_a_file_that_is_too_large(page: Page, stub: StubApi) -> None:
     page.get_by_label("Photo").evaluate("field => { delete field.dataset.most }")
     page.get_by_label("Photo").set_input_files(payload("film", b"\0" * (15 * 2**20), "video/mp4"))
     page.get_by_role("button", name="Send").click()
-    expect(page.locator(".problem")).to_contain_text("This is too large. The limit is 14 MB.")
+    expect(page.locator(".problem")).to_contain_text("The request is too large. The limit is 14 MB.")
     assert not stub.asked
 
 
@@ -144,7 +144,7 @@ def test_another_version_gets_its_own_form(page: Page, stub: StubApi) -> None:
 
 def test_tensors(page_of: PageOf, stub: StubApi) -> None:
     page = page_of(GRAPH)
-    expect(page.locator(".lead")).to_contain_text("takes and gives tensors")
+    expect(page.locator(".lead")).to_contain_text("inputs and outputs are tensors")
     example = page.get_by_label("Request").input_value()
     page.get_by_label("Request").fill(example.replace("[ 0, 0, 0 ]", "[1, 2, 4]"))
     send(page)
@@ -158,7 +158,9 @@ def test_without_script(page_of: PageOf, stub: StubApi) -> None:
     page.get_by_label("Photo").set_input_files(payload("a.jpg", b"jpeg"))
     page.get_by_label("Features").fill("none")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("alert").first).to_contain_text("Features: \u201cnone\u201d is no number.")
+    expect(page.get_by_role("alert").first).to_contain_text(
+        "Features: \u201cnone\u201d is not a number."
+    )
     expect(page.get_by_label("Wild")).to_be_checked()
     page.get_by_label("Features").fill("1")
     page.get_by_role("button", name="Send").click()

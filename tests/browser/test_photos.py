@@ -72,13 +72,13 @@ def test_not_sure(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(EGG)
     expect(page.locator(".card-sentence")).to_have_text("Not sure: Soup 41 %, Rice 37 %")
-    expect(page.locator(".card-note")).to_contain_text("or nothing it knows")
+    expect(page.locator(".card-note")).to_contain_text("outside these classes")
 
 
 def test_it_says_what_it_knows(open_page: Opener) -> None:
     page = open_page()
     assert page.locator("#labels li").all_inner_texts() == LABELS
-    expect(page.locator("footer")).to_contain_text("It knows only these 11 things")
+    expect(page.locator("footer")).to_contain_text("It recognises only these 11 classes")
 
 
 def test_samples(open_page: Opener, stub: StubApi) -> None:
@@ -118,15 +118,15 @@ def test_drop_of_a_picture_inside_another_page(open_page: Opener, stub: StubApi)
 def test_drop_of_an_address(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     give(page, "drop", ("text/uri-list", "https://example.org/soup.jpg"))
-    expect(page.locator(".problem")).to_contain_text("only the address")
-    expect(page.get_by_role("alert").last).to_contain_text("Copy the picture")
+    expect(page.locator(".problem")).to_contain_text("only the image's address")
+    expect(page.get_by_role("alert").last).to_contain_text("Copy the image")
     assert not stub.asked
 
 
 def test_drop_of_words(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     give(page, "drop", ("text/html", "<p>soup"))
-    expect(page.locator(".problem")).to_contain_text("There is no picture in that.")
+    expect(page.locator(".problem")).to_contain_text("There is no image in what you dropped.")
     assert not stub.asked
 
 
@@ -155,7 +155,7 @@ def test_large_photos_are_reduced(open_page: Opener, stub: StubApi, tmp_path: Pa
     page.get_by_text("Details").click()
     expect(page.locator(".sent")).to_contain_text(re.compile("512 . 768 pixels"))
     page.get_by_role("button", name="Send the original").click()
-    expect(page.locator(".sent")).to_contain_text(re.compile("The file as it is: 2000 . 3000"))
+    expect(page.locator(".sent")).to_contain_text(re.compile("The original file: 2000 . 3000"))
     assert stub.asked[1].photo == original.read_bytes()
 
 
@@ -194,8 +194,8 @@ def test_a_failure_stays_on_its_card(open_page: Opener, stub: StubApi) -> None:
     stub.answers.append(error(400, "invalid_image"))
     page.get_by_label("Choose photos").set_input_files(payload("menu.txt", b"Soup", "text/plain"))
     expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
-    assert sentences(page) == ["This file is not a picture that can be read.", "Soup, 92 %"]
-    expect(page.locator("#alarm")).to_contain_text("menu.txt: This file is not a picture")
+    assert sentences(page) == ["This file is not a readable image.", "Soup, 92 %"]
+    expect(page.locator("#alarm")).to_contain_text("menu.txt: This file is not a")
 
 
 def test_csv(open_page: Opener, stub: StubApi) -> None:

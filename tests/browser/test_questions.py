@@ -124,7 +124,7 @@ def test_cancel_and_again(page: Page, stub: StubApi) -> None:
     page.get_by_label("Text", exact=True).fill("von Ann Lee")
     page.get_by_label("Question").fill("Who?")
     page.get_by_role("button", name="Ask").click()
-    expect(page.locator(".spinning .card-sentence")).to_have_text("Reading \u2026")
+    expect(page.locator(".spinning .card-sentence")).to_have_text("Reading\u2026")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".card-sentence")).to_have_text("Cancelled")
     stub.held.set()

@@ -67,7 +67,7 @@ def test_a_sample_is_classified(open_page: Opener, real_page: str) -> None:
 
 def test_the_test_address(open_page: Opener, real_page: str) -> None:
     page = open_page("/test", url=real_page)
-    expect(page.locator("main")).to_contain_text("Page, API and model work together.")
+    expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_text(open_page: Opener, several: str) -> None:
     page.get_by_label("Your text").fill("warm " * 100)
     expect(page.locator(".card-note")).to_have_text(re.compile(r"^The text has \d+ tokens"))
     page.goto(f"{several}/test?model=sentiment")
-    expect(page.locator("main")).to_contain_text("Page, API and model work together.")
+    expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
 
 
 @pytest.mark.slow

@@ -173,7 +173,7 @@ def test_a_model_that_warms_up_opens_by_itself(
     expect(tab(page, "warming (loading)")).to_be_visible()
     choose(page, "warming")
     expect(page.locator("#lead")).to_have_text(
-        "This model is still warming up. This tab opens by itself as soon as the model is ready."
+        "This model is still warming up. This tab opens automatically when the model is ready."
     )
     expect(page.locator("#alarm")).to_contain_text("The model is loading.")
     assert violations(page) == []
@@ -267,7 +267,7 @@ def test_a_tab_that_opens_slowly(page: Page) -> None:
 def test_a_tab_that_cannot_be_opened(page: Page) -> None:
     page.route("**/reader", lambda route: route.abort())
     tab(page, "reader").click()
-    expect(page.locator(".problem")).to_contain_text("This page's server does not answer.")
+    expect(page.locator(".problem")).to_contain_text("This page's server is not responding.")
     is_open(page, "food11")
     page.unroute("**/reader")
     choose(page, "reader")

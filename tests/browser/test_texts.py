@@ -47,7 +47,7 @@ def test_each_line_is_a_text(page: Page, stub: StubApi) -> None:
     unsure = "Not sure: Neutral 44 %, Positive 36 %"
     assert sentences(page) == ["Positive, 97 %", "Negative, 91 %", unsure]
     assert page.locator(".card-name").all_inner_texts() == ["a wonderful day", "late", "so so"]
-    expect(page.locator("#say")).to_have_text("3 texts are classified")
+    expect(page.locator("#say")).to_have_text("3 texts classified")
     write(page, "new\n" + THREE, 4)
     assert len(stub.asked) == 4  # what was known is not asked again
     assert sentences(page)[1] == "Positive, 97 %"
@@ -94,7 +94,7 @@ def test_a_pair(page: Page, stub: StubApi) -> None:
 
 def test_limits_are_shown_while_typing(page: Page, stub: StubApi) -> None:
     count = page.locator("#count-text")
-    expect(count).to_have_text("At most 300 bytes a line.")
+    expect(count).to_have_text("At most 300 bytes per line.")
     write(page, "\u00fcber wonderful", 1)
     expect(count).to_have_text("15 of 300 bytes")
     write(page, THREE, 3)
@@ -120,7 +120,7 @@ def test_more_lines_than_are_classified(page: Page) -> None:
 def test_half_of_a_character(page: Page, stub: StubApi) -> None:
     half = "field => { field.value = 'a \\ud83d'; field.dispatchEvent(new Event('input', all)) }"
     page.get_by_label("Your text").evaluate(half.replace("all", "{bubbles: true}"))
-    expect(page.locator(".card-note")).to_contain_text("half of a character")
+    expect(page.locator(".card-note")).to_contain_text("an incomplete character")
     assert not [asked for asked in stub.asked if asked.body["text"].startswith("a ")]
 
 

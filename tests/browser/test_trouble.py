@@ -22,8 +22,8 @@ def test_slow_then_cancel_then_again(open_page: Opener, stub: StubApi) -> None:
     stub.held.clear()
     page = open_page()
     choose(page, EGG)
-    expect(page.locator(".spinning .card-sentence")).to_have_text("Classifying …")
-    expect(page.locator(".spinning .card-sentence")).to_have_text("Still working …")
+    expect(page.locator(".spinning .card-sentence")).to_have_text("Classifying…")
+    expect(page.locator(".spinning .card-sentence")).to_have_text("Still working…")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".card-sentence")).to_have_text("Cancelled")
     until(lambda: stub.left == 1, "the API to see its client leave")
@@ -93,7 +93,7 @@ def test_a_page_that_starts_before_the_api(browser: Browser, stub: StubApi, tmp_
         choose(page, EGG)
         page.get_by_role("button", name="Wrong").click()
         offered = page.get_by_label("It is").locator("option").all_inner_texts()
-        assert offered == ["choose …", *LABELS, "none of these"]
+        assert offered == ["choose…", *LABELS, "none of these"]
 
 
 def test_loading(open_page: Opener, stub: StubApi) -> None:
@@ -131,7 +131,7 @@ def test_heic_says_what_to_do(open_page: Opener) -> None:
     heic = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(payload("a.heic", heic, "image/heic"))
-    expect(page.locator(".card-note")).to_contain_text("Save it as JPEG")
+    expect(page.locator(".card-note")).to_contain_text("Save the photo as JPEG")
 
 
 def test_empty_file(open_page: Opener, stub: StubApi) -> None:
@@ -161,7 +161,7 @@ def test_feedback_and_undo(open_page: Opener, feedback_dir: Path) -> None:
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Thanks, saved.").last).to_be_visible()
     page.get_by_role("button", name="Undo").click()
-    expect(page.get_by_text("Taken back.").last).to_be_visible()
+    expect(page.get_by_text("Feedback removed.").last).to_be_visible()
     page.get_by_role("button", name="Right").click()
     expect(page.get_by_text("Thanks, saved.").last).to_be_visible()
     text = (feedback_dir / "feedback.jsonl").read_text()

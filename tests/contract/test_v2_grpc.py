@@ -189,7 +189,7 @@ def test_statistics_are_those_of_http(client: Any, backend_url: str) -> None:
 
 
 def test_errors_reach_the_client(client: Any) -> None:
-    with pytest.raises(InferenceServerException, match="no model is named 'nothing'") as caught:
+    with pytest.raises(InferenceServerException, match="there is no model 'nothing'") as caught:
         client.infer("nothing", [photo_input([PHOTO], [1])])
     assert caught.value.status() == "StatusCode.NOT_FOUND"
     with pytest.raises(InferenceServerException, match="element 1: not a JPEG") as caught:
@@ -243,7 +243,7 @@ def test_an_error_does_not_end_a_stream(client: Any) -> None:
     client.async_stream_infer(PHOTOS, [photo_input([PHOTO], [1])])
     client.stop_stream()  # waits for what is under way
     unknown, unreadable, right = (answers.get(timeout=30) for _ in range(3))
-    assert "no model is named 'nothing'" in str(unknown)
+    assert "there is no model 'nothing'" in str(unknown)
     assert "not a JPEG" in str(unreadable)
     assert right.as_numpy("FOOD_LABEL").shape == (1,)
 

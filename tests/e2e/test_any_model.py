@@ -166,7 +166,7 @@ def test_tritons_clients_send_fields(python_service: tuple[str, str]) -> None:
         by_grpc = tritonclient.grpc.InferInput("NUMBER", [1, 1], "INT64")
         by_grpc.set_data_from_numpy(np.array([[9]]))
         assert other.infer("own", [by_grpc]).as_numpy("NUMBER").tolist() == [[9]]
-        with pytest.raises(InferenceServerException, match="no model is named"):
+        with pytest.raises(InferenceServerException, match="there is no model"):
             other.infer("own_tensor", [by_grpc])
 
 
@@ -267,9 +267,9 @@ def test_one_item_may_come_without_the_batch_axis(ask: Any) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"a": np.zeros((1, 3), np.float32), "b": np.zeros((1, 2), int)}, "has the shape"),
+        ({"a": np.zeros((1, 3), np.float32), "b": np.zeros((1, 2), int)}, "must have the shape"),
         ({"a": np.zeros((1, 2), np.float32), "b": np.zeros((2, 2), int)}, "different numbers"),
-        ({"a": np.zeros((1, 2), int), "b": np.zeros((1, 2), int)}, "is FP32"),
+        ({"a": np.zeros((1, 2), int), "b": np.zeros((1, 2), int)}, "must be FP32"),
         ({"a": np.zeros((1, 2), np.float32)}, "takes a, b"),
         ({"a": np.zeros((1, 2), np.float32), "c": np.zeros((1, 2), int)}, "no input 'c'"),
     ],

@@ -121,7 +121,7 @@ def test_other_wires(
     assert seen.statuses == {"200": 25}
     assert seen.server_ms is not None
     assert 0 < seen.p50 <= seen.longest
-    with pytest.raises(ValueError, match="a port of their own"):
+    with pytest.raises(ValueError, match="--port is required for grpc and tcp"):
         Target(url, [command()], protocol)
 
 

@@ -73,14 +73,16 @@ def test_an_answer_beyond_its_datatype_is_a_400_that_says_where_to_ask(
         assert outputs(infer(url, "squares", NUMBER=("INT64", [1], [3]))) == {"SQUARE": [9], "ALL": [9]}
         refused = infer(url, "squares", NUMBER=("INT64", [1], [2**40]))
         assert refused.status_code == 400
-        assert "SQUARE is a number beyond INT64" in refused.json()["error"]
+        assert "SQUARE is outside the range of INT64" in refused.json()["error"]
         assert "POST /predict" in refused.json()["error"]
         rows = post(url, "/v1/models/squares:predict", {"instances": [{"NUMBER": 2**40}]})
         assert json.loads(rows.text) == {"predictions": [{"SQUARE": 2**80, "ALL": [2**80]}]}
         with tritonclient.grpc.InferenceServerClient(grpc) as client:
             number = tritonclient.grpc.InferInput("NUMBER", [1], "INT64")
             number.set_data_from_numpy(np.array([2**40]))
-            with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT.*beyond INT64"):
+            with pytest.raises(
+                InferenceServerException, match=r"INVALID_ARGUMENT.*outside the range of INT64"
+            ):
                 client.infer("squares", [number])
 
 
@@ -224,7 +226,10 @@ def test_an_axis_of_size_zero_is_named(graph: tuple[str, str], shape: list[int])
 
 @pytest.mark.parametrize(
     ("x", "i", "words"),
-    [(1e39, 0, "x has a number beyond FP32"), (0, 256, "i has a number beyond UINT8")],
+    [
+        (1e39, 0, "x has a number outside the range of FP32"),
+        (0, 256, "i has a number outside the range of UINT8"),
+    ],
 )
 def test_a_number_beyond_its_type_names_the_input(
     graph: tuple[str, str], x: float, i: int, words: str

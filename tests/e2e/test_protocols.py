@@ -170,7 +170,7 @@ def test_grpc_tells_nothing_of_what_went_wrong_inside(fake_settings: dict[str, s
         with pytest.raises(InferenceServerException) as caught:
             client.infer("food_classifier", [tensor])
         assert caught.value.status() == "StatusCode.INTERNAL"
-        assert caught.value.message() == "the server failed; the request may be tried again"
+        assert caught.value.message() == "the server failed; the request may be retried"
         path = "/inference.GRPCInferenceService/ModelInfer"
         labels = f'code="internal_error",path="{path}",status="500"'
         assert metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1

@@ -225,7 +225,7 @@ async def test_an_answer_beyond_its_limit_is_a_failure_that_is_logged(
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        ("tests.fake.python_task:Missing", "names no class"),
+        ("tests.fake.python_task:Missing", "is not a class"),
         ("tests.fake.python_task:PythonTask", "has no Request"),
         ("tests.fake.python_task:Contradictory", "the example is refused: 1 is refused"),
     ],

@@ -159,7 +159,7 @@ def test_a_failing_computation_is_a_500_that_tells_nothing(url: str, failure: Fa
     response = predict(url, command(failure=failure))
     assert response.status_code == 500
     assert response.json()["code"] == "internal_error"
-    assert response.json()["detail"] == "the server failed; the request may be tried again"
+    assert response.json()["detail"] == "the server failed; the request may be retried"
     assert predict(url, command()).status_code == 200
     assert metric(url, "serving_free_slots") == 4
 

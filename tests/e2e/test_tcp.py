@@ -306,7 +306,7 @@ def test_a_failing_computation_is_a_500_that_tells_nothing(shared: Service, fail
     with shared.connect() as client:
         answer = client.predict(command(failure=failure))
         assert (answer.status, answer.content["code"]) == (500, "internal_error")
-        assert answer.content["detail"] == "the server failed; the request may be tried again"
+        assert answer.content["detail"] == "the server failed; the request may be retried"
         assert client.predict(command()).status == 200
 
 
@@ -500,7 +500,7 @@ def test_a_port_that_is_taken_keeps_the_service_from_starting(webs: str) -> None
         env = {"SERVING_WEB_PROCESSES": webs, "SERVING_TCP_PORT": str(taken.getsockname()[1])}
         ended = start(env)
     assert ended.returncode == 1
-    assert "cannot be listened on" in ended.stderr
+    assert "cannot listen on" in ended.stderr
 
 
 def test_a_free_port_cannot_be_shared() -> None:

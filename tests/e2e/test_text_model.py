@@ -289,11 +289,11 @@ def test_tensorflow_servings_columns(url: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"instances": [1]}, "not as documented"),
+        ({"instances": [1]}, "does not match the schema"),
         ({"instances": [{"TEXT_PAIR": "warm"}]}, "TEXT is missing"),
         ({"instances": [{"b64": "d2FybQ==", "TEXT_PAIR": "warm"}]}, "TEXT is missing"),
-        ({"instances": [{"TEXT": "a", "b64": "d2FybQ=="}]}, "b64 stands for TEXT"),
-        ({"instances": [{"b64": "?"}]}, "TEXT is not base64"),
+        ({"instances": [{"TEXT": "a", "b64": "d2FybQ=="}]}, "b64 is an alias for TEXT"),
+        ({"instances": [{"b64": "?"}]}, "TEXT is not valid base64"),
         ({"instances": [{"b64": "/w=="}]}, "not UTF-8"),
         ({"instances": [""]}, "empty"),
     ],

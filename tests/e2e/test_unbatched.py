@@ -69,9 +69,11 @@ def test_tensors_have_the_graphs_own_shapes(service: tuple[str, str], kind: str)
     assert np.array_equal(outputs["y"], X * W + S)
     assert outputs["total"].shape == ()
     assert outputs["total"] == 18
-    with pytest.raises(InferenceServerException, match=r"x has the shape \[2, 3\], not \[1, 2, 3\]"):
+    with pytest.raises(
+        InferenceServerException, match=r"x must have the shape \[2, 3\], not \[1, 2, 3\]"
+    ):
         infer(service, kind, "line", {"x": X[np.newaxis], "w": W, "s": np.asarray(S)})
-    with pytest.raises(InferenceServerException, match=r"s has the shape \[\], not \[1\]"):
+    with pytest.raises(InferenceServerException, match=r"s must have the shape \[\], not \[1\]"):
         infer(service, kind, "line", {"x": X, "w": W, "s": W[:1]})
 
 

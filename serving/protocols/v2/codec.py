@@ -42,7 +42,7 @@ LENGTH = struct.Struct("<I")
 OTHER_COMMAS = 16 * 1024  # commas in a request that do not separate tensor elements
 MAX_PARAMETERS_BYTES = 8192  # as JSON; parsed objects take many times their bytes
 RESERVED = "triton_"
-SHARED_MEMORY = "shared memory is not supported: send the data"
+SHARED_MEMORY = "shared memory is not supported: send the data in the request"
 MAX_TIMEOUT_US = 2**53
 MAX_CLASSES = 2**31 - 1
 Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
@@ -265,7 +265,7 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: in
     array = json_array(raw, depth, spec)
     wanted = tuple(shape) if depth > 1 else (needed,)
     if array.shape != wanted:
-        raise InvalidRequestError(f"{name} has the shape {list(array.shape)}, not {list(wanted)}")
+        raise InvalidRequestError(f"{name} must have the shape {list(wanted)}, not {list(array.shape)}")
     return array.reshape(count, *item_shape(spec, shape))
 
 

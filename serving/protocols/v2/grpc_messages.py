@@ -100,7 +100,7 @@ def values_of(
         }
     if len(raw) != len(request.inputs) or any(tensor.HasField("contents") for tensor in request.inputs):
         name = request.inputs[0].name
-        raise InvalidRequestError(f"{name} needs one raw content, or its typed contents")
+        raise InvalidRequestError(f"{name} needs either one raw content or typed contents")
     return {
         tensor.name: binary_values(memoryview(data), specs[tensor.name], shape, count)
         for tensor, shape, data in zip(request.inputs, shapes, raw, strict=True)
@@ -111,7 +111,9 @@ def typed_values(tensor: Message, spec: ColumnSpec, shape: list[int], count: int
     """Returns an input's values from its typed contents. Raises InvalidRequestError."""
     name = DATATYPES[spec.datatype].contents
     if name is None:
-        raise InvalidRequestError(f"{spec.name} is {spec.datatype}, which has raw contents only")
+        raise InvalidRequestError(
+            f"{spec.name} is {spec.datatype}, which is supported as raw contents only"
+        )
     values, needed = getattr(tensor.contents, name), math.prod(shape)
     if len(values) != needed:
         raise InvalidRequestError(f"{spec.name} has {len(values)} elements, but its shape has {needed}")
@@ -120,7 +122,9 @@ def typed_values(tensor: Message, spec: ColumnSpec, shape: list[int], count: int
     try:
         array = np.array(values, DTYPES[spec.datatype])
     except OverflowError as error:
-        raise InvalidRequestError(f"{spec.name} has a number beyond {spec.datatype}") from error
+        raise InvalidRequestError(
+            f"{spec.name} has a number outside the range of {spec.datatype}"
+        ) from error
     return array.reshape(count, *item_shape(spec, shape))
 
 

@@ -44,7 +44,7 @@ class Streams:
             async with limit:
                 await Stream(self, limit, context, answer).run()
         except TimeoutError as error:
-            text = "the stream was idle for too long, or another needs its place"
+            text = "the stream was idle for too long, or another stream needs its place"
             raise SlowBodyError(text) from error
         finally:
             self._idle.pop(limit, None)
@@ -53,7 +53,7 @@ class Streams:
     def _close_longest_idle(self) -> None:
         limit = next(iter(self._idle), None)
         if limit is None:
-            raise OverloadedError("too many streams are open already")
+            raise OverloadedError("too many streams are open")
         del self._idle[limit]
         reschedule(limit, 0)
 

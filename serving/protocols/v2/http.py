@@ -35,13 +35,13 @@ def add_server_routes(router: APIRouter, service: InferenceService) -> None:
     async def server() -> Response:
         return json_response(metadata.server_metadata())
 
-    @router.get("/v2/health/live", summary="The process answers")
+    @router.get("/v2/health/live", summary="The process responds")
     async def live() -> Response:
         return json_response({"live": True})
 
     @router.get(
         "/v2/health/ready",
-        summary="Requests can be answered",
+        summary="The server is ready for requests",
         responses=documented_errors(503, model=ErrorText),
     )
     async def ready() -> Response:
@@ -57,7 +57,7 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
         version = f"{model}/versions/{{version}}"
 
         @router.get(model + suffix, summary=summary, responses=responses)
-        @router.get(version + suffix, summary=f"{summary}, of one version", responses=responses)
+        @router.get(version + suffix, summary=f"{summary}, for one version", responses=responses)
         async def answer(model: str, version: str | None = None) -> Response:
             return json_response(describe(catalog.find(model, version)))
 
@@ -70,15 +70,15 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
 
     @router.get(
         "/v2/models/stats",
-        summary="Figures of requests and of tensors",
+        summary="Statistics of all models",
         responses=documented_errors(503, model=ErrorText),
     )
     async def all_statistics() -> Response:
         return json_response(statistics(*catalog.by_signature()))
 
     about("", "Names, types and shapes", metadata.metadata)
-    about("/ready", "Whether it can be asked", ready)
-    about("/config", "How it is served", metadata.config)
+    about("/ready", "Whether the model is ready", ready)
+    about("/config", "How the model is served", metadata.config)
     about("/stats", "Counts and durations", statistics)
 
 
@@ -87,8 +87,10 @@ def add_infer_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalo
     content = {"application/json": {"schema": codec.SCHEMA}, "application/octet-stream": BINARY}
     documentation = documented_call(pipeline.check_key, content, ErrorText)
 
-    @router.post("/v2/models/{model}/infer", summary="Ask a model", **documentation)
-    @router.post("/v2/models/{model}/versions/{version}/infer", summary="Ask a version", **documentation)
+    @router.post("/v2/models/{model}/infer", summary="Call a model", **documentation)
+    @router.post(
+        "/v2/models/{model}/versions/{version}/infer", summary="Call a version", **documentation
+    )
     async def infer(model: str, request: Request, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
         header = request.headers.get(codec.HEADER)
@@ -129,7 +131,7 @@ def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelC
 
     @router.post(
         "/v2/repository/index",
-        summary="The versions that there are",
+        summary="Versions of all models",
         responses=documented_errors(400, 408, 413, 415, 503, model=ErrorText),
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX_SCHEMA}}}},
     )

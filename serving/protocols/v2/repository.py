@@ -70,7 +70,7 @@ class Repository:
     def check_allowed(self, authorization: str) -> None:
         """Checks the admin key. Raises NotSupportedError if none is set, or UnauthorizedError."""
         if self._service.settings.admin_key is None:
-            raise NotSupportedError("models are loaded only where SERVING_ADMIN_KEY is set")
+            raise NotSupportedError("models can be loaded only if SERVING_ADMIN_KEY is set")
         self._check_admin.check(authorization)
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ class BoundedFile(io.BytesIO):
         """Reads like `io.BytesIO`. Raises InvalidImageError after too many reads."""
         self._reads += 1
         if self._reads > MAX_READS:
-            raise InvalidImageError("the image is in too many pieces")
+            raise InvalidImageError("the image has too many segments")
         return super().read(size)
 
 
@@ -301,7 +301,7 @@ def codec_errors_are_client_errors() -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise InvalidImageError("not a JPEG, PNG, WebP, GIF, BMP or TIFF image") from error
     except Exception as error:
-        reason = str(error) or "it is broken"
+        reason = str(error) or "it is damaged"
         raise InvalidImageError(f"the image cannot be read: {reason}"[:200]) from error
 
 

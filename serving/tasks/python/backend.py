@@ -104,13 +104,17 @@ class PythonBackend:
             try:
                 valid = self._request.validate_python(example)
             except ValidationError as error:
-                raise ConfigurationError(f"the example is no Request: {in_words(error)}") from error
+                raise ConfigurationError(
+                    f"the example is not a valid Request: {in_words(error)}"
+                ) from error
             self.example = self._request.dump_json(valid, by_alias=True)
             if len(self.example) <= MAX_SCHEMA:
                 self.schemas["example"] = json.loads(self.example)
         most = getattr(declared, "max_batch_size", None)
         if most is not None and (not isinstance(most, int) or most < 1):
-            raise ConfigurationError(f"max_batch_size is {most!r}, not a number from 1 on")
+            raise ConfigurationError(
+                f"max_batch_size is {most!r}; it must be a whole number of at least 1"
+            )
         if most or not self.example:
             allowed = batch_sizes.largest_batch(settings, "cuda" if most or self._on_gpu else "cpu")
             self.batch_cap = min(most or allowed, allowed)
@@ -181,7 +185,7 @@ class PythonBackend:
         except ValueError as error:
             raise TaskError(f"the answer is not of the type Answer: {words(error)}") from error
         if NOT_NUMBERS.search(text) and not is_finite(self._answer.dump_python(valid)):
-            raise TaskError("the answer has a number that is not finite, which JSON cannot carry")
+            raise TaskError("the answer has a number that is not finite, which JSON cannot represent")
         return Status.ANSWER, text
 
     def trim(self) -> None:
@@ -212,7 +216,7 @@ def import_class(name: str, folder: Path) -> Any:
         for end, letter in enumerate(f"{module}."):
             if letter == "." and not is_outside(module[:end], folder):
                 raise ConfigurationError(
-                    f"{module} lies in the model's folder; no code is taken from there"
+                    f"{module} is in the model's folder, from which no code is imported: move it"
                 )
         declared = getattr(import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
@@ -220,7 +224,7 @@ def import_class(name: str, folder: Path) -> Any:
             raise
         raise ConfigurationError(f"{module} cannot be imported: {summary(error)}") from error
     if not isinstance(declared, type):
-        raise ConfigurationError(f"{name!r} names no class as module:Class")
+        raise ConfigurationError(f"{name!r} is not a class in the form module:Class")
     for wanted in ("Request", "Answer", "load", "infer"):
         if getattr(declared, wanted, None) in (None, getattr(PythonTask, wanted, None)):
             raise ConfigurationError(f"{name} has no {wanted}")
@@ -231,7 +235,7 @@ def is_outside(module: str, folder: Path) -> bool:
     """Returns whether a module is outside of a folder; imports its parents. Raises ImportError."""
     spec = find_spec(module)
     if spec is None:
-        raise ModuleNotFoundError(f"there is no module {module} on PYTHONPATH or installed")
+        raise ModuleNotFoundError(f"there is no module {module}, neither on PYTHONPATH nor installed")
     files = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.has_location else [])]
     return not any(Path(file).resolve().is_relative_to(folder.resolve()) for file in files if file)
 
@@ -244,7 +248,9 @@ def declared_type(
         adapter: TypeAdapter[Any] = TypeAdapter(getattr(declared, name))
         schema: Any = adapter.json_schema(mode=mode)
     except Exception as error:  # pydantic's own, and those of the type
-        raise ConfigurationError(f"{name} is no type that pydantic takes: {summary(error)}") from error
+        raise ConfigurationError(
+            f"{name} is not a type that pydantic supports: {summary(error)}"
+        ) from error
     if len(json.dumps(schema)) > MAX_SCHEMA:
         logger().warning("a JSON schema is too large to be shown", type=name, limit=MAX_SCHEMA)
         schema = {}  # anything

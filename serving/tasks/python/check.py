@@ -22,8 +22,8 @@ def main(arguments: list[str]) -> int:
     """Checks the task named in the arguments; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m serving check", description=__doc__)
     parser.add_argument("task", help="my_module:MyTask")
-    parser.add_argument("--model-dir", type=Path, help="the model's folder; without it, an empty one")
-    parser.add_argument("--request", help="JSON to ask, in place of the class's example")
+    parser.add_argument("--model-dir", type=Path, help="model folder; by default an empty one")
+    parser.add_argument("--request", help="request to send, as JSON, instead of the class's example")
     options = parser.parse_args(arguments)
     return run(options.task, options.model_dir, options.request)
 
@@ -56,7 +56,9 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
     backend.trim()
     data = request.encode() if request else backend.example
     if not data:
-        raise ConfigurationError("there is nothing to ask: give the class an example, or use --request")
+        raise ConfigurationError(
+            "there is no request to send: give the class an example, or use --request"
+        )
     (signature,) = PythonRequests.plan(TaskParts(model, settings))
     for count in (1, 2):
         started = time.perf_counter()

@@ -73,7 +73,7 @@ class PythonRequests(Task):
         limits = {"request_bytes": parts.settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
         if unknown := parts.model.description.limits.keys() - limits.keys():
             raise ConfigurationError(
-                f"limits in model.json are {', '.join(limits)}, not {unknown.pop()}"
+                f"limits in model.json may have {', '.join(limits)}, not {unknown.pop()}"
             )
         limits |= parts.model.description.limits
         request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)

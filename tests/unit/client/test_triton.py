@@ -183,5 +183,5 @@ def test_readiness(stub: StubApi, client: Client) -> None:
 
 
 def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(ValueError, match="'grpc' is none of native, triton"):
+    with pytest.raises(ValueError, match="'grpc' is not one of native, triton"):
         Client(protocol="grpc")  # type: ignore[arg-type]

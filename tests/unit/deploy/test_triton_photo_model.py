@@ -104,7 +104,7 @@ def test_more_classes_than_there_are(model: Any, expected: Any) -> None:
         (Request([pictures.truncated("PNG")()]), "the image cannot be read", "invalid"),
         (Request([b"no picture!"]), "not a JPEG", "invalid"),
         (Request([b""]), "the image is empty", "invalid"),
-        (Request([b"AAA"]), "not base64", "invalid"),
+        (Request([b"AAA"]), "not valid base64", "invalid"),
         (Request([PHOTOS[0], b"no picture!"]), "element 1: not a JPEG", "invalid"),
         (Request([pictures.bomb()]), "at most 1000000 are accepted", "invalid"),
         (Request(PHOTOS[:1], {"top_k": 0}), "top_k must be", "invalid"),

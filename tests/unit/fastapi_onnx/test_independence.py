@@ -87,7 +87,7 @@ def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
     ("nodes", "said"),
     [
         ([node("RandomNormalLike", "x", "n"), node("Add", "x n", "y")], "differ from call to call"),
-        ([node("Reshape", "x shape", "z"), node("Add", "x z", "y")], "cannot compute made-up items"),
+        ([node("Reshape", "x shape", "z"), node("Add", "x z", "y")], "fails on generated items"),
     ],
     ids=["random", "refused"],
 )
@@ -148,5 +148,5 @@ def test_the_describing_process_compares(tmp_path: Path) -> None:
 
 
 def test_an_input_of_unknown_rank_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the number of axes of the input x is not known"):
+    with pytest.raises(ConfigurationError, match="the number of axes of the input x is unknown"):
         described(model([node("Abs", "x", "y")], [value("x", axes=None)], [value("y")]), tmp_path)

@@ -206,7 +206,7 @@ def test_a_graph_in_tensor_form_is_computed_by_a_plain_session(
     total, more = backend.infer(signature, [a, b])
     assert np.array_equal(total, a + b)
     assert not more.any()
-    for precision, said in (("int8", "int8 needs a CPU"), ("fp16", "fp16 is for images")):
+    for precision, said in (("int8", "int8 needs a CPU"), ("fp16", "fp16 is for image classifiers")):
         with pytest.raises(ConfigurationError, match=said):
             OnnxBackend().load(made, Settings.model_validate({"device": "cuda", "precision": precision}))
 

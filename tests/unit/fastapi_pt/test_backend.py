@@ -61,7 +61,7 @@ def test_an_export_needs_transformers(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_graph_in_tensors_is_not_served(tmp_path: Path) -> None:
     model = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
-    with pytest.raises(ConfigurationError, match="no graph in tensor form; fastapi_onnx does"):
+    with pytest.raises(ConfigurationError, match="cannot serve ONNX graphs; use fastapi_onnx"):
         planner(BACKEND, Settings())(model)
 
 

@@ -244,7 +244,7 @@ def test_half_precision_is_only_used_where_it_agrees(
     monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
     precision, reason = with_half(insist=False)
     assert precision == "fp32"
-    assert "in fp16 a probability differs by" in reason
+    assert "in fp16 probabilities differ" in reason
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
         with_half(insist=True)
 

@@ -117,7 +117,7 @@ def test_a_text_that_was_cut(stub: StubApi, client: FlaskClient) -> None:
     body = {"prediction": "Positive", "probability": 0.9}
     stub.usual = Reply(200, body, {"X-Input-Truncated": "true"})
     answer = client.post("/ask", data={"text": "a wonderful day"})
-    assert answer.get_json()["page"]["note"].startswith("The text was too long for the model")
+    assert answer.get_json()["page"]["note"].startswith("The text was too long.")
     assert answer.headers["X-Input-Truncated"] == "true"
 
 
@@ -142,7 +142,7 @@ def test_classes_that_do_not_exclude_each_other(stub: StubApi, client: FlaskClie
     assert (page["sentence"], page["sure"]) == ("a 90 %, b 60 %", True)
     stub.usual = Reply(200, {"prediction": "c", "probability": 0.1, "top": top[2:]})
     page = client.post("/ask", data={"text": "x"}).get_json()["page"]
-    assert page["sentence"] == "None of these: at most c 10 %"
+    assert page["sentence"] == "None of these; closest: c 10 %"
 
 
 def test_the_answer_is_marked_by_code_points(stub: StubApi, client: FlaskClient) -> None:
@@ -258,13 +258,13 @@ def test_strange_metadata_is_survived(stub: StubApi, client: FlaskClient, metada
         (error(413, "text_too_long"), "This text is too long.", "Stub says text_too_long."),
         (
             error(422, "invalid_request"),
-            "This is not what the model takes.",
+            "The request doesn't match the model's input format.",
             "Stub says invalid_request.",
         ),
-        (error(400, "never_heard_of"), "This was not accepted.", "Stub says never_heard_of."),
+        (error(400, "never_heard_of"), "The request was not accepted.", "Stub says never_heard_of."),
         (error(503, "overloaded", 4), "The model is busy.", "Try again in a moment."),
         (error(500, "internal_error"), "Something went wrong on the server.", "Try again in a moment."),
-        (Reply(200, b"<html>"), "The model gave an answer that makes no sense.", "Try again; if it"),
+        (Reply(200, b"<html>"), "The model returned an invalid response.", "Try again. If this"),
     ],
 )
 @pytest.mark.parametrize("model", [SENTIMENT, READER], ids=lambda model: model["name"])
@@ -288,7 +288,7 @@ def test_a_form_that_cannot_be_sent(stub: StubApi, client: FlaskClient) -> None:
     serve(stub, FLOWERS)
     answer = client.post("/ask", data=FLOWER | {"petals": "many"})
     assert (answer.status_code, answer.get_json()["code"]) == (400, "invalid_form")
-    assert answer.get_json()["page"]["advice"] == "Petals: “many” is no whole number."
+    assert answer.get_json()["page"]["advice"] == "Petals: “many” is not a whole number."
     page = client.post("/", data=FLOWER | {"petals": "many"})
     assert page.status_code == 400
     assert 'value="many"' in page.text
@@ -330,7 +330,7 @@ def test_the_test_address(stub: StubApi, client: FlaskClient, model: dict[str, A
     serve(stub, model)
     page = client.get("/test")
     assert page.status_code == 200
-    assert "Page, API and model work together." in page.text
+    assert "The page, the API and the model work together." in page.text
     assert stub.asked[0].body.keys() == (model["example"] or {"inputs": 0}).keys()
 
 
@@ -338,7 +338,7 @@ def test_a_model_without_an_example_cannot_be_tested(stub: StubApi, client: Flas
     serve(stub, {**FLOWERS, "example": None})
     page = client.get("/test")
     assert page.status_code == 400
-    assert "This model has no example that could be asked." in page.text
+    assert "This model has no example request." in page.text
 
 
 def shown(html: str, kind: str) -> str:

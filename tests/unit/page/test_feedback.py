@@ -116,7 +116,7 @@ def test_an_old_signature_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     taker = feedback(tmp_path)
     token = signed(taker)
     monkeypatch.setattr("flask_app.feedback.MAX_AGE_S", -1)
-    with pytest.raises(BadFeedbackError, match="old"):
+    with pytest.raises(BadFeedbackError, match="expired"):
         taker.save(token, None, LABELS, None, ADDRESS)
 
 

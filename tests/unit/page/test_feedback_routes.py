@@ -23,7 +23,7 @@ def test_feedback_by_form(stub: StubApi, tmp_path: Path) -> None:
         thanks = client.post("/feedback", data=data)
         assert "Thanks, saved." in thanks.text
         assert "Undo" in thanks.text
-        assert "Taken back." in client.post("/feedback/undo", data={"token": match[1]}).text
+        assert "Feedback removed." in client.post("/feedback/undo", data={"token": match[1]}).text
     saved, undone = map(json.loads, (tmp_path / "feedback.jsonl").read_text().splitlines())
     assert (saved["predicted"], saved["corrected"], saved["model"]) == ("Soup", "Egg", "food11 1")
     assert undone["undone"]

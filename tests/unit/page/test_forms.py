@@ -136,15 +136,15 @@ def test_what_was_filled_in_is_sent() -> None:
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ({"count": "1.5"}, "Count: “1.5” is no whole number"),
-        ({"count": "9" * 5000}, f"Count: “{'9' * 40}” is no whole number"),
-        ({"weight": "heavy"}, "Weight: “heavy” is no number"),
-        ({"weight": "nan"}, "Weight: the number has to be finite"),
-        ({"sizes": "1, two"}, "Sizes: “two” is no number"),
-        ({"place": "{"}, "Place: this is no JSON (line 1)"),
-        ({"place": "[" * 100_000}, "Place: this is no JSON"),
-        ({"place": " "}, "Place: nothing was filled in"),
-        ({"colour": ""}, "Colour: nothing was filled in"),
+        ({"count": "1.5"}, "Count: “1.5” is not a whole number"),
+        ({"count": "9" * 5000}, f"Count: “{'9' * 40}” is not a whole number"),
+        ({"weight": "heavy"}, "Weight: “heavy” is not a number"),
+        ({"weight": "nan"}, "Weight: the number must be finite"),
+        ({"sizes": "1, two"}, "Sizes: “two” is not a number"),
+        ({"place": "{"}, "Place: this isn't valid JSON (line 1)"),
+        ({"place": "[" * 100_000}, "Place: this isn't valid JSON"),
+        ({"place": " "}, "Place: fill in this field"),
+        ({"colour": ""}, "Colour: fill in this field"),
     ],
 )
 def test_what_cannot_be_read_is_named(texts: dict[str, str], words: str) -> None:
@@ -158,7 +158,7 @@ def test_a_number_beyond_all_floats_is_the_services_to_refuse() -> None:
 
 
 def test_a_file_that_is_needed() -> None:
-    with pytest.raises(FormError, match="Photo: no file was chosen"):
+    with pytest.raises(FormError, match="Photo: choose a file"):
         form(None).request(filled(), {"photo": io.BytesIO()})
 
 

@@ -130,7 +130,7 @@ def test_the_own_site_can_post(client: FlaskClient, headers: dict[str, str]) -> 
 
 def test_unknown_addresses_and_methods(client: FlaskClient) -> None:
     assert client.get("/nothing").status_code == 404
-    assert "There is nothing at this address." in client.get("/nothing").text
+    assert "Page not found." in client.get("/nothing").text
     refused = client.get("/classify")
     assert (refused.status_code, refused.get_json()["code"]) == (405, "method_not_allowed")
     assert "POST" in refused.headers["Allow"]

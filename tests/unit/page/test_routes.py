@@ -123,7 +123,7 @@ def test_a_form_with_several_photos(stub: StubApi, client: FlaskClient) -> None:
     page = client.post("/", data=form((PHOTO, "a.jpg"), (b"text", "b.txt"), (PHOTO, "c.jpg")))
     assert page.status_code == 200
     assert "Not sure: Soup 41 %, Rice 37 %" in page.text
-    assert "This file is not a picture that can be read." in page.text
+    assert "This file is not a readable image." in page.text
     assert page.text.count('data-state="done"') == 2
     assert page.text.count('data-state="failed"') == 1
 
@@ -137,7 +137,7 @@ def test_a_form_with_too_many_photos(client: FlaskClient) -> None:
 def test_an_empty_form(client: FlaskClient) -> None:
     page = client.post("/", data=form((b"", "")))
     assert page.status_code == 400
-    assert "No photo arrived." in page.text
+    assert "No photo was received." in page.text
     assert 'role="alert"' in page.text
 
 

@@ -105,15 +105,15 @@ def test_what_the_hub_refuses_is_one_sentence(
 
 def test_a_broken_hub_is_named(server: Hub, tmp_path: Path) -> None:
     said = fetch(tmp_path, server.url, "org/broken")
-    assert said.startswith(f"there is no folder org/broken, {server.url} answers with 500, and its")
+    assert said.startswith(f"there is no folder org/broken, {server.url} returned 500, and the")
 
 
 def test_without_a_network(tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{servers.free_port()}"
     said = fetch(tmp_path, nowhere, REPOSITORY)
-    assert said.startswith(f"there is no folder org/mood, {nowhere} cannot be reached, and its cache in")
+    assert said.startswith(f"there is no folder org/mood, {nowhere} cannot be reached, and the cache in")
     said = fetch(tmp_path, nowhere, REPOSITORY, HF_HUB_OFFLINE="1")
-    assert said.startswith("there is no folder org/mood, HF_HUB_OFFLINE is set, and its cache in")
+    assert said.startswith("there is no folder org/mood, HF_HUB_OFFLINE is set, and the cache in")
 
 
 def test_a_model_without_onnx_names_the_command_that_exports(tmp_path: Path) -> None:

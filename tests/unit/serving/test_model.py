@@ -41,7 +41,7 @@ def test_the_model_may_be_named_by_its_digest(tmp_path: Path) -> None:
     (model,) = configured_models(settings).values()
     assert model.labels == ["a", "b"]
     write(tmp_path, labels=["c", "d"])
-    with pytest.raises(ConfigurationError, match=f"not the file whose SHA-256 is {digest}"):
+    with pytest.raises(ConfigurationError, match=f"model.json must be {digest}"):
         configured_models(settings)
     (model,) = configured_models(Settings(model_dir=tmp_path)).values()
     assert model.labels == ["c", "d"]
@@ -152,7 +152,7 @@ def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_description(tmp_path: Path, changes: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError, match=r"model\.json is not as documented"):
+    with pytest.raises(ConfigurationError, match=r"model\.json is invalid"):
         Model.read(write(tmp_path, **changes))
 
 
@@ -162,7 +162,7 @@ def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
         model.file("model.onnx")
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.onnx").write_bytes(b"something else")
-    with pytest.raises(ConfigurationError, match="is not the file"):
+    with pytest.raises(ConfigurationError, match="does not match its SHA-256"):
         model.file("model.onnx")
     with pytest.raises(ConfigurationError, match=r"has no 1/model\.safetensors for this backend"):
         model.file("model.safetensors")

@@ -152,7 +152,7 @@ def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
     assert "model_quantized.onnx: NOT FIT; it names fp32's class for 0.0% of the photos" in said
     info = OnnxBackend().load(Model.read(exported), Settings(device="cpu"))
     assert info.precision == "fp32"
-    assert "is not fit: it names fp32's class for 0.0%" in info.precision_reason
+    assert "is not fit for use: it names fp32's class for 0.0%" in info.precision_reason
 
 
 def test_new_weights_take_old_int8_files_away(

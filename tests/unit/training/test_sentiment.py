@@ -109,7 +109,7 @@ def test_weights_of_another_network_are_refused(folder: Path) -> None:
     weights = load_file(folder / "1" / "model.safetensors")
     with pytest.raises(ConfigurationError, match="no text_cnn's"):
         TextCnn.of({"fc.weight": torch.zeros(2, 2)})
-    with pytest.raises(ConfigurationError, match=r"tensors are missing, as filters\.0\.bias"):
+    with pytest.raises(ConfigurationError, match=r"tensors are missing, such as filters\.0\.bias"):
         TextCnn.of({name: tensor for name, tensor in weights.items() if name != "filters.0.bias"})
 
 
@@ -119,7 +119,7 @@ def test_changed_weights_are_refused_by_their_digest(folder: Path, tmp_path: Pat
     for name in ("model.json", "tokenizer.json", "1/model.safetensors"):
         (copy / name).write_bytes((folder / name).read_bytes())
     save_file({"fc.weight": torch.zeros(2, 2)}, copy / "1" / "model.safetensors")
-    with pytest.raises(ConfigurationError, match="not the file that model"):
+    with pytest.raises(ConfigurationError, match="does not match its SHA-256 in model"):
         TorchBackend().load(Model.read(copy), Settings(device="cpu"))
 
 

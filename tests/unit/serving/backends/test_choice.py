@@ -58,10 +58,10 @@ def compare(reference: Infer, *others: tuple[Candidate, Infer], memory_mb: float
 @pytest.mark.parametrize(
     ("other", "is_chosen", "reason"),
     [
-        (computing(0.01), True, "it agrees, and is faster"),
+        (computing(0.01), True, "it agrees with fp32 and is faster"),
         (computing(0.5), False, "differs by 0.1"),
         (computing(float("nan")), False, "differs by "),
-        (computing(0.01, 0.004), False, "not faster by a tenth"),
+        (computing(0.01, 0.004), False, "less than 10 % faster"),
         (breaking, False, "it cannot be used: no such kernel"),
     ],
     ids=["good", "other answers", "not finite", "slow", "broken"],
@@ -79,7 +79,7 @@ def test_what_agrees_and_is_faster_is_taken(
 def test_a_network_that_is_quick_anyway_is_left_to_the_reference() -> None:
     reference, trial = compare(computing(seconds=0.0005), (Candidate("b", "bf16"), breaking))
     assert reference.chosen
-    assert "not tried: 0." in trial.reason
+    assert "not tried: fp32 takes only 0." in trial.reason
 
 
 def test_a_higher_precision_is_not_tried_where_a_lower_one_is_taken() -> None:
@@ -152,9 +152,15 @@ def model_with(folder: Path, verdict: dict[str, object] | None, listed: bool = T
         ({}, True, "auto", "int8", "as tried"),
         ({}, True, "fp32", "fp32", "SERVING_PRECISION=fp32"),
         ({}, True, "int8", "int8", "SERVING_PRECISION=int8"),
-        ({"fit": False, "reason": "too bad"}, True, "auto", "fp32", f"{FILE} is not fit: too bad"),
+        (
+            {"fit": False, "reason": "too bad"},
+            True,
+            "auto",
+            "fp32",
+            f"{FILE} is not fit for use: too bad",
+        ),
         ({"fit": False, "reason": "too bad"}, True, "int8", "int8", "SERVING_PRECISION=int8"),
-        (None, False, "auto", "fp32", f"model.json does not say whether {FILE} is fit"),
+        (None, False, "auto", "fp32", f"model.json does not say whether {FILE} is fit for use"),
         (None, False, "int8", "int8", "SERVING_PRECISION=int8"),
     ],
 )
@@ -197,7 +203,7 @@ def test_half_precision_needs_a_gpu_and_an_int8_file_that_was_changed_is_refused
     (tmp_path / "1" / FILE).write_bytes(b"not what model.json describes")
     info = OnnxBackend().load(model, Settings(device="cpu", cpu_runtime="onnxruntime"))
     assert info.precision == "fp32"
-    assert "is not the file that model.json describes" in info.precision_reason
+    assert "does not match its SHA-256 in model.json" in info.precision_reason
 
 
 def test_the_shipped_int8_file_answers_as_fp32_does_and_makes_no_class_of_nan() -> None:

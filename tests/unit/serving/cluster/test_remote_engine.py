@@ -63,7 +63,7 @@ async def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_
     with ends() as (parent, provider):
         for key, version in enumerate(("1", "2", "3")):
             messages.send_engine(parent, key, Model.read(tmp_path, version, "fake"), fds, reported())
-        messages.send(parent, "out_of_service", model="other", reason="it is broken")
+        messages.send(parent, "out_of_service", model="other", reason="it is damaged")
         engines = provider.engines()
         for key, version in enumerate(("1", "2", "3")):
             handle = await anext(engines)
@@ -71,7 +71,7 @@ async def test_an_engine_that_comes_while_the_web_process_starts_is_adopted(tmp_
             assert (handle.model.description.version, handle.fds.layout) == (version, LAYOUT)
             await handle.release()
             assert await said(parent) == {"type": "released", "key": key}
-        assert await anext(engines) == OutOfService("other", "it is broken")
+        assert await anext(engines) == OutOfService("other", "it is damaged")
     os.close(fd)
 
 

@@ -309,10 +309,10 @@ def test_what_is_within_the_limits_is_taken(length: int, height: int, width: int
     [
         ((1, 0), (1, 1, 1), "ids has the size 0 along n; 1 to 4 are accepted"),
         ((1, 5), (1, 1, 1), "ids has the size 5 along n; 1 to 4 are accepted"),
-        ((1, 1), (2, 1, 1), "image has another number of rows"),
-        ((), (1, 1, 1), "ids has no first axis"),
-        ((1, 1), (), "image has another number of rows"),
-        ((1, 1, 1), (1, 1, 1), "shape is"),
+        ((1, 1), (2, 1, 1), "image has a different number of rows"),
+        ((), (1, 1, 1), "ids needs a batch dimension"),
+        ((1, 1), (), "image has a different number of rows"),
+        ((1, 1, 1), (1, 1, 1), "must have the shape"),
     ],
 )
 def test_what_is_wrong_with_a_shape_is_said(
@@ -350,7 +350,7 @@ def test_outputs_of_another_shape_or_type_are_refused() -> None:
         [*right[:2], np.zeros((4,), np.int8)],
     ]
     for outputs in wrong:
-        with pytest.raises(ValueError, match="the model answered"):
+        with pytest.raises(ValueError, match="the model returned"):
             check_outputs(TEXT, outputs, 1, sizes)
 
 

@@ -70,7 +70,7 @@ async def test_bulk_leaves_half_of_all_slots_free() -> None:
     with clients() as (first, second, third):
         first.acquire(bulk=True)
         second.acquire(bulk=True)
-        with pytest.raises(OverloadedError, match="all slots for bulk are taken"):
+        with pytest.raises(OverloadedError, match="all slots for bulk requests are taken"):
             third.acquire(bulk=True)
         third.acquire(count=2)
 

@@ -122,7 +122,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    [("raise SystemExit(3)", "exit code 3"), ("import os; os.kill(os.getpid(), 9)", "want of memory")],
+    [("raise SystemExit(3)", "exit code 3"), ("import os; os.kill(os.getpid(), 9)", "memory ran out")],
 )
 def test_how_a_worker_ended_is_said_in_words(program: str, said: str) -> None:
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program])

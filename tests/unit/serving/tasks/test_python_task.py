@@ -158,8 +158,8 @@ def test_warm_up_computes_the_example_and_afterwards_spaces_are_no_request(tmp_p
     ("code", "reason"),
     [
         ("max_batch_size = 0", "max_batch_size is 0"),
-        ("example = {'y': 1}", "the example is no Request: x: Field required"),
-        ("Answer = object()", "Answer is no type that pydantic takes"),
+        ("example = {'y': 1}", "the example is not a valid Request: x: Field required"),
+        ("Answer = object()", "Answer is not a type that pydantic supports"),
         ("infer = None", "own:Broken has no infer"),
         ("Request = None", "own:Broken has no Request"),
     ],
@@ -173,9 +173,9 @@ def test_a_broken_declaration_is_refused(module: Path, tmp_path: Path, code: str
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        ("own:Nobody", "names no class as module:Class"),
-        ("own", "names no class"),
-        ("own:CODE", "names no class"),
+        ("own:Nobody", "is not a class in the form module:Class"),
+        ("own", "is not a class"),
+        ("own:CODE", "is not a class"),
         ("nowhere.at.all:Class", "there is no module nowhere"),
         ("own.deeper:Class", "own.deeper cannot be imported"),
         (":Class", "cannot be imported"),
@@ -206,7 +206,7 @@ def test_code_in_the_models_folder_is_never_run(
         (folder / name).write_text(f"open({str(ran)!r}, 'w')\n")
     (tmp_path / "link").symlink_to(model.folder)
     monkeypatch.syspath_prepend(tmp_path / "link")
-    with pytest.raises(ConfigurationError, match="lies in the model's folder"):
+    with pytest.raises(ConfigurationError, match="is in the model's folder"):
         loaded(model)
     assert not ran.exists()
 
@@ -219,7 +219,7 @@ def test_files_that_are_listed_must_be_those_that_were_described(tmp_path: Path)
         loaded(model)
     (model.folder / "3").mkdir()
     (model.folder / "3" / "weights").write_bytes(b"others")
-    with pytest.raises(ConfigurationError, match="is not the file"):
+    with pytest.raises(ConfigurationError, match="does not match its SHA-256"):
         loaded(model)
     (model.folder / "3" / "weights").write_bytes(b"weights")
     loaded(model)
@@ -362,7 +362,7 @@ def test_a_slot_gives_back_what_a_large_item_used() -> None:
     [
         ("", ["--request", '{"x": 4}'], "2 in a batch, "),
         ("example = {'x': 4}", [], '{"x":8.0,"label":""}'),
-        ("", [], "there is nothing to ask"),
+        ("", [], "there is no request to send"),
         ("", ["--request", '{"y": 4}'], "the request is refused with 422: x: Field required"),
         ("", ["--request", "{"], "the request is refused with 400: the content: Invalid JSON"),
         ("def preprocess(self, _): raise ValueError('no')", ["--request", '{"x": 4}'], "with 400: no"),

@@ -402,5 +402,5 @@ def test_a_model_json_may_describe_the_same(tmp_path: Path) -> None:
     (folder / "model.json").write_text(json.dumps(content))
     assert best(folder, "the warm soup") == ("warm soup", 4, 13)
     (folder / "model.json").write_text(json.dumps({**content, "text": None}))
-    with pytest.raises(ConfigurationError, match="text: needed for the task question-answering"):
+    with pytest.raises(ConfigurationError, match="text: required for the task question-answering"):
         Model.read(folder)

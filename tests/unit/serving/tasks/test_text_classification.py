@@ -208,8 +208,11 @@ def test_tokenisers_that_are_not_served_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("graph", "words"),
     [
-        ({"axes": ("batch_size", 16)}, r"input_ids has the shape \[16\] behind the batch"),
-        ({"names": (IDS, MASK, "position_ids")}, "the graph's input position_ids is none of input_ids"),
+        ({"axes": ("batch_size", 16)}, r"input_ids has the shape \[16\] after the batch dimension"),
+        (
+            {"names": (IDS, MASK, "position_ids")},
+            "the graph's input position_ids is not one of input_ids",
+        ),
     ],
 )
 def test_graphs_that_are_not_served_are_refused(
@@ -255,7 +258,7 @@ def test_a_model_json_may_describe_the_same(tmp_path: Path) -> None:
     (folder / "model.json").write_text(json.dumps(content))
     assert tokens(made(folder), text="warm")[0] == exports.word_piece().encode("warm").ids
     (folder / "model.json").write_text(json.dumps({**content, "text": None}))
-    with pytest.raises(ConfigurationError, match="text: needed for the task text-classification"):
+    with pytest.raises(ConfigurationError, match="text: required for the task text-classification"):
         Model.read(folder)
 
 

@@ -98,7 +98,7 @@ def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
         clients[0].sent.put_nowait(b"busy")
         await settled(lambda: len(open_streams._idle) == 3)
         serving.append(asyncio.ensure_future(open_streams.serve(clients[4], ask)))
-        with pytest.raises(SlowBodyError, match="another needs its place"):
+        with pytest.raises(SlowBodyError, match="another stream needs its place"):
             await serving[1]
         for client in clients[2:5]:
             client.sent.put_nowait(b"busy")

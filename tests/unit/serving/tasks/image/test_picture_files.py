@@ -68,7 +68,7 @@ def test_what_costs_more_each_time_is_counted(make: Callable[[int], bytes], most
 def test_pieces_are_counted(make: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "MAX_READS", 2000)
     assert DECODER.decode(make(100)).shape == (224, 224, 3)
-    with pytest.raises(InvalidImageError, match="too many pieces"):
+    with pytest.raises(InvalidImageError, match="too many segments"):
         DECODER.decode(make(2000))
 
 
