@@ -37,6 +37,8 @@ from serving.tasks.registry import task_of
 from serving.tensors import Array
 
 SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
+MIXED_SECONDS = 10.0
+QUICK_SECONDS = 0.0005  # of CPU time: five times a short text, a third of a 400x300 image
 Prepare = Callable[[int, int], Awaitable[list[Prepared]]]
 """Takes an index and a count; prepares the items of that many inputs from that index on."""
 
@@ -98,11 +100,39 @@ class Computed:
     truncated: bool
 
 
+class Traffic:
+    """Tracks whether requests are for one model or for several; one instance per web process.
+
+    On an event loop that prepares up to a whole batch of pictures in a row, another model's requests
+    wait for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._latest: str | None = None
+        self._changed_at = -MIXED_SECONDS
+
+    def note(self, model: str, now: float) -> None:
+        """Notes a request for `model` at `now`, in seconds of `time.monotonic`."""
+        if model != self._latest:
+            if self._latest is not None:
+                self._changed_at = now
+            self._latest = model
+
+    def mixed(self, now: float) -> bool:
+        """Returns whether requests changed from one model to another in the last ten seconds."""
+        return now - self._changed_at < MIXED_SECONDS
+
+
 class ServedModel:
     """A model version in service, with its description, task and engine."""
 
     def __init__(
-        self, handle: EngineHandle, settings: Settings, metrics: Metrics, threads: ThreadPool
+        self,
+        handle: EngineHandle,
+        settings: Settings,
+        metrics: Metrics,
+        threads: ThreadPool,
+        traffic: Traffic,
     ) -> None:
         self.handle = handle
         self.description = handle.model.description
@@ -115,6 +145,8 @@ class ServedModel:
 
         self._metrics = ModelMetrics(metrics, self.description.name)
         self._threads = threads
+        self._traffic = traffic
+        self._preparation_s = 0.0  # moving average of the CPU time that preparing an input takes
         self._largest_body = settings.max_body_bytes
         self._requests = 0
         self._left: asyncio.Event | None = None
@@ -296,6 +328,7 @@ class ServedModel:
         self.check_open()
         bulk = options.bulk
         admitted_at = time.monotonic()
+        self._traffic.note(self.description.name, admitted_at)
         deadline = admitted_at + options.timeout_ms / 1000
         prepared: list[Prepared] = []
         candidates: list[list[Candidate]] = []
@@ -344,9 +377,13 @@ class ServedModel:
         """Prepares an input's items: on the event loop if that is cheap, else on a thread.
 
         Using the event loop saves two thread switches. It prepares small inputs that the task considers
-        cheap, provided that the workers are slow or idle enough.
+        cheap, provided that the workers are slow or idle enough. If other models get requests too, it
+        prepares what took next to no time so far.
         """
-        on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
+        if self._traffic.mixed(time.monotonic()):
+            on_event_loop = self._preparation_s < QUICK_SECONDS
+        else:
+            on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
             fields = source.read()
             inspected = self.task.inspect(fields)
@@ -361,8 +398,10 @@ class ServedModel:
 
     def _timed(self, fields: Fields, inspected: object | None = None) -> tuple[Prepared, float]:
         """Returns an input's items and the seconds that preparing them took."""
-        started = time.perf_counter()
-        return self.task.preprocess(fields, inspected), time.perf_counter() - started
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        prepared = self.task.preprocess(fields, inspected)
+        self._preparation_s += (time.thread_time() - cpu_started - self._preparation_s) / 8
+        return prepared, time.perf_counter() - started
 
     def _observe_decode(self, result: tuple[Prepared, float]) -> Prepared:
         prepared, seconds = result

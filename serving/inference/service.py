@@ -18,7 +18,7 @@ from serving.errors import (
     ServingError,
     UnavailableError,
 )
-from serving.inference.served_model import ServedModel
+from serving.inference.served_model import ServedModel, Traffic
 from serving.inference.thread_pool import ThreadPool
 from serving.logging import logger
 from serving.metrics import Metrics
@@ -50,6 +50,7 @@ class InferenceService:
         self.threads = ThreadPool(topology.decoding_threads(settings))
         """Threads for blocking work."""
 
+        self._traffic = Traffic()
         self._not_ready = False
         self._draining = False
         self._changing = asyncio.Lock()
@@ -108,7 +109,7 @@ class InferenceService:
 
     async def adopt(self, handle: EngineHandle) -> None:
         """Puts an engine into service; returns when its predecessor has answered all its requests."""
-        new = ServedModel(handle, self.settings, self.metrics, self.threads)
+        new = ServedModel(handle, self.settings, self.metrics, self.threads, self._traffic)
         new.draining = self._draining
         new.client.open()
         name = new.description.name

@@ -6,7 +6,7 @@ import pytest
 
 from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.provider import EngineHandle
-from serving.inference.served_model import ServedModel
+from serving.inference.served_model import ServedModel, Traffic
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
@@ -46,6 +46,17 @@ def test_beside_a_gpu_it_does_so_where_every_core_has_a_web_process(
     assert decodes is expected
 
 
+def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_model() -> None:
+    traffic = Traffic()
+    traffic.note("a", 0.0)
+    traffic.note("a", 1.0)
+    assert not traffic.mixed(1.0)
+    traffic.note("b", 2.0)
+    traffic.note("b", 9.0)
+    assert traffic.mixed(11.9)
+    assert not traffic.mixed(12.0)
+
+
 def decodes_on_event_loop(
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
@@ -63,4 +74,4 @@ def decodes_on_event_loop(
     batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
     report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
     handle = EngineHandle(model, EngineFds(0, layout, 0, 0, (0, 0), 0, 0), report, Mock())
-    return ServedModel(handle, Settings(), Metrics(), Mock()).prepares_on_event_loop
+    return ServedModel(handle, Settings(), Metrics(), Mock(), Traffic()).prepares_on_event_loop
