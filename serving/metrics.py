@@ -41,20 +41,17 @@ class Metrics:
         def counter(name: str, text: str, labels: Sequence[str] = MODEL) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
 
-        def histogram(
-            name: str, text: str, buckets: Sequence[float] = SECONDS, labels: Sequence[str] = MODEL
-        ) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+        def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(name, text, MODEL, buckets=buckets, registry=self.registry)
 
         self.requests = counter(
             "serving_requests",
-            "Requests that the server answered, by path, HTTP status and error code (ok: no error).",
-            ["path", "status", "code"],
+            "Answered requests by path, HTTP status, error code (ok: no error) and model.",
+            ["path", "status", "code", "model"],
         )
         self.total = histogram(
             "serving_request_seconds",
             "Time that the server takes from a request's first byte to its answer.",
-            labels=(),
         )
         self.decode = histogram(
             "serving_decode_seconds", "Time that preparing an input takes, such as decoding an image."

@@ -146,9 +146,9 @@ def record(
     """
     if status == CLIENT_GONE:
         context.code = "client_gone"
-    metrics.requests.labels(series, str(status), context.code).inc()
+    metrics.requests.labels(series, str(status), context.code, context.model).inc()
     if timed:
-        metrics.total.observe(time.monotonic() - context.started)
+        metrics.total.labels(context.model).observe(time.monotonic() - context.started)
     logger().log(
         LEVELS[log_level(path, status)],
         "request",

@@ -175,7 +175,7 @@ class TcpServer:
             error = OverloadedError("too many connections")
             writer.write(response(0, error.status, error_content(error, choose_id(None))))
             writer.close()
-            self.service.metrics.requests.labels("tcp", str(error.status), error.code).inc()
+            self.service.metrics.requests.labels("tcp", str(error.status), error.code, "").inc()
             return
         connection = Connection(self, reader, writer)
         task = asyncio.get_running_loop().create_task(connection.run())

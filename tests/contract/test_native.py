@@ -338,8 +338,8 @@ def test_metrics_count_what_happened(backend_url: str) -> None:
         match = re.search(rf"^{re.escape(name)} ([\d.e+]+)$", text, re.MULTILINE)
         return float(match[1]) if match else 0.0
 
-    ok = 'serving_requests_total{code="ok",path="/predict",status="200"}'
-    bad = 'serving_requests_total{code="invalid_image",path="/predict",status="400"}'
+    ok = 'serving_requests_total{code="ok",model="food11",path="/predict",status="200"}'
+    bad = 'serving_requests_total{code="invalid_image",model="food11",path="/predict",status="400"}'
     before = [value(name) for name in (ok, bad, 'serving_infer_seconds_count{model="food11"}')]
     post_json(backend_url, {"image": ENCODED})
     requests.post(f"{backend_url}/predict", data=b"no picture", timeout=10)

@@ -172,7 +172,7 @@ def test_grpc_tells_nothing_of_what_went_wrong_inside(fake_settings: dict[str, s
         assert caught.value.status() == "StatusCode.INTERNAL"
         assert caught.value.message() == "the server failed; the request may be retried"
         path = "/inference.GRPCInferenceService/ModelInfer"
-        labels = f'code="internal_error",path="{path}",status="500"'
+        labels = f'code="internal_error",model="fake",path="{path}",status="500"'
         assert metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1
 
 

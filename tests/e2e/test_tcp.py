@@ -54,11 +54,11 @@ class Service:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def metric(self, name: str) -> float:
-        """The value of a series; 0 where it does not exist yet."""
+        """The sum of a series over all models; 0 where it does not exist yet."""
         text = requests.get(f"{self.url}/metrics", timeout=10).text
-        series = rf'{re.escape(name)}(?:{{model="[^"]*"}})?'
-        match = re.search(rf"^{series} ([\d.e+]+)$", text, re.MULTILINE)
-        return float(match[1]) if match else 0.0
+        text = re.sub(r'model="[^"]*",?', "", text)
+        values = re.findall(rf"^{re.escape(name)}(?:{{}})? ([\d.e+]+)$", text, re.MULTILINE)
+        return sum(map(float, values))
 
     def answered(self, status: int, code: str) -> float:
         return self.metric(answers_of(status, code))

@@ -29,8 +29,6 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_worker_restarts_total",
 }
 OF_ALL_MODELS = {  # have no label `model`
-    "serving_request_seconds_bucket",
-    "serving_requests_total",
     "serving_web_cpu_seconds_total",
 }
 OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
