@@ -1,7 +1,7 @@
 """Renders the files in `benchmarks/results/` as Markdown for README.md and docs/.
 
-`docs.tables` calls this. Every table names its command, and says what was slower than
-another server as plainly as what was faster.
+`docs.tables` calls this. Every table names its command, and says where another server is ahead as
+plainly as where this one is.
 """
 
 import json
@@ -16,29 +16,28 @@ from serving.settings import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 STAGES = ("decode", "queue", "infer", "rest")
 PLOTS = {
-    "compare": "Answers a second and p99 latency of every server with 16 connections",
+    "compare": "Requests a second and p99 latency of every server with 16 connections",
     "load": "Latency by percentile, and the median time of each stage, under five loads",
     "stress": "Mean latency by number of clients, for 1, 2, 4 and 8 instances",
     "jobs": "Images a second of own models and of one service",
-    "scale": "Answers a second by web processes, measured, and by cores, calculated",
+    "scale": "Requests a second by web processes, measured, and by cores, calculated",
     "simulate": "Simulated latency by load balancing policy, and answers during and after a surge",
 }
 """Results that `plots.py` draws as docs/images/NAME.svg, and what the plot shows."""
 
 SLEEPING = """
-Workers that sleep instead of computing take little of the machine, so that the web processes reach their
-limit first. A web process is 100% busy when it uses one core; a worker is busy while it sleeps. The
-limit is what was busy all the time.
+The workers sleep instead of computing, so the web processes reach their limit first. A web process is
+100% busy when it uses one core; a worker counts as busy while it sleeps. "Limit" names whatever was
+busy for at least 90% of the time.
 """
 
 CALCULATION = """
-The second table is a calculation, not a measurement and not a promise. A request takes a web process
-h = {web_ms:.2f} ms of a core (above, one web process at its busiest), and a worker w = {workers}
-(warm-up of one worker). If n cores do nothing else, they answer n / (w + h) requests a second, and
-web processes take n h / (w + h) of the cores, one process each. A single web process stops at
-{ceiling:.0f} a second, as above: its decoding threads use a second core, but all else is one thread.
-Left out are what a worker does beside inference (above), the memory's bandwidth, cores that share their
-units in pairs, and clients on the same machine: each makes the real figure smaller.
+The second table is calculated, not measured. A request costs a web process h = {web_ms:.2f} ms of CPU
+time (above, a single web process at its busiest), and a worker w = {workers} (warm-up of one worker).
+So n cores handle 1000 n / (w + h) requests a second with n h / (w + h) web processes. A single web
+process handles at most {ceiling:.0f} a second, as above: all but its decoding runs on one thread.
+Real rates are lower: memory bandwidth, cores that share units in pairs, clients on the same machine,
+and what a worker does besides inference are left out.
 """
 
 
@@ -54,6 +53,11 @@ def made_by(content: Content) -> str:
 
 def load(content: Content) -> str:
     """The shipped model under several loads, and where the milliseconds go."""
+    model = content["model"]
+    served = (
+        f"Precision {model['precision']}, workers: {model['instances']}, web processes: "
+        f"{model['web_processes']}, batch cap: {model['max_batch_size']}."
+    )
     rows = []
     for row in content["results"]:
         server = row["server_ms"] or {}
@@ -70,8 +74,9 @@ def load(content: Content) -> str:
                 share,
             ]
         )
-    head = ["load", "1/s", "p50 ms", "p95", "p99", "decode/queue/infer/rest", "batch", "of the limit"]
-    return markdown(head, rows)
+    stages_ms = f"{'/'.join(STAGES)} ms"
+    head = ["load", "1/s", "p50 ms", "p95 ms", "p99 ms", stages_ms, "mean batch", "of the limit"]
+    return f"{served}\n\n{markdown(head, rows)}"
 
 
 def limit(content: Content) -> str:
@@ -86,34 +91,35 @@ def limit(content: Content) -> str:
             best = max(same, key=lambda figure: figure["per_second"])
             layout = f"{best['instances']} x {best['threads']} threads, batch {best['batch']}"
             rows.append([f"{text}, {', '.join(kind)}", f"{best['per_second']:.0f}", layout])
-    return markdown(["in one process, without HTTP", "images/s", "at its best with"], rows)
+    return markdown(["in one process, without HTTP", "images/s", "best with"], rows)
 
 
 def overload(content: Content) -> str:
     """What happens beyond the capacity."""
     seen = content["results"]
+    memory = [f"{seen[f'memory_mb_{when}']:.0f}" for when in ("before", "halfway", "after")]
     rows = [
         [
-            "offered, answered; peak in a closed loop before and after",
-            f"{seen['offered_per_second']:.0f}, {seen['answered_per_second']:.0f}; "
-            f"{seen['peak_per_second']:.0f}, {seen['peak_per_second_after']:.0f} a second",
+            "peak in a closed loop, before and after the overload",
+            f"{seen['peak_per_second']:.0f}/s, {seen['peak_per_second_after']:.0f}/s",
         ],
-        ["answers", ", ".join(f"{count} x {status}" for status, count in seen["answers"].items())],
-        ["cores of the load generator", f"{seen['generator_cores']:.2f}"],
-        ["refused after, median", f"{seen['refused_p50_ms']:.1f} ms"],
+        ["offered", f"{seen['offered_per_second']:.0f}/s"],
         [
-            "refused without `Retry-After`",
-            f"{seen['refused_without_retry_after']} of {seen['refusals_looked_at']} looked at",
+            "answered with 200",
+            f"{seen['answered_per_second']:.0f}/s, {seen['answered_to_peak']:.2f} of the mean peak",
+        ],
+        ["responses", ", ".join(f"{count} x {status}" for status, count in seen["answers"].items())],
+        ["median time to a refusal", f"{seen['refused_p50_ms']:.1f} ms"],
+        [
+            "refusals without `Retry-After`",
+            f"{seen['refused_without_retry_after']} of {seen['refusals_looked_at']} checked",
         ],
         [
-            "one client's median before and after",
-            f"{seen['one_client_p50_ms_before']:.1f}, {seen['one_client_p50_ms_after']:.1f} ms",
+            "median latency of a single client, before and after",
+            f"{seen['one_client_p50_ms_before']:.1f} ms, {seen['one_client_p50_ms_after']:.1f} ms",
         ],
-        [
-            "memory before, halfway, after",
-            ", ".join(f"{seen[f'memory_mb_{when}']:.0f}" for when in ("before", "halfway", "after"))
-            + " MB",
-        ],
+        ["memory of the service, before, halfway, after", f"{', '.join(memory)} MB"],
+        ["CPU use of the load generator", f"{seen['generator_cores']:.2f} cores"],
     ]
     return markdown(["overload", ""], rows)
 
@@ -135,7 +141,8 @@ def stress(content: Content) -> str:
                 f"{memory:.0f} MB",
             ]
         )
-    return markdown(["instances", *(f"{count} clients, ms" for count in clients), "memory"], rows)
+    columns = [f"{count} client{'s' * (count > 1)}, ms" for count in clients]
+    return markdown(["instances", *columns, "memory"], rows)
 
 
 def jobs(content: Content) -> str:
@@ -143,6 +150,7 @@ def jobs(content: Content) -> str:
     rows = [
         [
             row["arrangement"],
+            f"{row['start_s']:.1f} s" if row["instances"] else "",
             f"{row['seconds']:.1f} s",
             f"{row['images_per_second']:.2f}",
             f"{row['cpu_percent']:.0f} %",
@@ -150,11 +158,12 @@ def jobs(content: Content) -> str:
         ]
         for row in content["results"]
     ]
-    return markdown(["arrangement", "total", "images/s", "highest CPU", "highest memory"], rows)
+    head = ["arrangement", "service start", "jobs", "images/s", "highest CPU", "highest memory"]
+    return markdown(head, rows)
 
 
 def scale(content: Content) -> str:
-    """Web processes beside workers that sleep, and what more cores would answer."""
+    """Web processes beside workers that sleep, and what more cores would handle."""
     results = content["results"]
     measured = [
         [
@@ -167,7 +176,7 @@ def scale(content: Content) -> str:
         ]
         for row in results["measured"]
     ]
-    head = ["a worker sleeps", "web processes", "answers", "CPU ms a request: web / worker / wrk"]
+    head = ["a worker sleeps", "web processes", "requests", "CPU ms per request: web / worker / wrk"]
     workers = ", ".join(f"{ms:.2f} ms in {name}" for name, ms in results["worker_ms"].items())
     parts = [
         SLEEPING.strip(),
@@ -186,19 +195,20 @@ def gpu(content: Content) -> str:
     return gpu_report.markdown_of(content["results"])
 
 
-SECTIONS: dict[str, tuple[str, Callable[[Content], str]]] = {
-    "compare": ("## Beside other servers", compare_report.compare),
-    "compare-text": ("## Texts of many lengths beside other servers", compare_report.compare),
-    "compare-bf16": ("## In bf16", compare_report.compare),
-    "compare-text-bf16": ("## Texts in bf16", compare_report.compare),
-    "load": ("## The shipped model under load", load),
-    "limit": ("## What the machine could do", limit),
-    "overload": ("## More than can be answered", overload),
-    "stress": ("## Instances and clients", stress),
-    "jobs": ("## A model in every process, or one service", jobs),
-    "scale": ("## Web processes, and more cores", scale),
-    "gpu": ("## On a GPU", gpu),
+RENDERERS: dict[str, Callable[[Content], str]] = {
+    "compare": compare_report.compare,
+    "compare-text": compare_report.compare,
+    "compare-bf16": compare_report.compare,
+    "compare-text-bf16": compare_report.compare,
+    "load": load,
+    "limit": limit,
+    "overload": overload,
+    "stress": stress,
+    "jobs": jobs,
+    "scale": scale,
+    "gpu": gpu,
 }
+"""Results file -> what renders its figures; docs/performance.md has a place for each."""
 
 
 def read(folder: Path, name: str) -> Content:
@@ -207,16 +217,13 @@ def read(folder: Path, name: str) -> Content:
     return content
 
 
-def chapters(folder: Path = RESULTS) -> str:
-    """One chapter for each results file that the folder has: title, command, plot, table."""
-    parts = []
-    for name, (title, render) in SECTIONS.items():
-        if (folder / f"{name}.json").exists():
-            content = read(folder, name)
-            parts += [f"{title}\n{made_by(content)}"]
-            parts += [f"![{PLOTS[name]}](images/{name}.svg)"] if name in PLOTS else []
-            parts += [render(content)]
-    return "\n\n".join(parts)
+def chapter(name: str, folder: Path = RESULTS) -> str:
+    """Returns command, plot and tables of a results file; says so if there is no such file."""
+    if not (folder / f"{name}.json").exists():
+        return f"Not measured: there is no `{name}.json` among the results."
+    content = read(folder, name)
+    plot = [f"![{PLOTS[name]}](images/{name}.svg)"] if name in PLOTS else []
+    return "\n\n".join([made_by(content), *plot, RENDERERS[name](content)])
 
 
 def simulation(folder: Path = RESULTS) -> str:

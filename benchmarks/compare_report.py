@@ -10,6 +10,7 @@ from benchmarks.table import ENDS, IN_PROCESS, number, reference
 OURS = table.REFERENCE
 LEVEL = 0.995  # a ratio printed as 1.00 is neither faster nor slower
 HEADLINE_LOAD = "16 connections"
+COSTS = [f"memory, {HEADLINE_LOAD}", f"CPU per request, {HEADLINE_LOAD}"]
 PEERS = {
     "bentoml": "BentoML",
     "fastapi, onnx": "FastAPI with ONNX Runtime in its handler",
@@ -45,7 +46,7 @@ def singular(load: str) -> str:
 
 
 def compare(content: Content) -> str:
-    """Every server, every load: rate, median or p99, and how much faster this service is."""
+    """Every server, every load: rate, median or p99, how much faster this service is, and the costs."""
     results = content["results"]
     ours = results[OURS]
     rows = []
@@ -60,18 +61,19 @@ def compare(content: Content) -> str:
             cells.append(
                 f"{median(figures, 'per_second'):.0f}/s, {label} {median(figures, key):.0f} ms{times}"
             )
-        rows.append([name, *cells])
+        rows.append([name, *cells, *costs(loads)])
     in_process = "; ".join(
         without_http(results, end) for end in ENDS.values() if IN_PROCESS + end in results
     )
-    parts = [
-        markdown(["server", *map(singular, ours)], rows),
-        f"x: how many times as fast this service is, in the same precision, median of "
-        f"{len(next(iter(ours.values())))} rounds. Without HTTP, in one process: {in_process}.",
-        costs(results),
-        slower(results),
-    ]
-    return "\n\n".join(filter(None, parts))
+    rounds = len(next(iter(ours.values())))
+    head = ["server", *map(singular, ours), *(COSTS if costs(ours) else [])]
+    return "\n\n".join(
+        [
+            markdown(head, rows),
+            f"Medians of {rounds} rounds. In one process, without HTTP: {in_process}.",
+            slower(results),
+        ]
+    )
 
 
 def without_http(results: Content, end: str) -> str:
@@ -82,20 +84,16 @@ def without_http(results: Content, end: str) -> str:
     return rates + end.replace(",", " in")
 
 
-def costs(results: Content) -> str:
-    """Memory and CPU time of every server at the headline's load; empty if they were not measured."""
-    rows = [
-        [name, f"{median(rounds, 'memory_mb'):.0f} MB", f"{median(rounds, 'cpu_s_per_1000'):.1f} s"]
-        for name, loads in results.items()
-        for rounds in [loads.get(HEADLINE_LOAD, [{}])]
-        if "memory_mb" in rounds[0]
-    ]
-    head = [HEADLINE_LOAD, "memory of all processes", "CPU time for 1000 answers"]
-    return markdown(head, rows) if rows else ""
+def costs(loads: Content) -> list[str]:
+    """A server's memory, and CPU time per request, at the headline's load; empty if not measured."""
+    rounds = loads.get(HEADLINE_LOAD, [{}])
+    if "memory_mb" not in rounds[0]:
+        return []
+    return [f"{median(rounds, 'memory_mb'):.0f} MB", f"{median(rounds, 'cpu_s_per_1000'):.1f} ms"]
 
 
 def slower(results: Content) -> str:
-    """Where another server was faster or had the lower p99, and the share of the limit."""
+    """Where another row is faster or has the lower p99, and the share of the limit."""
     remarks = []
     for name, loads in results.items():
         ours = results.get(reference(name))
@@ -103,19 +101,20 @@ def slower(results: Content) -> str:
             continue
         for load, figures in loads.items():
             if (value := ratio(ours[load], figures)) < LEVEL:
-                remarks.append(f"{name} answers {1 / value:.2f} times as many at {singular(load)}")
-            theirs, mine = median(figures, "p99_ms"), median(ours[load], "p99_ms")
+                times = f"{1 / value:.2f} times as many requests"
+                remarks.append(f"{name} handles {times} at {singular(load)}")
+            theirs, mine = (round(median(rows, "p99_ms")) for rows in (figures, ours[load]))
             if theirs < mine and not name.startswith(OURS):
-                where = f"at {singular(load)} ({theirs:.0f} against {mine:.0f} ms)"
+                where = f"at {singular(load)} ({theirs} against {mine} ms)"
                 remarks.append(f"{name} has the lower p99 {where}")
     listed = [
         ", ".join(f"{share:.2f} at {load}" for load, share in shares.items()) + end.replace(",", " in")
         for end in ENDS.values()
         if (shares := table.shares(results, OURS + end))
     ]
-    best = "Of the best that the same cores did in process, in any round, this service reaches"
+    best = "Of the best in-process rate of any round, this service reaches"
     reached = f"{best} {'; '.join(listed)}." if listed else ""
-    return f"Slower, or later: {'; '.join(remarks) or 'nothing in these rounds'}. {reached}".strip()
+    return f"Ahead of this service: {'; '.join(remarks) or 'none in these rounds'}. {reached}".strip()
 
 
 def headline(content: Content) -> str:
@@ -128,10 +127,10 @@ def headline(content: Content) -> str:
         if end and HEADLINE_LOAD in results.get(OURS + end, {})
     }
     return (
-        f"With {HEADLINE_LOAD} on {machine['cores']} cores of {machine['cpu']}, this service answers "
-        f"{median(ours, 'per_second'):.0f} requests a second with a p99 of "
+        f"With {HEADLINE_LOAD} on {machine['cores']} cores of {machine['cpu'].replace('(R)', '')}, this "
+        f"service handles {median(ours, 'per_second'):.0f} requests a second with a p99 of "
         f"{median(ours, 'p99_ms'):.0f} ms. "
-        f"That is {times_peers(results, '')}, all with ONNX Runtime in fp32."
+        f"That is {times_peers(results, '')}, all in fp32."
     ) + "".join(in_lower(results, ours, name, rounds) for name, rounds in lower.items())
 
 
@@ -142,14 +141,14 @@ def in_lower(
     peers = times_peers(results, ENDS[precision])
     runtime = " with OpenVINO" if precision == "bf16" else ""
     return (
-        f" In {precision}{runtime} it answers {median(rounds, 'per_second'):.0f}, "
+        f" In {precision}{runtime} it handles {median(rounds, 'per_second'):.0f}, "
         f"{ratio(rounds, fp32):.2f} times as many"
         f"{f': {peers} in {precision}' if peers else ''}."
     )
 
 
 def times_peers(results: Content, end: str) -> str:
-    """How many times as many as each peer of one precision this service answers, the closest first."""
+    """How many times the rate of each peer of one precision this service has, the closest first."""
     ours = results[OURS + end][HEADLINE_LOAD]
     ratios = {
         name.removesuffix(end): ratio(ours, loads[HEADLINE_LOAD])

@@ -257,7 +257,7 @@ def parts() -> dict[str, dict[str, str]]:
             "int8": fields_table(Int8Verdict),
             "thresholds": fields_table(Thresholds),
         },
-        "docs/performance.md": {"figures": chapters.chapters()},
+        "docs/performance.md": {name: chapters.chapter(name) for name in chapters.RENDERERS},
         "docs/ray.md": {"ray": chapters.ray()},
         "docs/scale.md": {
             "sizing": sizing(chapters.read(chapters.RESULTS, "scale")),

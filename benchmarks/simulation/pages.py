@@ -29,7 +29,7 @@ def scenarios(content: Content) -> str:
         title = scenario["title"][0].upper() + scenario["title"][1:]
         line = next(iter(scenario["variants"].values()))["timeline"]
         seconds = line["bin_s"] * len(line["answered"])
-        simulated = f"Simulated: {seconds:.3g} s, beginning with idle replicas."
+        simulated = f"Simulated time: {seconds:.3g} s, starting with idle replicas."
         parts += [f"### {title}, {scenario['replicas']:,} replicas", f"{scenario['result']} {simulated}"]
         parts += [markdown(["", *HEAD], rows)]
     return "\n\n".join(parts)

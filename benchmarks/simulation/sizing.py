@@ -23,20 +23,20 @@ PRICE = 0.04  # dollars for a core and hour
 HOURS = 730  # of a month
 
 ARITHMETIC = """
-This is a calculation, not a measurement. A request takes {web:.2f} ms of a core in a web process and,
-in a worker, {workers} ([measured on two cores](performance.md#web-processes-and-more-cores)).
-A core answers {cores} a second.
+This is a calculation, not a measurement. A request costs {web:.2f} ms of CPU time in a web process; in
+a worker it costs {workers} ([measured on two cores](performance.md#web-processes-and-more-cores)). So
+a core handles {cores} requests a second.
 
-With {zones} zones, of which one may be lost, {busy:.0%} x {left}/{zones} = {planned:.0%} of that is
-planned: nodes = pictures / (cores of a node x answers of a core x {planned:.2f}), rounded up to the same
-number in each zone.
+With {zones} zones, one of which may be lost, the plan uses {busy:.0%} x {left}/{zones} = {planned:.0%}
+of this capacity: nodes = pictures a second / (cores of a node x requests a second of a core x
+{planned:.2f}), rounded up to the same number in each zone.
 """
 
 ASSUMED = f"""
-Assumed: bodies of {BODY_BYTES / 1000:.0f} KB (the sample photos as they are; base64 in JSON takes a
-third more), load balancers of {BALANCER_GBITS:.0f} Gbit/s, {SOURCE_GBITS:.0f} Gbit/s from each source of
-model files, {PRICE} dollars for a core and hour, no traffic and no storage. Put your own figures into
-`benchmarks/simulation/sizing.py` and run `make docs-tables`.
+Assumptions: bodies of {BODY_BYTES / 1000:.0f} KB (the sample photos as files; base64 in JSON is a
+third larger), load balancers with {BALANCER_GBITS:.0f} Gbit/s, {SOURCE_GBITS:.0f} Gbit/s from each
+source of model files, {PRICE} dollars per core and hour, no charge for traffic or storage. For your
+own figures, edit `benchmarks/simulation/sizing.py` and run `make docs-tables`.
 """
 
 

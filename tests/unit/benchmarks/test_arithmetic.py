@@ -175,9 +175,9 @@ def test_the_comparison_says_what_was_slower() -> None:
     }
     text = compare_report.compare({"results": results})
     assert "| slow | 50/s, p99 15 ms, x 2.00 |" in text
-    assert "quick answers 1.10 times as many at 16 connections" in text
+    assert "quick handles 1.10 times as many requests at 16 connections" in text
     assert "slow has the lower p99 at 16 connections (15 against 20 ms)" in text
-    assert "slow answers" not in text
+    assert "slow handles" not in text
     assert "0.83 at 16 connections" in text
     assert "memory" not in text  # not in these results
 
@@ -198,16 +198,16 @@ def test_each_precision_is_compared_with_its_own() -> None:
     }
     text = compare_report.compare({"results": results})
     assert "| this service, int8 | 300/s, p99 10 ms |" in text
-    assert "| mosec, int8 | 330/s, p99 10 ms, x 0.91 |" in text
-    assert "| triton, int8 | 300 MB | 6.2 s |" in text
-    assert "Slower, or later: mosec, int8 answers 1.10 times as many at 16 connections." in text
+    assert "| mosec, int8 | 330/s, p99 10 ms, x 0.91 | 300 MB | 6.2 ms |" in text
+    ahead = "mosec, int8 handles 1.10 times as many requests at 16 connections"
+    assert f"Ahead of this service: {ahead}. Of the best" in text
     assert "reaches 0.50 at 16 connections; 0.75 at 16 connections in int8." in text
     headline = compare_report.headline(
         {"results": results, "machine": {"cores": "2", "cpu": "a processor"}}
     )
-    assert "this service answers 100 requests a second with a p99 of 10 ms. That is 1.25" in headline
+    assert "this service handles 100 requests a second with a p99 of 10 ms. That is 1.25" in headline
     assert headline.endswith(
-        "In int8 it answers 300, 3.00 times as many: 0.91 times mosec and 2.00 times "
+        "In int8 it handles 300, 3.00 times as many: 0.91 times mosec and 2.00 times "
         "Triton's Python backend in int8."
     )
 

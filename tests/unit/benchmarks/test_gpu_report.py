@@ -69,9 +69,10 @@ def test_the_report_has_the_best_batches_and_the_ratios(tmp_path: Path) -> None:
     assert "| mosec | 256 connections | 60.0 | 1.0 | 2 |  |  | 1.50 | 0 |" in text
     machine = {"cpu": "a CPU", "cores": "16", "python": "3.11.1", "commit": "abc"}
     content = {"command": "python -m benchmarks gpu", "machine": machine, "results": FIGURES}
+    assert chapters.chapter("gpu", tmp_path).startswith("Not measured: ")
     (tmp_path / "gpu.json").write_text(json.dumps(content))
-    chapter = chapters.chapters(tmp_path)
-    assert chapter.startswith("## On a GPU\n`python -m benchmarks gpu`, 16 cores of a CPU")
+    chapter = chapters.chapter("gpu", tmp_path)
+    assert chapter.startswith("`python -m benchmarks gpu`, 16 cores of a CPU")
     assert text in chapter
 
 
