@@ -108,7 +108,8 @@ lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
 	./training/lock
 
 docs: .venv-docs/installed  ## README.md and docs/ as a site in runs/site; a link that leads nowhere fails
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	.venv-docs/bin/python -m docs.site
+	.venv-docs/bin/zensical build --clean --strict
 
 docs-tables: .venv/dev.installed  ## the generated parts of README.md and docs/, from code and results
 	$(BIN)/python -m benchmarks plots
