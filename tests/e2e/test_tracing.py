@@ -234,7 +234,7 @@ def test_failures_are_marked(traced: tuple[str, str, Receiver]) -> None:
 
 def test_probes_make_no_spans(traced: tuple[str, str, Receiver]) -> None:
     url, _, receiver = traced
-    for path in ("/health/live", "/health/ready", "/metrics"):
+    for path in ("/health/live", "/health/ready", "/v2/health/ready", "/ping", "/metrics"):
         requests.get(url + path, headers={"X-Request-ID": "probe"}, timeout=10)
     predict(url, command(), X_Request_ID="after-the-probes")
     receiver.wait("after-the-probes")
