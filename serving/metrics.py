@@ -53,7 +53,7 @@ class Metrics:
         )
         self.total = histogram(
             "serving_request_seconds",
-            "Time that the server takes from a request's first byte to its answer.",
+            "Time that the server takes to receive and answer a request, from the end of its headers.",
             labels=(),
         )
         self.decode = histogram(
