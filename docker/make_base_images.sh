@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes sure that the images which ours build on, and run beside, are there: those that cannot be pulled are made
-# from Debian's packages under the same names, to test with. `docker/make_base_images.sh python haproxy prometheus`
+# Provides the images that ours are built on, or run with. Those that can't be pulled are built from Debian's packages,
+# under the same names, for tests only: `docker/make_base_images.sh python haproxy prometheus`
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 SUITE=trixie
 MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-BARE=food-classifier/debian-base
+BARE=servery/debian-base
 NEWER="sed -i s/$SUITE/testing/ /etc/apt/sources.list && apt-get update -qq -o Acquire::Check-Valid-Until=false"
 PIP=pip==25.2
 declare -A IMAGES=(
@@ -35,13 +35,13 @@ make_bare() {
     rm -r "$folder"
 }
 
-# `build NAME`: reads the rest of a Dockerfile; what it copies lies in $context.
+# `build NAME`: reads the rest of a Dockerfile from stdin; the files that it copies are in $context.
 build() {
     { echo "FROM $BARE"; cat; } > "$context/Dockerfile"
     docker build --quiet --network host --tag "${IMAGES[$1]}" "$context" > /dev/null
 }
 
-# As the published one, it has pip twice: the second is for new environments.
+# Like the published image, it has pip twice: the second one is for new environments.
 make_python() {
     python3 -m pip download --quiet --no-deps --dest "$context" $PIP
     build python <<- 'END'

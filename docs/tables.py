@@ -56,14 +56,14 @@ SUPPORTED: dict[tuple[str, str], Devices] = {
 """Task and backend -> precisions on each device. A Python task computes as its class does."""
 
 PRECISIONS = {
-    "fp32": "always there. A graph is computed in the types of its file.",
-    "fp16": "on a GPU: images with both backends, texts with PyTorch. "
-    "`auto` takes it if it agrees with fp32.",
-    "bf16": "on CPUs that have instructions for it, computed by OpenVINO or PyTorch. "
-    "`auto` takes it if it agrees with fp32 and is faster.",
-    "int8": "on CPUs, from a file that `servery export` or `servery quantise` writes. `auto` takes it "
-    "if the file is fit, agrees with fp32 and is faster; graphs of the task `tensor` never run in int8 "
-    "unless `SERVING_PRECISION=int8` is set.",
+    "fp32": "Always. A graph is computed in the types in its file.",
+    "fp16": "On a GPU: images with both backends, texts with PyTorch. "
+    "`auto` uses it if it agrees with fp32.",
+    "bf16": "On CPUs that have instructions for it, with OpenVINO or PyTorch. "
+    "`auto` uses it if it agrees with fp32 and is faster.",
+    "int8": "On CPUs, from a file that `servery export` or `servery quantise` writes. `auto` uses it "
+    "if the file is fit, agrees with fp32 and is faster, but never for the task `tensor`; there, set "
+    "`SERVING_PRECISION=int8`.",
 }
 
 PROTOCOLS = {
@@ -207,7 +207,7 @@ def supported_table() -> str:
     """One row for each task and backend: the precisions on each device."""
     rows = []
     for (task, backend), devices in SUPPORTED.items():
-        cells = [", ".join(precisions) or "not served" for precisions in devices.values()]
+        cells = [", ".join(precisions) or "not supported" for precisions in devices.values()]
         rows.append([f"`{task}`", f"`{backend}`", *cells])
     rows.append([f"`{PYTHON.name}`", "both", "your code decides", "your code decides"])
     return table(["task", "backend", "CPU", "GPU (CUDA)"], rows)
@@ -215,7 +215,7 @@ def supported_table() -> str:
 
 def precisions_table() -> str:
     """One row for each value of SERVING_PRECISION but `auto`."""
-    return table(["precision", "where it exists"], [[f"`{k}`", text] for k, text in PRECISIONS.items()])
+    return table(["precision", "available"], [[f"`{k}`", text] for k, text in PRECISIONS.items()])
 
 
 def protocols_table() -> str:

@@ -26,7 +26,7 @@ class Settings(BaseSettings):
     )
 
     api_url: str = Field(default="http://127.0.0.1:8000", pattern=ADDRESS)
-    """Address of the API, as this server reaches it."""
+    """Address at which the page's server reaches the API."""
 
     api_protocol: Literal["native", "triton"] = "native"
     """`triton`: the Open Inference Protocol, for NVIDIA Triton."""
@@ -35,13 +35,13 @@ class Settings(BaseSettings):
     """Address of the API in the code that visitors copy. If unset, `api_url`."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
-    """Sent to the API as `Authorization: Bearer KEY`; visitors never see it."""
+    """Key that the page's server sends to the API; visitors never see it."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for all interfaces."""
+    """Address that the page listens on; 0.0.0.0 for all interfaces."""
 
     port: int = Field(default=5000, ge=0, le=65535)
-    """Port to listen on; 0 chooses a free port."""
+    """Port of the page; 0 chooses a free port."""
 
     threads: int = Field(default=32, ge=4, le=512)
     """Maximum requests handled at the same time; all but two of them may wait for the API."""
@@ -60,22 +60,22 @@ class Settings(BaseSettings):
     """Time limit for the API's answer."""
 
     retry_after_cap_s: float = Field(default=1, ge=0, le=10)
-    """Longest `Retry-After` of a 503 that this server waits for; a longer one is passed on to the
+    """Longest `Retry-After` of a 503 for which the page's server waits; it passes a longer one on to the
     browser."""
 
     secret_key: SecretStr = Field(
         default_factory=lambda: SecretStr(secrets.token_urlsafe(32)), min_length=16
     )
-    """Signs predictions for feedback. Set it if more than one process serves the page."""
+    """Key that signs predictions for feedback. Set it if several processes serve the page."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder with a file for each unset variable, named like the variable in lower case."""
+    """Folder with files for variables that are not set, each named like its variable in lower case."""
 
     feedback_dir: Path | None = None
     """Folder for `feedback.jsonl`. If unset, the page doesn't ask for feedback."""
 
     feedback_keep_photos: bool = False
-    """Whether to store photos with their feedback; the page then tells visitors so."""
+    """Whether to store photos with their feedback. If so, the page tells visitors."""
 
     feedback_max_mb: PositiveInt = 100
     """Maximum size of the feedback folder in MB; further feedback is refused."""

@@ -1,1 +1,1 @@
-"""The command `servery`: serves models, with a page, and has the tools around it."""
+"""The command `servery`: serves models with a web page; exports, checks and measures them."""

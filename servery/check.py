@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def main(
-    task: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The task.")],
+    task: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The task's class.")],
     model_dir: Annotated[
         Path | None, typer.Option(help="Model folder; by default an empty one.")
     ] = None,

@@ -70,7 +70,7 @@ def serve(
 ) -> None:
     """Serves models with an API and a web page, until Ctrl-C.
 
-    An option beats its environment variable, which stands in brackets.
+    An option overrides its environment variable, which is shown in brackets.
     """
     for package, is_wanted in (("torch", backend == "pt"), ("ray", ray)):
         if is_wanted and find_spec(package) is None:

@@ -49,7 +49,8 @@ class ImagePipeline(BaseModel):
     """Filter for `resize` and `enlarge`."""
 
     exact: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Whether pixels are rounded exactly as by Pillow. Otherwise faster code is off by one in some."""
+    """Whether to resize to exactly Pillow's pixels. Otherwise faster code is used, with some pixels off
+    by one."""
 
     center_crop: Side | None = None
     """Side in pixels of the square that is cropped from the centre after `resize`; null: no crop."""
@@ -101,7 +102,7 @@ class TextPipeline(BaseModel):
     """End at which a long text is cut off."""
 
     activation: Literal["softmax", "sigmoid"] = "softmax"
-    """How logits become probabilities: `softmax` for classes that exclude each other, else `sigmoid`."""
+    """How logits become probabilities: `softmax` for mutually exclusive classes, otherwise `sigmoid`."""
 
 
 class Thresholds(BaseModel):
@@ -132,7 +133,7 @@ class Int8Verdict(BaseModel):
     """Reason for the verdict, in words."""
 
     sample_difference: float
-    """Mean difference from fp32 on the sample inputs. The service measures it again at start."""
+    """Mean difference from fp32 on the sample inputs. The service measures it again at startup."""
 
     method: str = ""
     """How the file was quantised; empty if unknown."""
@@ -174,19 +175,19 @@ class ModelDescription(BaseModel):
     """Preprocessing of texts. The tokeniser is the file `tokenizer.json` in the model folder."""
 
     limits: dict[str, PositiveInt] = {}
-    """Maximum size of each tensor axis that varies, by the axis' name in the graph; 512 if it is not
-    listed. For a Python task: its own limits."""
+    """Maximum size of each tensor axis that varies, by the axis' name in the graph; 512 for axes that
+    are not listed. For a Python task: its own limits."""
 
     aliases: dict[str, Literal["request", "tensor"]] = {}
-    """Further names of the model, and how clients call the model by that name: with requests, or with
-    tensors."""
+    """Further names of the model, each for calls with requests or with tensors. A name for tensors
+    replaces `NAME_tensor`."""
 
     names: dict[str, str] = {}
-    """Names of request and answer fields in protocols that call them tensors. By default the name is the
-    field's own in capital letters."""
+    """Names for fields of requests and answers in v2 and TensorFlow Serving's protocol. By default, a
+    field has its own name in capital letters."""
 
     architecture: str | None = None
-    """Name of the network in `torchvision.models`, for the PyTorch backend."""
+    """Network for the PyTorch backend: a name in `torchvision.models`, or `text_cnn` for texts."""
 
     body_size: Side | None = None
     """Side in pixels to which the PyTorch network reduces its input; null: no reduction."""
@@ -211,10 +212,10 @@ class ModelDescription(BaseModel):
     """Whether each int8 file agrees with fp32, by its path in the model folder."""
 
     thresholds: Thresholds | None = None
-    """Limits below which the web page calls an answer uncertain."""
+    """Below these limits, the web page calls an answer uncertain."""
 
     accuracy: dict[str, float | int | dict[str, float | int]] = {}
-    """Accuracy, measured through the served pipeline; for people, the service only shows it."""
+    """Accuracy, measured through the served pipeline. The service only shows it in `/model`."""
 
     @model_validator(mode="after")
     def check_task_is_complete(self) -> "ModelDescription":

@@ -99,7 +99,7 @@ class UnauthorizedError(RequestError):
 
 
 class NotFoundError(RequestError):
-    """Path does not exist."""
+    """Path, model or version does not exist."""
 
     status = 404
     code = "not_found"
@@ -183,7 +183,7 @@ class UnavailableError(RetryableError):
 
 
 class NotSupportedError(ServingError):
-    """Feature of a protocol that the service, or its settings, do not support."""
+    """This part of a protocol is not supported, or not for this model or with these settings."""
 
     status = 501
     code = "not_supported"
@@ -197,7 +197,7 @@ class DeadlineExceededError(ServingError):
 
 
 class InternalError(ServingError):
-    """Error of the server."""
+    """Server or the model's own code failed."""
 
 
 class WorkerCrashedError(InternalError):

@@ -51,7 +51,7 @@ class Metrics:
         )
         self.total = histogram(
             "serving_request_seconds",
-            "Time that the server takes from a request's first byte to its answer.",
+            "Time that the server takes to receive and answer a request, from the end of its headers.",
         )
         self.decode = histogram(
             "serving_decode_seconds", "Time that preparing an input takes, such as decoding an image."

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
 
     model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """Expected SHA-256 of `model.json`, which contains the digests of all weights; the service refuses
-    to start on a mismatch. For machines that each mount or copy the folder."""
+    to start on a mismatch. Useful if several machines have copies of the folder."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: a GPU if one is usable, otherwise the CPU, with a log message. `cuda`: refuses to start
@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     measurements."""
 
     cpu_runtime: Literal["auto", "onnxruntime", "openvino"] = "auto"
-    """Runtime of fastapi_onnx on a CPU. `auto`: the faster one, measured at start."""
+    """Runtime of fastapi_onnx on a CPU. `auto`: the faster one, measured at startup."""
 
     cpu_runtime_mb: PositiveInt | Literal["auto"] = "auto"
     """Memory limit in MB for OpenVINO in each worker if `cpu_runtime` is `auto`. `auto`: 130 plus 1.5
@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     16."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = "auto"
-    """Largest batch, in items. `auto`: measured at start, see `/model`."""
+    """Largest batch, in items. `auto`: measured at startup, see `/model`."""
 
     max_queue_delay_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Longest time in microseconds that an item waits for a fuller batch. 0: a free worker takes it at
@@ -119,18 +119,18 @@ class Settings(BaseSettings):
     """Batch sizes, separated by commas, that are computed without waiting for more items."""
 
     queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Maximum requests in flight, queued or running; further requests get 503 `overloaded`."""
+    """Maximum inputs in flight, queued or running; further requests get 503 `overloaded`."""
 
     web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Processes that speak HTTP. `auto`: 1 on up to two cores; on more cores, the fewest that keep the
-    workers busy, measured at start, see `/model`; on a GPU, one per core that no worker needs."""
+    workers busy, measured at startup, see `/model`; on a GPU, one per core that no worker needs."""
 
     worker_timeout_ms: Milliseconds | Literal["auto"] = "auto"
     """Time limit for one batch, after which the worker is replaced. `auto`: 20 times the slowest batch,
     at least 3 s."""
 
     shutdown_timeout_s: Seconds = 25
-    """Time after SIGTERM to answer accepted requests."""
+    """Time limit at shutdown for answering accepted requests, after `shutdown_delay_s`."""
 
     shutdown_delay_s: Annotated[float, Field(ge=0, le=DAY_S)] = 0
     """Time after SIGTERM during which only the readiness check fails, so that load balancers stop
@@ -143,8 +143,7 @@ class Settings(BaseSettings):
     """Port to listen on; 0 chooses a free port."""
 
     tcp_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port for requests over plain TCP, see `serving/protocols/tcp.py`; 0 chooses a free port. If unset,
-    plain TCP is off."""
+    """Port for requests over plain TCP; 0 chooses a free port. If unset, plain TCP is off."""
 
     tcp_max_connections: AtMostAMillion = 256
     """Maximum TCP connections per web process; further ones get `overloaded` and are closed."""
@@ -174,7 +173,7 @@ class Settings(BaseSettings):
     web process."""
 
     max_answer_bytes: PositiveInt = 256 * 1024 * 1024
-    """Maximum size of an answer in bytes, counted in the network's outputs before they become JSON."""
+    """Maximum size of an answer in bytes, measured on the network's outputs before they become JSON."""
 
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
     """Memory limit in bytes for buffered request bodies; further requests get 503 `overloaded`."""
@@ -190,10 +189,11 @@ class Settings(BaseSettings):
     """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
 
     admin_key: SecretStr | None = Field(default=None, min_length=1)
-    """If set, `/admin` can load versions; requests there need this key as a bearer token."""
+    """If set, `/admin` and v2 can load models and versions; such requests need this key as a bearer
+    token."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder with a file for each unset variable, named like the variable in lower case."""
+    """Folder with files for variables that are not set, each named like its variable in lower case."""
 
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
     """Protocols to serve in addition to the native API, separated by commas. If empty, none."""
@@ -212,7 +212,7 @@ class Settings(BaseSettings):
     within a second, one line counts the others; `debug` logs all of them."""
 
     log_format: Literal["json", "console"] = "json"
-    """`json`: one object per line, for machines. `console`: for people."""
+    """`json`: one object per line, for machines. `console`: easier for people to read."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")] | None = None
     """Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives traces, such as

@@ -29,10 +29,11 @@ Questions = Annotated[
     list[str] | None, typer.Option(help="Question about the context; may be repeated.")
 ]
 ContextFile = Annotated[
-    typer.FileText | None, typer.Option(help="UTF-8 text that contains the answers; - reads stdin.")
+    typer.FileText | None,
+    typer.Option(help="Context of the questions: a text file in UTF-8; - reads stdin."),
 ]
 Fields = Annotated[
-    list[str] | None, typer.Option("--json", help="Fields of a request, as JSON; may be repeated.")
+    list[str] | None, typer.Option("--json", help="Request as a JSON object; may be repeated.")
 ]
 Url = Annotated[
     str, typer.Option(help="Base URL of the service, or tcp://HOST:PORT.", envvar="SERVING_URL")

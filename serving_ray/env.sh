@@ -1,10 +1,10 @@
-# Ray's own variables, for every node: `. serving_ray/env.sh` from the repository's root, before `ray start`.
-# docs/ray.md says what each is for. Python must be the one that Ray is installed for.
+# Ray's own variables, for every node: run `. serving_ray/env.sh` in the repository's root before `ray start`.
+# docs/ray.md explains them. `python` must be the one that Ray is installed for.
 
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 export RAY_USAGE_STATS_ENABLED=0
 export RAY_worker_niceness=0
-# X-Forwarded-For is believed of nobody, as in the service
+# X-Forwarded-For is never trusted, as in the service
 export FORWARDED_ALLOW_IPS=
 export RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD=0
 export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=5
@@ -24,8 +24,8 @@ export RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S=65
 export RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S=65
 export RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER=1s
 
-# a folder of our own: in Ray's, /tmp/haproxy-serve, every user of the machine may command HAProxy. Not TMPDIR: the
-# path of a socket is short
+# A folder of our own: in Ray's, /tmp/haproxy-serve, every user of the machine can control HAProxy. Not in TMPDIR,
+# because the path of a socket must be short.
 folder=/tmp/haproxy-$(id -u)
 mkdir -p -m 700 "$folder"
 [ -O "$folder" ] || folder=$(mktemp -d)

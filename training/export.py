@@ -3,7 +3,7 @@
 `servery export torchvision --weights FILE ...` takes a state dict (safetensors, or a `.pt` file that
 holds only tensors), `servery export onnx --file FILE ...` an ONNX file. Both write `OUT/model.json` and
 `OUT/VERSION/...`. With `--int8 --calibrate PHOTOS` they add files in int8; `servery quantise FOLDER`
-does that for a folder that exists.
+does that for an existing folder.
 """
 
 import json
@@ -77,6 +77,12 @@ Enlarge = Annotated[
     str | None, typer.Option(help="Size to enlarge to after the crop: HEIGHTxWIDTH.", metavar="HxW")
 ]
 Triple = tuple[float, float, float]
+Architecture = Annotated[str, typer.Option(help="Name of the network in torchvision.models.")]
+Version = Annotated[str, typer.Option(help="Version: name of the subfolder for the weights.")]
+Mean = Annotated[
+    Triple, typer.Option(help="Mean of each channel (R, G, B), from 0 to 1; by default ImageNet's.")
+]
+Std = Annotated[Triple, typer.Option(help="Standard deviation of each channel; by default ImageNet's.")]
 Int8 = Annotated[bool, typer.Option("--int8", help="Add int8 files, which are faster on CPUs.")]
 Calibrate = Annotated[Path | None, typer.Option(help="For int8: folder or zip file of typical photos.")]
 Validate = Annotated[
@@ -118,13 +124,13 @@ def from_torchvision(
     labels: Labels,
     out: Out,
     name: Annotated[str, typer.Option(help="Name of the model.")],
-    architecture: str = "mobilenet_v2",
-    version: str = "1",
+    architecture: Architecture = "mobilenet_v2",
+    version: Version = "1",
     resize: Resize = "224x224",
     center_crop: CenterCrop = None,
     enlarge: Enlarge = None,
-    mean: Triple = IMAGENET_MEAN,
-    std: Triple = IMAGENET_STD,
+    mean: Mean = IMAGENET_MEAN,
+    std: Std = IMAGENET_STD,
     body_size: Annotated[
         int | None, typer.Option(help="Side in pixels to which the network reduces its input.")
     ] = None,
@@ -142,7 +148,7 @@ def from_torchvision(
     calibrate: Calibrate = None,
     validate: Validate = None,
 ) -> None:
-    """Creates the files for both backends from the state dict of a torchvision architecture."""
+    """Creates a model folder for both backends from the state dict of a torchvision architecture."""
     options = int8_options(int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
@@ -164,12 +170,12 @@ def from_onnx(
     labels: Labels,
     out: Out,
     name: Annotated[str, typer.Option(help="Name of the model.")],
-    version: str = "1",
+    version: Version = "1",
     resize: Resize = "224x224",
     center_crop: CenterCrop = None,
     enlarge: Enlarge = None,
-    mean: Triple = IMAGENET_MEAN,
-    std: Triple = IMAGENET_STD,
+    mean: Mean = IMAGENET_MEAN,
+    std: Std = IMAGENET_STD,
     output: Annotated[
         str | None, typer.Option(help="Output with the logits; by default the first one.")
     ] = None,
@@ -212,7 +218,7 @@ def quantise(
     ] = 2000,
     minutes: Annotated[
         float,
-        typer.Option(min=0, help="Time limit in minutes for starting to try another way to quantise."),
+        typer.Option(min=0, help="Minutes after which no further way to quantise is tried."),
     ] = 10,
     file: Annotated[Path | None, typer.Option(help="Existing int8 ONNX graph to check and add.")] = None,
 ) -> None:

@@ -83,11 +83,11 @@ def main(
     ] = Protocol.JSON,
     port: Annotated[int | None, typer.Option(help="Port for grpc or tcp.")] = None,
     concurrency: Annotated[
-        str, typer.Option(help="Numbers of connections in a closed loop.")
+        str, typer.Option(help="Numbers of connections in a closed loop, separated by commas.")
     ] = "1,4,16",
     rate: Annotated[float | None, typer.Option(help="Requests per second in an open loop.")] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="Arrival pattern for --rate.")] = Arrivals.POISSON,
-    warm_up: Annotated[float, typer.Option(help="Seconds before the measurement.")] = 2.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds of load before the measurement.")] = 2.0,
     window: Annotated[float, typer.Option(help="Seconds per window.")] = 2.0,
     windows: Annotated[int, typer.Option(min=1, help="Maximum number of windows.")] = 10,
     motor: Annotated[
@@ -95,7 +95,8 @@ def main(
     ] = "python",
     key: Annotated[str | None, typer.Option(envvar="SERVING_API_KEY", help="The API key.")] = None,
     limit: Annotated[
-        Path | None, typer.Option(help="File that `benchmarks limit --json` wrote.")
+        Path | None,
+        typer.Option(help="Results of `benchmarks limit --json`, to report the share of that limit."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="File for the table.")] = None,

@@ -22,7 +22,17 @@ from serving.metrics import Metrics
 CLIENT_GONE = 499  # nginx's number for a client that disconnected; only the log and the metrics show it
 HIDDEN = "the server failed; the request may be retried"
 HEALTH_PATH = "/grpc.health.v1.Health/Check"
-QUIET_PATHS = {"/health/live", "/health/ready", "/metrics", HEALTH_PATH}
+QUIET_PATHS = {
+    "/health/live",
+    "/health/ready",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/ping",
+    "/metrics",
+    HEALTH_PATH,
+}
+"""Paths of probes, which are logged at level debug and not traced."""
+
 LINES_A_SECOND = 20
 VALID_ID = re.compile(r"[!-~]{1,128}")
 IDS = random.Random()

@@ -45,9 +45,9 @@ def create_router(pipeline: Pipeline, key: SecretStr) -> APIRouter:
         dependencies=check_key.documented(),
     )
     async def switch(request: Request) -> Response:
-        """Loads it beside the one in service and switches when its workers are warm.
+        """Loads the version beside the current one, and switches when its workers are warmed up.
 
-        Answers when the version before has answered all it had accepted, and is gone.
+        Responds when the previous version has answered every request that it had accepted.
         """
         check_key.check(request.headers.get("authorization", ""))
         async with pipeline.reader.read(request) as content:

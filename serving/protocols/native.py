@@ -19,19 +19,19 @@ from serving.protocols.pipeline import Call, DirectRoute, Pipeline, parse_number
 
 
 class HealthResponse(BaseModel):
-    """The process answers, or the model does."""
+    """Health of the process."""
 
     status: str
 
 
 class ReadyResponse(HealthResponse):
-    """The default model answers."""
+    """Health of the default model, and the state of each model."""
 
     models: dict[str, str] = Field(description="State of each model: ready, loading or unavailable.")
 
 
 class GpuResponse(BaseModel):
-    """One GPU within the last second, whoever uses it."""
+    """Figures of one GPU in the last second, for all its users."""
 
     index: int
     busy_percent: int = Field(description="Share of the time in which any kernel ran.")
@@ -40,7 +40,7 @@ class GpuResponse(BaseModel):
 
 
 class ModelResponse(BaseModel):
-    """The served model and how it is computed."""
+    """A model and how it is served."""
 
     name: str
     version: str
@@ -66,7 +66,7 @@ class ModelResponse(BaseModel):
     execution_provider: str
     precision: str = Field(description="`fp32`, `fp16`, `bf16` or `int8`.")
     precision_reason: str = Field(description="Why that precision was chosen.")
-    trials: list[Trial] = Field(description="What was tried on a CPU: time, difference, memory.")
+    trials: list[Trial] = Field(description="Precisions tried on a CPU: time, difference, memory.")
     length_step: int = Field(description="Texts are padded to multiples of this length.")
     fallback: str | None = Field(description="Why `auto` did not choose the GPU.")
     instances: int
@@ -92,7 +92,7 @@ class ModelState(BaseModel):
 
 
 class DefaultModelResponse(ModelResponse):
-    """The model that is asked where a request names none, and the names of all."""
+    """The default model, and the state of each model."""
 
     models: list[ModelState]
 

@@ -182,7 +182,7 @@ def test_a_request_is_a_span_and_its_stages_are_its_children(traced: tuple[str, 
     told = dict(part.strip().split(";dur=") for part in answer.headers["Server-Timing"].split(","))
     took = [(span.end_time_unix_nano - span.start_time_unix_nano) / 1e6 for span in spans[1:]]
     assert took == pytest.approx([float(told[stage]) for stage in STAGES], abs=0.006)  # it is rounded
-    assert receiver.resources("service.name") == {"food-classifier"}
+    assert receiver.resources("service.name") == {"servery"}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_failures_are_marked(traced: tuple[str, str, Receiver]) -> None:
 
 def test_probes_make_no_spans(traced: tuple[str, str, Receiver]) -> None:
     url, _, receiver = traced
-    for path in ("/health/live", "/health/ready", "/metrics"):
+    for path in ("/health/live", "/health/ready", "/v2/health/ready", "/ping", "/metrics"):
         requests.get(url + path, headers={"X-Request-ID": "probe"}, timeout=10)
     predict(url, command(), X_Request_ID="after-the-probes")
     receiver.wait("after-the-probes")

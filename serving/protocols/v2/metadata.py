@@ -12,7 +12,7 @@ from serving.inference.served_model import ServedModel
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.datatypes import BYTES
 
-SERVER = "food-classifier-serving"
+SERVER = "servery"
 EXTENSIONS = [
     "binary_tensor_data",
     "classification",

@@ -18,7 +18,7 @@ from serving.system import cpus
 
 DOCKER = ROOT / "docker"
 FILES = sorted([*DOCKER.glob("docker-compose-*.yaml"), DOCKER / "services.yaml"])
-DASHBOARD = DOCKER / "grafana" / "dashboards" / "food-classifier.json"
+DASHBOARD = DOCKER / "grafana" / "dashboards" / "servery.json"
 ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_cores",
     "serving_free_slots",

@@ -58,9 +58,11 @@ def test_the_model_that_was_asked(capfd: pytest.CaptureFixture[str]) -> None:
     assert [line.get("model") for line in lines] == ["sentiment", None]
 
 
-def test_probes_that_are_refused_are_no_news(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("path", ["/health/ready", "/v2/health/ready", "/ping"])
+def test_probes_that_are_refused_are_no_news(path: str, capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings())
     metrics = Metrics()
-    record(metrics, 503, "/health/ready")
-    record(metrics, 500, "/health/ready")
+    record(metrics, 200, path)
+    record(metrics, 503, path)
+    record(metrics, 500, path)
     assert [json.loads(line)["status"] for line in capfd.readouterr().err.splitlines()] == [500]
