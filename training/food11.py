@@ -31,7 +31,7 @@ CARD = Path(__file__).with_name("food11.card.md")
 SMALL, SHARP = 64, 192
 """Sides of both kinds of photos."""
 
-SIZES = (96,) * 3 + (112,) * 13
+SIZES = (96,) * 3 + (112,) * 2 + (96,) * 4 + (112,) * 2
 """Pixels at which the network sees a photo, in each epoch."""
 
 BODY_SIZE = 112
@@ -54,6 +54,9 @@ HELD_OUT = 10
 """Of so many sharp photos, one is for validation."""
 
 CUTMIX = 0.25
+LAST_STRENGTH = 0.5
+"""In the last epochs, photos are changed half as much as before: closer to what is served."""
+
 SMOOTHING = 0.1
 DISHES = 0.5
 """Weight of the dishes beside the classes."""
@@ -93,18 +96,18 @@ class Examples:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def loss(self, model: nn.Module, chosen: Tensor, side: int) -> Tensor:
-        """Computes the loss of photos, changed at random, at `side` pixels."""
+    def loss(self, model: nn.Module, chosen: Tensor, side: int, strength: float) -> Tensor:
+        """Computes the loss of photos, changed at random with this strength, at `side` pixels."""
         batch, numbers, first = [], [], 0
         for kind in self.kinds:
             mine = chosen[(chosen >= first) & (chosen < first + len(kind))]
             if len(mine):
-                batch.append(distorted(kind.photos[mine - first], side))
+                batch.append(distorted(kind.photos[mine - first], side, strength))
                 numbers.append(mine)
             first += len(kind)
         photos, rows = torch.cat(batch), torch.cat(numbers)
         targets, allowed = self.targets[rows], self.allowed[rows]
-        if torch.rand(()) < CUTMIX:
+        if torch.rand(()) < CUTMIX * strength:
             photos, share, other = augment.cutmix(photos)
             targets = targets * share + targets[other] * (1 - share)
             allowed = allowed | allowed[other]
@@ -119,9 +122,10 @@ class Examples:
         return (self.weights[rows] * total).mean()
 
 
-def distorted(photos: Tensor, side: int) -> Tensor:
+def distorted(photos: Tensor, side: int, strength: float) -> Tensor:
     """Changes uint8 photos [N, 3, H, W] to [N, 3, side, side] in [0, 1], each in its own way.
 
+    `strength` 1 is the usual one, less changes crop, angle, colours and sharpness by less.
     Before that all are reduced by a random factor, so that a photo's sharpness says little of its kind.
     """
     have = photos.shape[-1]
@@ -131,8 +135,8 @@ def distorted(photos: Tensor, side: int) -> Tensor:
     batch = photos.float() / 255
     if reduced < have and (have > most or torch.rand(()) < 0.5):
         batch = functional.interpolate(batch, size=reduced, mode="bilinear", antialias=True)
-    batch = augment.random_resized_crop(batch, side, 0.3, 1.3, 0.2)
-    return augment.camera(augment.colour_jitter(batch, 0.3), 0.8)
+    batch = augment.random_resized_crop(batch, side, 1 - 0.7 * strength, 1.3, 0.2 * strength)
+    return augment.camera(augment.colour_jitter(batch, 0.3 * strength), 0.8 * strength)
 
 
 def train(data_dir: Path, run: Path) -> Path:
@@ -146,10 +150,11 @@ def train(data_dir: Path, run: Path) -> Path:
     torch.manual_seed(PLAN.seed)
     some = small.photos[torch.randperm(len(small))[:STATISTICS_PHOTOS]]
     imagenet = data_dir / "weights" / "mobilenet_v2_imagenet.npz"
-    model = mobilenet.start(imagenet, examples.targets.shape[1], distorted(some, SIZES[0]))
+    model = mobilenet.start(imagenet, examples.targets.shape[1], distorted(some, SIZES[0], 1.0))
 
     def loss(network: nn.Module, chosen: Tensor, epoch: float) -> Tensor:
-        return examples.loss(network, chosen, SIZES[int(epoch)])
+        strength = 1.0 if epoch < PLAN.epochs - PLAN.fixed_epochs else LAST_STRENGTH
+        return examples.loss(network, chosen, SIZES[int(epoch)], strength)
 
     def figures(network: nn.Module) -> dict[str, float]:
         return {

@@ -256,11 +256,11 @@ def test_a_sharp_photo_teaches_nothing_of_classes_that_no_sharp_photo_shows() ->
             assert photos.shape[1:] == (3, 32, 32)
             return outputs.expand(len(photos), -1)
 
-    examples.loss(Constant(), torch.arange(4, 8), 32).backward()
+    examples.loss(Constant(), torch.arange(4, 8), 32, 1.0).backward()
     assert outputs.grad is not None
     assert outputs.grad[[2, 5]].abs().max() == 0  # the class 2, and its dish
     assert outputs.grad[[0, 1, 3, 4]].abs().max() < 1e-6  # three photos weigh as much as one
-    examples.loss(Constant(), torch.arange(4), 32).backward()
+    examples.loss(Constant(), torch.arange(4), 32, 1.0).backward()
     assert outputs.grad[2] < 0
 
 
