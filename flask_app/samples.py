@@ -27,7 +27,7 @@ class Sample:
 
 
 SAMPLES = (
-    Sample("fried-egg", "Fried egg"),
+    Sample("eggs", "Eggs"),
     Sample("soup", "Soup"),
     Sample("bread", "Bread"),
     Sample("rice", "Rice bowl"),

@@ -8,7 +8,7 @@ from PIL import Image
 
 from flask_app.samples import FOLDER
 
-EGG = FOLDER / "fried-egg.jpg"
+EGG = FOLDER / "eggs.jpg"
 SOUP = FOLDER / "soup.jpg"
 GPS_IFD = 0x8825
 ORIENTATION = 0x0112

@@ -50,8 +50,8 @@ def test_choosing_is_enough(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(EGG)
     expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-    expect(page.locator("#say")).to_have_text("fried-egg.jpg: Soup, 92 %")
-    expect(page.get_by_alt_text("fried-egg.jpg")).to_be_visible()
+    expect(page.locator("#say")).to_have_text("eggs.jpg: Soup, 92 %")
+    expect(page.get_by_alt_text("eggs.jpg")).to_be_visible()
     widths = [bar.get_attribute("width") for bar in page.locator(".bar rect").all()]
     assert widths == ["92.4%", "4.1%", "2%", "1.1%", "0.4%"]
     percents = page.locator(".bar-percent").all_inner_texts()

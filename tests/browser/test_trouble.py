@@ -70,7 +70,7 @@ def test_down_and_up_again(open_page: Opener, stub: StubApi) -> None:
     expect(page.locator(".card-sentence")).to_have_text("The classifier cannot be reached.")
     expect(page.locator("#service")).to_have_attribute("data-state", "down")
     expect(page.locator("#alarm")).to_contain_text("cannot be reached")
-    expect(page.get_by_alt_text("fried-egg.jpg")).to_be_visible()
+    expect(page.get_by_alt_text("eggs.jpg")).to_be_visible()
     choose(page, SOUP)
     expect(page.locator('.card[data-state="waiting"]')).to_have_count(2)
     stub.up()
