@@ -83,7 +83,7 @@ def test_the_same_class_where_the_resizing_agrees(backend_url: str, client: Any,
     wanted, actual = native(backend_url, photo), classified(client, photo)
     assert labels[int(actual.argmax())] == max(wanted, key=wanted.__getitem__)
     precision = requests.get(f"{backend_url}/model", timeout=10).json()["precision"]
-    close = 1e-3 if precision == "fp32" else 1e-2  # in int8 a last digit may move a whole step
+    close = 1e-3 if precision == "fp32" else 3e-2  # in int8 a last digit may move a whole step
     np.testing.assert_allclose(actual, [wanted[label] for label in labels], atol=close)
 
 
