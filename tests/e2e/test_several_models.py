@@ -104,7 +104,7 @@ def test_each_is_asked_by_its_name(service: tuple[str, psutil.Process]) -> None:
     assert about(url, "/health/ready")["models"] == dict.fromkeys(NAMES, "ready")
     unknown = ask(url, "/predict/fourth")
     assert unknown.status_code == 404
-    assert "there are first, second, third" in unknown.json()["detail"]
+    assert "the models are first, second, third" in unknown.json()["detail"]
     index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
     assert {row["name"] for row in index} - {"fourth", "fifth", "empty"} == {
         form for name in NAMES for form in (name, f"{name}_photos", f"{name}_numbers")

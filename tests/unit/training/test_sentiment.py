@@ -107,7 +107,7 @@ def test_int8_files_and_verdict_are_kept_in_model_json(folder: Path, tmp_path: P
 
 def test_weights_of_another_network_are_refused(folder: Path) -> None:
     weights = load_file(folder / "1" / "model.safetensors")
-    with pytest.raises(ConfigurationError, match="no text_cnn's"):
+    with pytest.raises(ConfigurationError, match="not those of text_cnn"):
         TextCnn.of({"fc.weight": torch.zeros(2, 2)})
     with pytest.raises(ConfigurationError, match=r"tensors are missing, such as filters\.0\.bias"):
         TextCnn.of({name: tensor for name, tensor in weights.items() if name != "filters.0.bias"})
