@@ -207,4 +207,4 @@ def test_a_stranger_s_message_is_not_read(path: str) -> None:
         peer.send(1, prefix(1000))
         wait_for(lambda: not peer.look(0.05) and 1 in peer.ended)
         text = requests.get(f"{service.url}/metrics", timeout=20).text
-        assert f'code="unauthorized",path="{path}"' in text
+        assert f'code="unauthorized",model="",path="{path}"' in text
