@@ -22,7 +22,7 @@ try:
         stress,
     )
 except ModuleNotFoundError as error:
-    sys.exit(f"benchmarks: there is no module {error.name}; make .venv/dev-all.installed installs all")
+    sys.exit(f"benchmarks: {error.name} is not installed; run: make .venv/dev-all.installed")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("bench")(bench.main)

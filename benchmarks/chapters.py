@@ -218,7 +218,7 @@ def read(folder: Path, name: str) -> Content:
 
 
 def chapter(name: str, folder: Path = RESULTS) -> str:
-    """Returns command, plot and tables of a results file; says so if there is no such file."""
+    """Returns the command, plot and tables of a results file, or a sentence that there is none."""
     if not (folder / f"{name}.json").exists():
         return f"Not measured: there is no `{name}.json` among the results."
     content = read(folder, name)

@@ -93,7 +93,7 @@ def costs(loads: Content) -> list[str]:
 
 
 def slower(results: Content) -> str:
-    """Where another row is faster or has the lower p99, and the share of the limit."""
+    """Lists the rows that are faster or have a lower p99, and this service's share of the limit."""
     remarks = []
     for name, loads in results.items():
         ours = results.get(reference(name))

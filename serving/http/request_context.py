@@ -53,7 +53,7 @@ class RequestContext:
     """The error's code, for log and metrics."""
 
     model: str = ""
-    """Name of the called model, for log and traces; empty if there is none or it is unknown."""
+    """Name of the called model, for log, metrics and traces; empty if there is none or it is unknown."""
 
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds per stage, for Server-Timing and the log."""

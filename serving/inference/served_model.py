@@ -38,7 +38,7 @@ from serving.tensors import Array
 
 SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
 MIXED_SECONDS = 10.0
-QUICK_SECONDS = 0.0005  # of CPU time: five times a short text, a third of a 400x300 image
+QUICK_SECONDS = 0.0005  # of CPU time: a third of a 400x300 image's, many times a short text's
 Prepare = Callable[[int, int], Awaitable[list[Prepared]]]
 """Takes an index and a count; prepares the items of that many inputs from that index on."""
 

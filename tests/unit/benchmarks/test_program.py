@@ -23,6 +23,4 @@ def test_a_missing_package_is_named_in_one_sentence() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == (
-        "benchmarks: there is no module psutil; make .venv/dev-all.installed installs all\n"
-    )
+    assert done.stderr == ("benchmarks: psutil is not installed; run: make .venv/dev-all.installed\n")
