@@ -39,7 +39,8 @@ def write(out: Path, template: Path, run: Path, more: dict[str, Any]) -> None:
 def epochs_of(run: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of the logs of a run; an epoch that was run twice counts once."""
     for path in sorted(run.rglob("log.jsonl")):
-        lines = {line["epoch"]: line for line in map(json.loads, path.read_text().splitlines())}
+        read = map(json.loads, path.read_text().splitlines())
+        lines = {(line.get("network"), line["epoch"]): line for line in read}
         for line in lines.values():
             yield line if path.parent == run else {"network": path.parent.name, **line}
 

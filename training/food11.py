@@ -5,9 +5,12 @@ many small photos and a few sharp ones, of four classes only.
 
 `python -m training.food11 --data DIR --run RUN`; DIR holds data/food11-64/, data/food101-sharp/,
 data/weights/ and photos/. An interrupted training goes on from RUN; a finished one is not repeated.
+`--weights models/food11/1/model.safetensors`, with another RUN, trains that model further.
 """
 
 import math
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +34,6 @@ CARD = Path(__file__).with_name("food11.card.md")
 SMALL, SHARP = 64, 192
 """Sides of both kinds of photos."""
 
-SIZES = (96,) * 3 + (112,) * 2 + (96,) * 4 + (112,) * 2
-"""Pixels at which the network sees a photo, in each epoch."""
-
 BODY_SIZE = 112
 """Pixels at which it sees a photo in service: the mean of four of 224."""
 
@@ -48,7 +48,33 @@ IMAGE = ImagePipeline(
     std=mobilenet.STD,
 )
 
-PLAN = loop.Plan(epochs=len(SIZES), batch_size=64, peak=8e-4, decay_epochs=6, fixed_epochs=2)
+
+@dataclass(frozen=True)
+class Course:
+    """A training: from ImageNet's weights, or from those of the training before it."""
+
+    sizes: tuple[int, ...]
+    """Pixels at which the network sees a photo, in each epoch."""
+
+    peak: float
+    decay_epochs: int
+    fixed_epochs: int
+
+    @property
+    def plan(self) -> loop.Plan:
+        """For the loop."""
+        return loop.Plan(len(self.sizes), 64, self.peak, self.decay_epochs, self.fixed_epochs)
+
+
+FROM_IMAGENET = Course((96,) * 3 + (112,) * 2 + (96,) * 4 + (112,) * 2, 8e-4, 6, 2)
+AGAIN = Course((96,) * 10 + (112,) * 4, 6e-4, 10, 3)
+
+FURTHER = (
+    f"\nThe last {len(AGAIN.sizes)} epochs were a second training, which began with the first one's "
+    "weights and a high\nlearning rate; in `training.jsonl`, the first one's lines are marked `before`."
+)
+"""For the model card."""
+
 STATISTICS_PHOTOS = 512
 HELD_OUT = 10
 """Of so many sharp photos, one is for validation."""
@@ -139,22 +165,25 @@ def distorted(photos: Tensor, side: int, strength: float) -> Tensor:
     return augment.camera(augment.colour_jitter(batch, 0.3 * strength), 0.8 * strength)
 
 
-def train(data_dir: Path, run: Path) -> Path:
-    """Trains unless RUN is finished; returns the path of the weights."""
+def train(data_dir: Path, run: Path, weights: Path | None) -> Path:
+    """Trains from ImageNet's or these weights unless RUN is finished; returns the path of the result."""
+    course = AGAIN if weights else FROM_IMAGENET
+    plan = course.plan
     small = data.read(data_dir / "food11-64" / "train.zip", SMALL)
     val = data.read(data_dir / "food11-64" / "val.zip", SMALL)
     sharp = data.read(data_dir / "food101-sharp" / "train.zip", SHARP)
     held_out = torch.arange(len(sharp)) % HELD_OUT == 0
     kinds = {"val": val, "sharp": sharp.part(held_out)}
     examples = Examples(small, sharp.part(~held_out), len(LABELS))
-    torch.manual_seed(PLAN.seed)
+    torch.manual_seed(plan.seed)
     some = small.photos[torch.randperm(len(small))[:STATISTICS_PHOTOS]]
-    imagenet = data_dir / "weights" / "mobilenet_v2_imagenet.npz"
-    model = mobilenet.start(imagenet, examples.targets.shape[1], distorted(some, SIZES[0], 1.0))
+    weights = weights or data_dir / "weights" / "mobilenet_v2_imagenet.npz"
+    changed = distorted(some, course.sizes[0], 1.0)
+    model = mobilenet.start(weights, examples.targets.shape[1], len(LABELS), changed)
 
     def loss(network: nn.Module, chosen: Tensor, epoch: float) -> Tensor:
-        strength = 1.0 if epoch < PLAN.epochs - PLAN.fixed_epochs else LAST_STRENGTH
-        return examples.loss(network, chosen, SIZES[int(epoch)], strength)
+        strength = 1.0 if epoch < plan.epochs - plan.fixed_epochs else LAST_STRENGTH
+        return examples.loss(network, chosen, course.sizes[int(epoch)], strength)
 
     def figures(network: nn.Module) -> dict[str, float]:
         return {
@@ -163,7 +192,7 @@ def train(data_dir: Path, run: Path) -> Path:
             for side in BODY_SIZES
         }
 
-    return loop.fit(model, len(examples), PLAN, run, loss, figures)
+    return loop.fit(model, len(examples), plan, run, loss, figures)
 
 
 def for_export(weights: Path) -> Path:
@@ -199,15 +228,22 @@ def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds data/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
     out: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/food11"),
+    weights: Annotated[
+        Path | None, typer.Option(help="The model.safetensors of a model folder, to train it further.")
+    ] = None,
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
+    log = run / "before" / "log.jsonl"
+    if weights and not log.exists():
+        log.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(weights.parents[1] / "training.jsonl", log)
     zips = data_dir / "data" / "food11-64"
-    weights = for_export(train(data_dir / "data", run))
-    logits, labels = validation_logits(weights, zips / "val.zip")
+    exported = for_export(train(data_dir / "data", run, weights))
+    logits, labels = validation_logits(exported, zips / "val.zip")
     temperature = fit_temperature(logits, labels)
     typer.echo(f"top-1 {(logits.argmax(1) == labels).float().mean():.4f}, temperature {temperature:.3f}")
     export.from_torchvision(
-        weights=weights,
+        weights=exported,
         labels=Path(__file__).with_name("labels.txt"),
         out=out,
         name="food11",
@@ -221,6 +257,7 @@ def main(
     evaluate.main(data_dir, [out], write=True)
     export.quantise(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
     figures = {"body_size": BODY_SIZE, "resize": IMAGE.resize, "temperature": f"{temperature:.2f}"}
+    figures["again"] = FURTHER if weights else ""
     card.write(out, CARD, run, figures)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import mobilenet_v2
@@ -33,9 +34,27 @@ def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d, nn.BatchNorm2d
             yield *convolution, layer
 
 
+def read(weights: Path) -> dict[str, Tensor]:
+    """Reads weights whose batch norm is folded: ImageNet's `.npz`, or a `model.safetensors` of ours.
+
+    In the latter, the convolutions' biases are what `fold` left of batch norm.
+    """
+    if weights.suffix == ".npz":
+        with np.load(weights) as given:
+            return {name: torch.from_numpy(given[name]) for name in given.files}
+    state = load_file(weights)
+    for name in [name for name in state if name.endswith("running_mean")]:
+        norm = name.rpartition(".")[0]
+        parent, _, number = norm.rpartition(".")
+        state[f"{parent}.{int(number) - 1}.bias"] = state[f"{norm}.bias"]
+    return state
+
+
 @torch.no_grad()
-def start(weights: Path, outputs: int, photos: Tensor) -> nn.Module:
-    """Builds the network from ImageNet's weights, whose batch norm is folded, with a new last layer.
+def start(weights: Path, outputs: int, classes: int, photos: Tensor) -> nn.Module:
+    """Builds the network from weights whose batch norm is folded, with a new last layer.
+
+    Of the last layer, the rows of the classes are kept if the weights have as many.
 
     Batch norm is rebuilt from `photos` [N, 3, H, W] in [0, 1], such that the network's function stays
     the same: each channel's mean and standard deviation become the layer's statistics, and undo them.
@@ -48,13 +67,16 @@ def start(weights: Path, outputs: int, photos: Tensor) -> nn.Module:
         moments[layer].append(torch.stack([output.mean((0, 2, 3)), output.square().mean((0, 2, 3))]))
 
     hooks = []
-    with np.load(weights) as given:
-        biases = [torch.from_numpy(given[f"{name}.bias"]) for name, _, _ in layers]
-        for (name, convolution, norm), bias in zip(layers, biases, strict=True):
-            convolution.weight.copy_(torch.from_numpy(given[f"{name}.weight"]))
-            norm.bias.copy_(bias)  # what was folded, until it is measured
-            norm.state_dict()["running_var"].fill_(1 - norm.eps)
-            hooks.append(convolution.register_forward_hook(measure))
+    given = read(weights)
+    biases = [given[f"{name}.bias"] for name, _, _ in layers]
+    for (name, convolution, norm), bias in zip(layers, biases, strict=True):
+        convolution.weight.copy_(given[f"{name}.weight"])
+        norm.bias.copy_(bias)  # what was folded, until it is measured
+        norm.state_dict()["running_var"].fill_(1 - norm.eps)
+        hooks.append(convolution.register_forward_hook(measure))
+    if len(given["classifier.1.bias"]) == classes:
+        for name in ("classifier.1.weight", "classifier.1.bias"):
+            model.state_dict()[name][:classes] = given[name]
     model.eval()
     for part in photos.split(64):
         model(normalise(part))
