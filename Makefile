@@ -133,7 +133,7 @@ clean:
 	@touch $@
 
 .venv/fastapi_%.installed: fastapi_%/requirements.txt | .venv/bin/python
-	@echo "downloading $(SIZE_$*) of packages into .venv, once"
+	@echo "installing $(SIZE_$*) of packages into .venv, once"
 	$(BIN)/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 

@@ -47,7 +47,7 @@ class Task(StrEnum):
 
 
 InProcess = Callable[[int, float, str], float]
-"""Returns the answers a second without HTTP of so many threads, for so many seconds, in a precision."""
+"""Returns the requests a second without HTTP of so many threads, for so many seconds, in a precision."""
 
 Start = Callable[[Server, bytes], AbstractContextManager[Running]]
 

@@ -46,10 +46,10 @@ def at_headline_load(content: Content, key: str) -> dict[str, float]:
 
 
 def rates(axes: "Axes", content: Content) -> None:
-    """Answers a second of every server; more is better."""
+    """Requests a second of every server; more is better."""
     values = at_headline_load(content, "per_second")
     ordered = dict(sorted(values.items(), key=lambda item: -item[1]))
-    bars(axes, ordered, f"answers a second, {compare_report.HEADLINE_LOAD} (more is better)")
+    bars(axes, ordered, f"requests a second, {compare_report.HEADLINE_LOAD} (more is better)")
 
 
 def tails(axes: "Axes", content: Content) -> None:
@@ -95,20 +95,20 @@ def images_per_second(axes: "Axes", content: Content) -> None:
 
 
 def rates_by_web_processes(axes: "Axes", content: Content) -> None:
-    """Measured answers a second by web processes, one line for each time that workers sleep."""
+    """Measured requests a second by web processes, one line for each time that workers sleep."""
     rows = content["results"]["measured"]
     for sleep in dict.fromkeys(row["sleep ms"] for row in rows):
         same = [row for row in rows if row["sleep ms"] == sleep]
         counts, rates = ([row[name] for row in same] for name in ("web processes", "1/s"))
         axes.plot(counts, rates, "o-", label=f"workers sleep {sleep:g} ms")
     axes.set_xticks(sorted({row["web processes"] for row in rows}))
-    axes.set(xlabel="web processes", ylabel="answers a second, measured", ylim=(0, None))
+    axes.set(xlabel="web processes", ylabel="requests a second, measured", ylim=(0, None))
     axes.legend()
     axes.grid(alpha=0.3)
 
 
 def rates_by_cores(axes: "Axes", content: Content) -> None:
-    """Calculated answers a second by cores, with all web processes needed and with one."""
+    """Calculated requests a second by cores, with all web processes needed and with one."""
     rows = content["results"]["calculated"]
     for precision in dict.fromkeys(row["precision"] for row in rows):
         same = [row for row in rows if row["precision"] == precision]
@@ -120,7 +120,7 @@ def rates_by_cores(axes: "Axes", content: Content) -> None:
     axes.set_yscale("log", base=10)
     counts = sorted({row["cores"] for row in rows})
     axes.set_xticks(counts, labels=list(map(str, counts)))
-    axes.set(xlabel="cores", ylabel="answers a second, calculated")
+    axes.set(xlabel="cores", ylabel="requests a second, calculated")
     axes.legend()
     axes.grid(alpha=0.3)
 

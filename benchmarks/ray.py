@@ -59,7 +59,7 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> list[dict[str, Any]]:
-    """Returns a row for each number of connections: answers a second of both, and their ratio."""
+    """Returns a row for each number of connections: requests a second of both, and their ratio."""
     port = free_port()
     environment = {
         "PATH": f"{python.parent.absolute()}{os.pathsep}{os.environ['PATH']}",

@@ -124,7 +124,7 @@ def plot_load(axes: "Axes", results: Results, load: str) -> None:
     colours = ["tab:blue" if name.startswith(REFERENCE) else "tab:grey" for name in rates]
     axes.barh(list(rates), medians, xerr=[below, above], color=colours, capsize=3)
     axes.invert_yaxis()
-    axes.set(title=load, xlabel="answers a second")
+    axes.set(title=load, xlabel="requests a second")
     axes.grid(alpha=0.3, axis="x")
 
 

@@ -280,7 +280,8 @@ class Settings(BaseSettings):
     def check_extra(cls, value: str | None) -> str | None:
         """Checks that the packages are there: FastAPI itself brings OpenTelemetry's API only."""
         if value and not (find_spec("opentelemetry") and find_spec("opentelemetry.exporter")):
-            raise ValueError("traces need the extra otel: pip install 'servery[otel]'")
+            how = "pip install '.[otel]' in a checkout, otherwise 'servery[otel]'"
+            raise ValueError(f"traces need the extra otel: {how}")
         return value
 
     @field_validator("api_key", "admin_key")

@@ -34,7 +34,7 @@ from serving_client.errors import (
 from serving_client.options import Options
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-KEEP_ALIVE_S = 4.0  # less than the 5 s after which the service closes an idle connection
+KEEP_ALIVE_S = 4.0  # many servers close an idle connection after 5 s; ours waits longer
 T = TypeVar("T")
 
 

@@ -53,14 +53,14 @@ def validation(content: Content) -> str:
 
 
 def timelines(axes: "Axes", variants: dict[str, Any]) -> None:
-    """Draws the answers a second over time, one line a variant; tries are dotted."""
+    """Draws the requests a second over time, one line a variant; tries are dotted."""
     for name, variant in variants.items():
         line = variant["timeline"]
         bin_s = line["bin_s"]
         times = [bin_s * (number + 0.5) for number in range(len(line["answered"]))]
         (drawn,) = axes.plot(times, [count / bin_s for count in line["answered"]], label=name)
         axes.plot(times, [count / bin_s for count in line["tries"]], ":", color=drawn.get_color())
-    axes.set(xlabel="s", ylabel="answers a second (dotted: tries)", ylim=(0, None))
+    axes.set(xlabel="s", ylabel="requests a second (dotted: tries)", ylim=(0, None))
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
 

@@ -49,7 +49,7 @@ class Service:
 
     @cached_property
     def capacity(self) -> float:
-        """Largest number of answers a second: that of the workers or of the web processes."""
+        """Largest number of requests a second: that of the workers or of the web processes."""
         workers = self.workers * max(1000 * size / ms for size, ms in self.batch_ms.items())
         web = self.web_processes * 1000 / self.web_ms if self.web_ms else workers
         return min(workers, web)

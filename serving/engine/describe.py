@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from serving.backends.base import GraphReader
-from serving.engine.worker_process import describe_exit
+from serving.engine.worker_process import STARTS_IF_KILLED, describe_exit
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
@@ -44,13 +44,16 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
     arguments = [backend, str(model.path), model.description.version, str(os.getpid())]
     name = model.description.name
     try:
-        done = subprocess.run(  # noqa: S603 our own module
-            python.command("serving.engine.describe", *arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=python.environment(),
-            timeout=TIMEOUT_S,
-        )
+        for _ in range(STARTS_IF_KILLED):
+            done = subprocess.run(  # noqa: S603 our own module
+                python.command("serving.engine.describe", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                env=python.environment(),
+                timeout=TIMEOUT_S,
+            )
+            if done.stdout or done.returncode != -signal.SIGKILL:
+                break
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"{name} was not read within {TIMEOUT_S} seconds") from error
     except OSError as error:

@@ -20,7 +20,7 @@ from serving.engine.memory import EngineFds, Health, Memory, ServiceCounts, Slot
 from serving.engine.report import REPORT, WorkerReport
 from serving.engine.suspects import Suspects
 from serving.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
-from serving.engine.worker_process import WorkerProcess, describe_exit, managed_pipe
+from serving.engine.worker_process import STARTS_IF_KILLED, WorkerProcess, describe_exit, managed_pipe
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
@@ -282,7 +282,9 @@ class Supervisor:
         code = popen.wait()
         os.close(process.status_fd)
         os.close(process.control_fd)
-        if not self._startup_over.is_set():
+        killed = code == -signal.SIGKILL and not process.is_killed_as_hung
+        is_last_try = process.failed_starts >= STARTS_IF_KILLED
+        if not self._startup_over.is_set() and (self._error or not killed or is_last_try):
             self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
             return
         self.memory.restarts[0] += 1
@@ -292,7 +294,6 @@ class Supervisor:
             exit_code=code,
             restart_in_s=round(process.start_at - now, 1),
         )
-        killed = code == -signal.SIGKILL and not process.is_killed_as_hung
         self._suspects.empty_inbox(process.index, killed)
         self.memory.busy_since[process.index] = 0
         for other in self._processes:

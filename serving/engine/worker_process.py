@@ -23,6 +23,7 @@ from serving.system import cpus, python
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_CRASH_BACKOFF_S = 0.1, 10.0, 1.0
 HEALTHY_AFTER_S = 10.0
+STARTS_IF_KILLED = 3  # of a process that SIGKILL ends before it is ready: others may have sent it
 
 LOAD_TIMEOUT_S = 600
 MIN_HANG_LIMIT_S, HANG_LIMIT_BATCHES = 3.0, 20  # in times of the slowest measured batch

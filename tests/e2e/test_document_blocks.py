@@ -202,6 +202,7 @@ def page_in(folder: Path) -> Iterator[Page]:
     (folder / ".venv" / "bin").symlink_to(folder / "bin")
     for name in ("README.md", "flask_app", "notebooks"):
         (folder / name).symlink_to(servers.ROOT / name)
+    (folder / "models" / "sentiment").symlink_to(servers.ROOT / "models" / "sentiment")
     food = servers.ROOT / "models" / "food11"
     (folder / "models" / "food11" / "1").symlink_to(food / "1")
     for file in (food / "1").iterdir():
@@ -216,8 +217,7 @@ def page_in(folder: Path) -> Iterator[Page]:
         (folder / "path" / "to" / name).symlink_to(folder / "exports" / "sentiment")
     (folder / "models" / "distance" / "1").mkdir(parents=True)
     np.save(folder / "models" / "distance" / "1" / "points.npy", [[0.0, 0.0], [1.44, 1.92]])
-    for name in ("a.jpg", "b.jpg", "photo.jpg"):
-        shutil.copy(servers.ROOT / "flask_app/static/samples/soup.jpg", folder / name)
+    shutil.copy(servers.ROOT / "flask_app/static/samples/soup.jpg", folder / "photo.jpg")
     (folder / "paragraph.txt").write_text("the soup was wonderful and warm")
     (folder / "dev.tsv").write_text("sentence\tlabel\n" + "the soup was wonderful and warm\t2\n" * 20)
     page = Page(folder)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from serving.engine.worker_process import STARTS_IF_KILLED
 from serving_client.tcp import TcpClient
 from tests import servers
 from tests.e2e.conftest import CLASSES, write_model
@@ -155,3 +156,36 @@ def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
         )
         assert answer.json() == {"version": "2"}
         assert predict(url, command(class_index=4)).json()["prediction"] == "two-4"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "status"), [(STARTS_IF_KILLED - 1, 200), (STARTS_IF_KILLED, 422)])
+def test_a_worker_that_is_killed_while_it_loads_is_started_again(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, kills: int, status: int
+) -> None:
+    folder = tmp_path / "fake"
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    with fake_service(settings, instances="1", admin_key="chief") as (url, server):
+        seen = programs(server, WORKER)
+        (tmp_path / "loading").touch()
+        switching = senders.submit(
+            requests.post,
+            f"{url}/admin/version",
+            json={"version": "2"},
+            headers={"Authorization": "Bearer chief"},
+            timeout=60,
+        )
+        for _ in range(kills):
+            wait_for((tmp_path / "loading.held").exists)
+            (new,) = (worker for worker in programs(server, WORKER) if worker not in seen)
+            seen.append(new)
+            new.kill()
+            new.wait(10)
+            (tmp_path / "loading.held").unlink()
+        (tmp_path / "loading").unlink()
+        assert switching.result().status_code == status
+        answer = predict(url, command(class_index=4)).json()["prediction"]
+        assert answer == ("two-4" if status == 200 else "one-4")
+        assert len(programs(server, WORKER)) == 1

@@ -18,11 +18,11 @@ def test_every_command_is_listed(name: str) -> None:
 )
 def test_a_package_is_brought_by_an_extra(module: str, extra: str | None) -> None:
     words = extras.missing_extra(module)
-    assert words == (f"this needs the extra {extra}: pip install 'servery[{extra}]'" if extra else None)
+    assert words == (f"this needs the extra {extra}: pip install '.[{extra}]'" if extra else None)
 
 
 def test_a_backend_without_its_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda _: None)
     result = CliRunner().invoke(app, ["serve", "--backend=pt"])
     assert result.exit_code == 1
-    assert result.output == "servery serve: this needs the extra pt: pip install 'servery[pt]'\n"
+    assert result.output == "servery serve: this needs the extra pt: pip install '.[pt]'\n"
