@@ -26,6 +26,8 @@ from training.photos import Photos
 MOST_CALIBRATION_PHOTOS = 200
 ONNX: tuple[Kind, Kind] = ("model.onnx", "model_quantized.onnx")
 PT: tuple[Kind, Kind] = ("model.safetensors", "model_quantized.pt")
+PT_FP32_LAYERS = (0, 2, 4, 8)
+"""Numbers of first layers that stay in fp32, tried until the file is fit."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,8 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
         if model.has("model.onnx"):
             verdicts[ONNX[1]] = onnx_verdict(trial, calibration, compared, options)
         if model.has("model.safetensors") and options.file is None:
-            from fastapi_pt.backend import TorchBackend  # PyTorch, which the others do without
-            from training import int8_pt
-
             try:
-                method = int8_pt.write(trial, calibration.pixels, path_in(trial, PT[1]))
-                verdicts[PT[1]] = Judge(trial, TorchBackend, compared).verdict(PT, method, [])
+                verdicts[PT[1]] = pt_verdict(trial, calibration, compared)
             except ConfigurationError as error:
                 typer.echo(f"PyTorch stays in fp32: {error}")
         for kind in verdicts:
@@ -122,3 +120,20 @@ def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: O
 
     with int8_onnx.Quantiser(trial, calibration.pixels, out) as quantiser:
         return int8_onnx.search(quantiser, judged, judge.difference, end)
+
+
+def pt_verdict(trial: Model, calibration: Photos, compared: Photos) -> Verdict:
+    """Writes the PyTorch backend's int8 file into the trial folder.
+
+    Raises ConfigurationError for a network that the library cannot take.
+    """
+    from fastapi_pt.backend import TorchBackend  # PyTorch, which the others do without
+    from training import int8_pt
+
+    judge = Judge(trial, TorchBackend, compared)
+    for count in PT_FP32_LAYERS:
+        kept = int8_pt.write(trial, calibration.pixels, path_in(trial, PT[1]), count)
+        verdict = int8_onnx.told(judge.verdict(PT, int8_pt.METHOD, kept))
+        if verdict.fit:
+            break
+    return verdict

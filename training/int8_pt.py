@@ -1,6 +1,7 @@
 """Static quantisation of a torchvision network by `torch.ao`, for the PyTorch backend; for `int8.py`.
 
 The result is TorchScript: it holds the quantised layers, and the service needs none of these tools.
+The first layers may stay in fp32: in most networks they cost most accuracy in int8.
 """
 
 import copy
@@ -24,12 +25,14 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 
 METHOD = f"torch.ao, {ENGINE}"
+HEAVY = (nn.Conv2d, nn.Linear)
 
 
-def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
-    """Quantises the network with photos [N, height, width, 3] and writes it; returns the method's name.
+def write(model: Model, pixels: NDArray[np.uint8], out: Path, first: int) -> list[str]:
+    """Quantises the network with photos [N, height, width, 3] and writes it.
 
-    Raises ConfigurationError for a network that the library cannot take.
+    Returns the names of the layers that stay in fp32: the `first` ones, or all but one if there are
+    fewer. Raises ConfigurationError for a network that the library cannot take.
     """
     network = read_network(model)
     torch.backends.quantized.engine = ENGINE
@@ -39,7 +42,9 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
             normalise = Normalise(model.description.pipeline)
             images = [normalise(torch.from_numpy(image[np.newaxis])) for image in pixels]
             example = images[0]
-            body = prepared(network.body, network.reduce(example))
+            heavy = [n for n, layer in network.body.named_modules() if isinstance(layer, HEAVY)]
+            kept = heavy[:-1][:first]
+            body = prepared(network.body, network.reduce(example), kept)
             for image in images:
                 body(network.reduce(image))
             network.body = convert_fx(body)
@@ -48,11 +53,11 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path) -> str:
     except Exception as error:  # FX and the quantiser raise every type
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigurationError(f"torch.ao cannot quantise the network: {reason}") from error
-    return METHOD
+    return kept
 
 
-def prepared(body: nn.Module, example: Tensor) -> GraphModule:
-    """Returns the network with observers of its activations, to be run on photos.
+def prepared(body: nn.Module, example: Tensor, kept: list[str]) -> GraphModule:
+    """Returns the network with observers of its activations, to be run on photos; `kept` stay in fp32.
 
     ReLU6 becomes a part of the convolution before it, as ReLU does: numbers from 0 to 6 are what the
     convolution's uint8 output can hold. Else it would hold what is clipped next, less precisely.
@@ -62,7 +67,10 @@ def prepared(body: nn.Module, example: Tensor) -> GraphModule:
         activation = nn.ReLU().eval()
         setattr(activation, "clips", True)  # noqa: B010 a mark, which the library keeps
         swapped.set_submodule(name, activation)
-    options = get_default_qconfig_mapping(ENGINE), (example,)
+    mapping = get_default_qconfig_mapping(ENGINE)
+    for name in kept:
+        mapping.set_module_name(name, None)
+    options = mapping, (example,)
     made = prepare_fx(swapped, *options)
     fused = [layer for layer in made.modules() if isinstance(layer, ConvReLU2d)]
     clipping = [layer for layer in fused if hasattr(layer[1], "clips")]

@@ -319,17 +319,21 @@ def test_a_folder_without_weights_cannot_be_quantised(exported: Path, folder_of_
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_clipped_activation_is_a_part_of_the_convolution_before_it() -> None:
+@pytest.mark.parametrize("kept", [[], ["0", "2"]])
+def test_a_clipped_activation_is_a_part_of_the_convolution_before_it(kept: list[str]) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU6(), nn.Conv2d(16, 4, 3), nn.Flatten()).eval()
+    first, second, third = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 3)
+    network = nn.Sequential(first, nn.ReLU6(), second, nn.ReLU6(), third, nn.Flatten()).eval()
     nn.init.constant_(network.get_parameter("0.bias"), 4)
     photos = torch.randn(8, 3, 6, 6) * 4
     with torch.inference_mode():
         expected = network(photos)
-        prepared = int8_pt.prepared(copy.deepcopy(network), photos)
+        prepared = int8_pt.prepared(copy.deepcopy(network), photos, kept)
         prepared(photos)
         quantised = convert_fx(prepared)
         assert "relu" not in quantised.code
+        in_fp32 = [n for n in "024" if "quantized" not in type(quantised.get_submodule(n)).__module__]
+        assert in_fp32 == kept
         torch.testing.assert_close(quantised(photos), expected, atol=0.1, rtol=0)
 
 
@@ -341,6 +345,6 @@ def test_a_clipped_activation_behind_anything_else_stays() -> None:
     photos = torch.randn(8, 3, 6, 6) * 4
     with torch.inference_mode():
         expected = network(photos)
-        prepared = int8_pt.prepared(network, photos)
+        prepared = int8_pt.prepared(network, photos, [])
         prepared(photos)
         torch.testing.assert_close(convert_fx(prepared)(photos), expected, atol=0.1, rtol=0)
