@@ -16,7 +16,7 @@ from training.canvas import SCALE, Canvas, Colour, smooth, soft
 
 
 def eggs(canvas: Canvas) -> None:
-    """Draws six halves of boiled eggs on a plate."""
+    """Draws six devilled eggs on a plate."""
     canvas.table((0.45, 0.29, 0.18))
     canvas.plate(240, 186, 212, 166, (0.80, 0.84, 0.88))
     for x, y in ((130, 130), (240, 110), (350, 130), (130, 235), (240, 255), (350, 235)):
@@ -25,8 +25,8 @@ def eggs(canvas: Canvas) -> None:
         d = canvas.distance(x, y, 52, 40, turn)
         height = 6 * smooth((1 - d) / 0.3) + canvas.noise(20) * 0.4
         canvas.paint(soft(d, 0.03), canvas.lit((0.98, 0.96, 0.92), height, 0.15))
-        canvas.ball(x, y, 27, 25, (0.98, 0.74, 0.16), rough=0.25, gloss=0.1, spot=5)
-        pepper(canvas, 14, x, y, 24, 22, (0.65, 0.15, 0.05))
+        canvas.ball(x, y, 34, 28, (0.96, 0.80, 0.30), rough=1.0, gloss=0.1, spot=5)
+        pepper(canvas, 14, x, y, 31, 25, (0.65, 0.15, 0.05))
 
 
 def pepper(canvas: Canvas, count: int, x: float, y: float, rx: float, ry: float, colour: Colour) -> None:
@@ -80,7 +80,7 @@ def bread(canvas: Canvas) -> None:
 
 def rice(canvas: Canvas) -> None:
     """Draws white rice heaped in a dark bowl."""
-    canvas.table((0.50, 0.37, 0.25))
+    canvas.table((0.30, 0.22, 0.16))
     canvas.shade(soft(canvas.distance(252, 214, 196, 146), 0.12), 0.65)
     d = canvas.distance(240, 196, 190, 140)
     bowl = 8 * np.exp(-(((d - 0.95) / 0.035) ** 2)) - 20 * smooth((0.92 - d) / 0.1)
@@ -109,7 +109,7 @@ def grain(canvas: Canvas, x: float, y: float, inner: float) -> None:
     light = np.clip(0.90 - 0.035 * dx - 0.06 * dy + 0.10 * min(inner, 0.5), 0.55, 1.0)
     for mask, colour in (
         (soft(shadow, 0.5) * 0.34, np.array((0.33, 0.29, 0.22))),
-        (soft(d, 0.2), np.array((0.99, 0.98, 0.94)) * light[..., None]),
+        (soft(d, 0.2), np.array((0.98, 0.93, 0.80)) * light[..., None]),
     ):
         part = canvas.pixels[window]
         canvas.pixels[window] = part * (1 - mask[..., None]) + colour * mask[..., None]

@@ -70,8 +70,8 @@ FROM_IMAGENET = Course((96,) * 3 + (112,) * 2 + (96,) * 4 + (112,) * 2, 8e-4, 6,
 AGAIN = Course((96,) * 10 + (112,) * 4, 6e-4, 10, 3)
 
 FURTHER = (
-    f"\nThe last {len(AGAIN.sizes)} epochs were a second training, which began with the first one's "
-    "weights and a high\nlearning rate; in `training.jsonl`, the first one's lines are marked `before`."
+    f"\n\nThe last {len(AGAIN.sizes)} epochs were a second training, which began with the first one's "
+    "weights and a high learning rate. In\n`training.jsonl`, the first one's lines are marked `before`."
 )
 """For the model card."""
 
