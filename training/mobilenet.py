@@ -42,7 +42,7 @@ def read(weights: Path) -> dict[str, Tensor]:
     if weights.suffix == ".npz":
         with np.load(weights) as given:
             return {name: torch.from_numpy(given[name]) for name in given.files}
-    state = load_file(weights)
+    state: dict[str, Tensor] = load_file(weights)
     for name in [name for name in state if name.endswith("running_mean")]:
         norm = name.rpartition(".")[0]
         parent, _, number = norm.rpartition(".")
