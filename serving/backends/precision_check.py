@@ -24,7 +24,7 @@ EXACT = 1e-3
 MAX_EXCESS = 0.01
 """Largest accepted excess of int8's `mean_difference` over the value where the file was created.
 
-For the shipped model that value is 0.018, and the difference is 0.041 on processors whose products
+For a model of this project that value was 0.018, and the difference 0.041 on processors whose products
 saturate. Processors with the same arithmetic have no excess, as far as emulation shows.
 """
 

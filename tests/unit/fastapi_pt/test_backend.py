@@ -94,7 +94,8 @@ def test_bf16_computes_nearly_as_fp32_does() -> None:
         info = backend.load(model, Settings.model_validate({"device": "cpu", "precision": precision}))
         assert info.precision == precision
         answers[precision] = compute_logits(backend, images)
-    assert 0 < precision_check.max_difference(answers["fp32"], answers["bf16"]) < 0.02
+    # more than `auto` accepts, which therefore computes this model in int8
+    assert 0 < precision_check.max_difference(answers["fp32"], answers["bf16"]) < 0.05
 
 
 def test_bf16_needs_a_processor_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
