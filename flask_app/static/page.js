@@ -120,7 +120,8 @@ async function watch() {
   }
   models.forEach(mark);
   const isCalm = [...panels.values()].every(({ state }) => state === "ready")
-    && models.every(({ state }) => state !== "loading");
+    && models.every(({ state }) => state !== "loading")
+    && shown.config.view !== "waiting"; // opened while the answer was about another panel
   look(isCalm ? CALM_MS : WATCH_MS);
 }
 

@@ -189,6 +189,24 @@ def test_a_model_that_warms_up_opens_by_itself(
     expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
 
 
+def test_a_model_becomes_ready_in_the_answer_about_another(
+    open_page: Opener, stub: StubApi, forgetful_url: str
+) -> None:
+    states = serve_several(stub, MODEL, {**READER, "name": "warming"})
+    states["warming"] = "loading"
+    page = open_page(url=forgetful_url)
+    choose(page, "warming")
+    held: list[Route] = []
+    page.route("**/status?model=food11", lambda route: held.append(route))
+    with page.expect_request("**/status?model=food11"):
+        choose(page, "food11")
+    with page.expect_response("**/status?model=warming"):
+        choose(page, "warming")
+    states["warming"] = "ready"
+    held[0].continue_()
+    expect(page.get_by_label("Question")).to_be_visible()
+
+
 def test_a_model_that_fails_and_comes_back(open_page: Opener, stub: StubApi, forgetful_url: str) -> None:
     states = serve_several(stub, READER, {**SENTIMENT, "name": "failing"})
     states["failing"] = "unavailable"
