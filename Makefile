@@ -11,6 +11,8 @@ BIN := .venv/bin
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
 SIZE_onnx := 360 MB
 SIZE_pt := 5 GB
+# both models of the repository, unless the environment names others
+MODELS := $(if $(SERVING_MODEL_DIR)$(SERVING_MODELS)$(SERVING_MODEL_SHA256),,models/food11 models/sentiment)
 SERVE = serve --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
 # the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out
 EXACTLY := --quiet --disable-pip-version-check --no-deps
@@ -26,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
-	@PYTHONPATH="$(PYTHONPATH)" exec $(BIN)/python -m servery $(SERVE)
+	@PYTHONPATH="$(PYTHONPATH)" exec $(BIN)/python -m servery $(SERVE) $(MODELS)
 
 run-ray: .venv-ray/installed  ## the same from three replicas on a local Ray of three nodes; 680 MB
 	@$(RAY) exec python -m servery $(SERVE) --ray

@@ -36,9 +36,9 @@ SAMPLES = (
 )
 
 TEXTS = (
-    "The soup was wonderful, and the people were so kind.",
-    "An hour late, cold, and nobody said sorry.",
-    "The table by the window seats four.",
+    "A funny, warm and wonderful film.",
+    "Two hours too long, and the jokes were stale.",
+    "The film lasts two hours and is in black and white.",
 )
 
 

@@ -29,7 +29,7 @@ class TextClassification(TextTask, Classification):
     list_fields = ("text", "text_pair")
     media_types = ("text/plain",)
     example_type = "text/plain"
-    example = MappingProxyType({"text": "The soup was wonderful."})
+    example = MappingProxyType({"text": "The film was wonderful."})
 
     def __init__(self, parts: TaskParts) -> None:
         """Sets up truncation of long texts if configured. Raises ConfigurationError."""

@@ -167,12 +167,12 @@ def serve_several(stub: StubApi, *models: dict[str, Any]) -> dict[str, str]:
 
 
 def feels(asked: Asked) -> Reply:
-    """Finds every text positive that is wonderful, negative that is late, and else is not sure."""
+    """Finds wonderful texts positive, late and stale ones negative, and is not sure of others."""
     text = asked.body["text"]
     scores = [("Neutral", 0.44), ("Positive", 0.36), ("Negative", 0.2)]
     if "wonderful" in text:
         scores = [("Positive", 0.974), ("Neutral", 0.02), ("Negative", 0.006)]
-    if "late" in text:
+    if "late" in text or "stale" in text:
         scores = [("Negative", 0.91), ("Neutral", 0.07), ("Positive", 0.02)]
     top = [{"label": label, "probability": p} for label, p in scores]
     body = {"prediction": scores[0][0], "probability": scores[0][1], "top": top}

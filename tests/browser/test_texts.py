@@ -78,9 +78,9 @@ def test_what_is_no_longer_there_is_no_longer_asked(page: Page, stub: StubApi) -
 
 
 def test_examples(page: Page) -> None:
-    page.get_by_role("button", name="An hour late").click()
+    page.get_by_role("button", name="Two hours too long").click()
     expect(page.locator(".card-sentence")).to_have_text("Negative, 91 %")
-    expect(page.get_by_label("Your text")).to_have_value("An hour late, cold, and nobody said sorry.")
+    expect(page.get_by_label("Your text")).to_have_value("Two hours too long, and the jokes were stale.")
 
 
 def test_a_pair(page: Page, stub: StubApi) -> None:
@@ -191,9 +191,9 @@ def test_without_script(page_of: PageOf, stub: StubApi) -> None:
     page.get_by_role("button", name="Classify").click()
     assert sentences(page)[:2] == ["Positive, 97 %", "Negative, 91 %"]
     expect(page.get_by_label("Your text")).to_have_value(THREE)
-    page.get_by_role("button", name="An hour late").click()
+    page.get_by_role("button", name="Two hours too long").click()
     assert sentences(page) == ["Negative, 91 %"]
     stub.usual = error(400, "invalid_text")
     page.get_by_role("button", name="Classify").click()
     expect(page.get_by_role("alert").first).to_contain_text("This text cannot be read.")
-    expect(page.get_by_label("Your text")).to_have_value("An hour late, cold, and nobody said sorry.")
+    expect(page.get_by_label("Your text")).to_have_value("Two hours too long, and the jokes were stale.")

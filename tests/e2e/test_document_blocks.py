@@ -30,9 +30,9 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 PROGRAMS = {
     "python": 'exec "{python}" "$@"',
     "servery": 'exec "{python}" -m servery "$@"',
-    "make": '[ "$*" = run ] && exec "{python}" -m servery serve --backend onnx; exec /usr/bin/make "$@"',
+    "make": 'exec /usr/bin/make --file "{makefile}" --old-file .venv/fastapi_onnx.installed "$@"',
 }
-"""`make run` is what the Makefile runs after it has installed the packages."""
+"""Nothing is installed by `make run`, as if the packages were there."""
 
 CHANGING = r"dur=[\d.]+|[\d.]+ ms\b|[\d.]+ ?%|python [\d.]+\b|\b[0-9a-f]{32}\b"
 """Times, versions and ids, and percentages, which differ between precisions."""
@@ -194,9 +194,10 @@ def page_in(folder: Path) -> Iterator[Page]:
     """A page's folder with everything that the documents name."""
     for name in ("bin", "exports", "path/to", "models/food11/2"):
         (folder / name).mkdir(parents=True)
+    programs = {"python": sys.executable, "makefile": servers.ROOT / "Makefile"}
     for name, script in PROGRAMS.items():
         program = folder / "bin" / name
-        program.write_text(f"#!/bin/bash\n{script.format(python=sys.executable)}\n")
+        program.write_text(f"#!/bin/bash\n{script.format(**programs)}\n")
         program.chmod(0o755)
     (folder / ".venv").mkdir()
     (folder / ".venv" / "bin").symlink_to(folder / "bin")
