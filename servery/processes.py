@@ -1,15 +1,17 @@
 """Runs the API and the page beside each other, and ends both together; called by `serve.py`."""
 
+import contextlib
 import json
 import math
 import os
+import queue
 import signal
 import subprocess
-import threading
 import time
 import urllib.request
 from collections.abc import Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from flask_app.settings import Settings as PageSettings
@@ -30,7 +32,7 @@ def run(
     Returns the exit code: 0 after a signal.
     """
     processes: list[subprocess.Popen[bytes]] = []
-    stopping = handle_signals(processes)
+    stop = Stop(processes)
     if "MAKELEVEL" in os.environ:  # a killed make must not leave this process behind
         end_with_parent(os.getppid())
     progress = Progress(settings, page, models)
@@ -38,18 +40,48 @@ def run(
         processes.append(start(*service, "--host", settings.host, "--port", str(settings.port)))
         if page:
             processes.append(start("flask_app"))
-        while not stopping.wait(0.5 if progress.is_complete else 0.1) and all(
+        while not stop.wait(0.5 if progress.is_complete else 0.1) and all(
             process.poll() is None for process in processes
         ):
             progress.tell()
-        return 0 if stopping.is_set() else 1
+        return 0 if stop.is_wanted else 1
     finally:
-        stopping.set()
+        stop.is_wanted = True
         signal.alarm(math.ceil(settings.shutdown_delay_s + settings.shutdown_timeout_s + ENDING_S))
         for process in processes:
             process.terminate()
         for process in processes:
             process.wait()
+
+
+class Stop:
+    """Handles the signals that end the launcher. SIGINT kills `processes` if it is not the first signal.
+
+    A second SIGTERM changes nothing: `make` and systemd send one to every process, so several arrive.
+    """
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self.is_wanted = False
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        """What has arrived. Its `put` may interrupt itself and `get`; an Event's `set` deadlocks."""
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for a signal, this many seconds at most; returns whether one has ever arrived."""
+        with contextlib.suppress(queue.Empty):
+            self._signals.get(timeout=seconds)
+        return self.is_wanted
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.is_wanted and number in (signal.SIGINT, signal.SIGALRM):
+            for process in self._processes:
+                process.kill()
+        self.is_wanted = True
+        self._signals.put(number)
 
 
 class Progress:
@@ -85,22 +117,6 @@ class Progress:
             self._is_told = True
             page = f"  page  {self._page}\n" if self._page else ""
             print(f"\n{page}  API   {self._api}/docs\n", flush=True)  # noqa: T201
-
-
-def handle_signals(processes: list[subprocess.Popen[bytes]]) -> threading.Event:
-    """Returns the event that the first signal sets; every further signal kills `processes`."""
-    stopping = threading.Event()
-
-    def on_signal(*_: object) -> None:
-        if stopping.is_set():
-            for process in processes:
-                process.kill()
-        stopping.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, on_signal)
-    return stopping
 
 
 def start(module: str, *arguments: str) -> subprocess.Popen[bytes]:

@@ -2,7 +2,8 @@
 
 On SIGTERM, readiness checks begin to fail and every connection closes after its next response. After
 `shutdown_delay_s`, new requests are refused and accepted ones are answered; then connections close and
-the engine stops. A second signal ends the process at once.
+the engine stops. A SIGINT during this ends the process at once; a second SIGTERM does not, because a
+launcher and systemd may both send one.
 """
 
 import asyncio
@@ -189,10 +190,11 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def on_signal(self, number: int) -> None:
-        """Drains on the first signal; ends the process on the second."""
-        if self._draining is not None:
+        """Drains on the first signal; ends the process if a later one is SIGINT."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        elif number == signal.SIGINT:
             os._exit(128 + number)
-        self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         self._service.refuse_readiness()

@@ -2,9 +2,9 @@
 
 import argparse
 import os
+import queue
 import signal
 import sys
-import threading
 
 from ray import serve
 
@@ -31,12 +31,12 @@ def main() -> int:
         max_replicas_per_node=1,
         ray_actor_options={"num_cpus": cores},
     )
-    stopping = threading.Event()
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may interrupt its `get` and `put`
     with cluster(arguments.replicas, cores, arguments.host, arguments.port):
         for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own, which end the process
-            signal.signal(number, lambda *_: stopping.set())
+            signal.signal(number, lambda number, _: signals.put(number))
         serve.run(one_a_node.bind())
-        stopping.wait()
+        signals.get()
     return 0
 
 

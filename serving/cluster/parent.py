@@ -137,9 +137,11 @@ class Cluster:
         return task
 
     def _on_signal(self, number: int) -> None:
-        """Shuts the service down; a second signal ends it at once."""
+        """Shuts the service down; a SIGINT during this ends it at once."""
         if self._stopping:
-            os._exit(128 + number)  # web processes and workers die with this process
+            if number == signal.SIGINT:
+                os._exit(128 + number)  # web processes and workers die with this process
+            return
         self._listener.close()  # the web processes keep theirs until they have drained
         self._stop(signal.SIGTERM)
         self._watch()

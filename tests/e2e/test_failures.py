@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,7 @@ def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
             try:
                 for _ in range(3):
                     wait_for(lambda: ready_workers(url) == 2)
+                    time.sleep(0.5)  # for the suspects: an item fails if its second worker hangs, too
                     victim = random.choice(programs(server, WORKER))
                     victim.send_signal(number)
                     wait_for(lambda gone=victim: not gone.is_running())  # type: ignore[misc]

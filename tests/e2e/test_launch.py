@@ -116,7 +116,7 @@ def test_the_death_of_one_ends_the_other() -> None:
         assert not alive
 
 
-def test_a_second_signal_kills_what_does_not_end() -> None:
+def test_a_second_sigint_kills_what_does_not_end() -> None:
     with launched() as (launcher, _, _):
         children = psutil.Process(launcher.pid).children(recursive=True)
         page = page_of(children)
@@ -124,20 +124,23 @@ def test_a_second_signal_kills_what_does_not_end() -> None:
         launcher.terminate()
         _, alive = psutil.wait_procs([child for child in children if child != page], timeout=20)
         assert not alive
-        assert page.is_running()
         launcher.terminate()
+        launcher.send_signal(signal.SIGINT)
         assert launcher.wait(20) == 0
         assert not page.is_running()
 
 
+@pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_accepted_requests_are_answered_before_it_ends(
-    fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor
+    fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor, web_processes: str
 ) -> None:
-    with launched("--backend=tests.fake", environment=fake_settings) as (launcher, _, api):
-        page = page_of(psutil.Process(launcher.pid).children(recursive=True))
+    arguments = ["--backend=tests.fake", f"--web-processes={web_processes}"]
+    with launched(*arguments, environment=fake_settings) as (launcher, _, api):
+        page = page_of(children := psutil.Process(launcher.pid).children(recursive=True))
         answer = senders.submit(requests.post, f"{api}/predict", data=command(held=True), timeout=60)
         servers.wait_for(lambda: servers.metric(api, "serving_free_slots") == 255)
-        launcher.terminate()
+        for process in (*children, psutil.Process(launcher.pid)):  # as systemd does
+            process.terminate()
         servers.wait_for(lambda: page.status() == psutil.STATUS_ZOMBIE)
         assert launcher.poll() is None
         gate.touch()
