@@ -9,7 +9,7 @@ TESTS ?= tests/docker
 BIN := .venv/bin
 # Ray's variables, and its Python first on the PATH
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
-SIZE_onnx := 360 MB
+SIZE_onnx := 560 MB
 SIZE_pt := 5 GB
 # both models of the repository, unless the environment names others
 MODELS := $(if $(SERVING_MODEL_DIR)$(SERVING_MODELS)$(SERVING_MODEL_SHA256),,models/food11 models/sentiment)

@@ -120,7 +120,7 @@ def configure(given: dict[str, str], places: list[str], name: str | None) -> tup
         for field, text in given.items()
     }
     settings = Settings.read(**{field: text for field, text in given.items() if field[:3] != "ui_"})
-    settings.port = settings.port or free_port(settings.host)
+    settings.port = usable_port("SERVING", settings.host, settings.port)
     os.environ["SERVING_PORT"] = str(settings.port)
     models = list(configured_models(settings))
     for field in given.keys() & set(OF_A_MODEL):  # what model.json says is beaten, too
@@ -155,19 +155,25 @@ def configure_page(settings: Settings) -> PageSettings:
         raise ConfigurationError(in_words(error, lambda name: f"UI_{name.upper()}")) from error
     except (SettingsError, OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"UI_SECRETS_DIR cannot be read: {error}") from error
-    page.port = page.port or free_port(page.host)
+    page.port = usable_port("UI", page.host, page.port)
     os.environ["UI_PORT"] = str(page.port)
     return page
 
 
-def free_port(host: str) -> int:
-    """Returns a port that nobody listens on. Raises ConfigurationError."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, 0), family=family) as listener:
-            return int(listener.getsockname()[1])
-    except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}: {error.strerror}") from error
+def usable_port(prefix: str, host: str, port: int) -> int:
+    """Returns `port`, or a free one if it is 0. Raises ConfigurationError if another program has it.
+
+    Without this, another service's answers would be taken for those of the one that cannot start.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, ValueError) as error:
+            place = f"{prefix}_HOST={host} {prefix}_PORT={port}"
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigurationError(f"cannot listen on {place}: {reason}") from error
+        return int(listener.getsockname()[1])
 
 
 def text_of(name: str, value: str | Path) -> str:

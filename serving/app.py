@@ -80,7 +80,7 @@ def create_app(
     app: FastAPI = FastAPIOffline(
         title="Model server",
         version=__version__,
-        description="A request in, the model's answer out. See `/model` for what is served.",
+        description="Send a request to `/predict`; `/model` describes the models that are served.",
         lifespan=lifespan,
         redoc_url=None,
         redirect_slashes=False,  # redirects would go to whatever the Host header says

@@ -206,7 +206,7 @@ def quantise(
         Path,
         typer.Option(
             help="Folder or zip file of typical photos. For texts, a file with one text per line, "
-            "followed by a tab and its label."
+            "followed by a tab and its label if it is known."
         ),
     ],
     validate: Validate = None,
@@ -222,7 +222,10 @@ def quantise(
     ] = 10,
     file: Annotated[Path | None, typer.Option(help="Existing int8 ONNX graph to check and add.")] = None,
 ) -> None:
-    """Adds int8 files to a model folder, and records in model.json whether they are fit for use."""
+    """Adds int8 files to a model folder, and records whether they are fit for use.
+
+    The record is in model.json; without one, beside the int8 file.
+    """
     write_int8(Model.read(model_dir, version), Int8Options(calibrate, validate, photos, minutes, file))
 
 

@@ -90,8 +90,8 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     """Reads up to `most` lines of a sentence, and a tab and its label where there is one.
 
     A label is one of the model's, or an index. A first line `sentence`, as GLUE's files have it, is left
-    out, and so are texts that the model does not take. Raises ConfigurationError if there is no other,
-    and OSError.
+    out, and so are texts that the model does not take. Raises ConfigurationError if there is no other or
+    a label is unknown, and OSError.
     """
     settings = Settings.model_validate({"device": "cpu", "long_text": "truncate"})
     signatures = TextClassification.plan(TaskParts(model, settings, (signature_of(model),)))
@@ -99,16 +99,20 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     place = [spec.name for spec in signatures[TOKENS].inputs].index(IDS)
     tokens: list[NDArray[np.int64]] = []
     labels: list[int | None] = []
-    for line in path.read_text(encoding="utf-8-sig").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         text, _, label = line.partition("\t")
+        label = label.strip()
         if text == "sentence" and not tokens:
             continue
+        if label and class_index(label, model.labels) is None:
+            known = ", ".join(model.labels)
+            raise ConfigurationError(f"{path}, line {number}: the label {label!r} is none of {known}")
         try:
             (item,) = task.preprocess({"text": text}).items
         except RequestError:
             continue
         tokens.append(np.asarray(item[place], np.int64))
-        labels.append(class_index(label.strip(), model.labels))
+        labels.append(class_index(label, model.labels))
         if len(tokens) == most:
             break
     if not tokens:

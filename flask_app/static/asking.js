@@ -110,15 +110,15 @@ export class Asking extends Queue {
     const shown = this.panel.$(field.id.replace("field-", "count-"));
     if (!shown?.classList.contains("count")) return;
     shown.dataset.empty ??= shown.textContent;
-    const { most, unit = "characters", lines } = field.dataset;
+    const { most, unit = "characters", lines, calm } = field.dataset;
     const texts = lines === undefined ? [field.value] : linesOf(field.value);
     const longest = texts.reduce((a, b) => (b.length > a.length ? b : a), "");
     const wrong = texts.map((text) => wrongWith(field, text)).find(Boolean) ?? "";
     const each = texts.length > 1 ? `${number(texts.length)} texts, the longest: ` : "";
     const size = sizes[unit](longest);
-    const calm = !most || (field.rows === 1 && 2 * size < most); // far from the limit of a short field
+    const unsaid = !most || ((field.rows === 1 || calm !== undefined) && 2 * size < most);
     const text = `${each}${number(size)} of ${number(Number(most))} ${unit}`;
-    shown.textContent = wrong || (size && !calm ? text : shown.dataset.empty);
+    shown.textContent = wrong || (size && !unsaid ? text : shown.dataset.empty);
     shown.classList.toggle("bad", Boolean(wrong));
     if (wrong && !field.validationMessage) alarm(wrong);
     field.ariaInvalid = wrong ? "true" : null;

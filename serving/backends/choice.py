@@ -169,15 +169,16 @@ def tried(
     Raises what loading or computing the reference, the first candidate, raises.
     """
     reference, *others = candidates
-    expected, fp32_ms = timed_answers(load(reference), samples)
-    fp32_ms = round(fp32_ms, 3)
-    best = Trial(reference.runtime, reference.precision, "the reference", fp32_ms, chosen=True)
+    expected, its_ms = timed_answers(load(reference), samples)
+    its_ms = round(its_ms, 3)
+    name = reference.precision
+    best = Trial(reference.runtime, name, "the reference", its_ms, chosen=True)
     trials, agreeing = [best], [best]
     for candidate in others:
         trial = Trial(candidate.runtime, candidate.precision, "")
         faster = next((known for known in agreeing if is_faster_for_sure(known, candidate)), None)
-        if fp32_ms < QUICK_MS:
-            trial = replace(trial, reason=f"not tried: fp32 takes only {fp32_ms} ms per item")
+        if its_ms < QUICK_MS:
+            trial = replace(trial, reason=f"not tried: {name} takes only {its_ms} ms per item")
         elif faster:
             trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
         else:
@@ -186,7 +187,7 @@ def tried(
             if not objection:
                 agreeing.append(trial)
                 objection = slowness(trial, best)
-            reason = f"it agrees with fp32 and is faster: {trial.ms} instead of {fp32_ms} ms per item"
+            reason = f"it agrees with {name} and is faster: {trial.ms} instead of {its_ms} ms per item"
             trial = replace(trial, reason=objection or reason, chosen=not objection)
         if trial.chosen:
             trials[trials.index(best)] = replace(best, chosen=False)

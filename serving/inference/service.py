@@ -122,7 +122,8 @@ class InferenceService:
         report = handle.report
         info = report.info
         if info.fallback:
-            logger().warning("no CUDA, the CPU is used", reason=info.fallback)
+            tell = logger().warning if topology.gpu_is_possible() else logger().info
+            tell("no CUDA, the CPU is used", reason=info.fallback)
         logger().info(
             "model ready",
             model=name,

@@ -18,7 +18,9 @@ class TextRequest(BaseModel):
     """A text, or a pair of texts, such as a premise and a hypothesis."""
 
     text: str = Field(min_length=1)
-    text_pair: str | None = Field(default=None, min_length=1, description="The second text of a pair.")
+    text_pair: str | None = Field(
+        default=None, min_length=1, description="The second text, if the model compares two."
+    )
 
 
 class TextClassification(TextTask, Classification):

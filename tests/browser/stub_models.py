@@ -24,7 +24,7 @@ SENTIMENT: dict[str, Any] = {
                 "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}],
                 "default": None,
                 "title": "Text Pair",
-                "description": "The second text of a pair.",
+                "description": "The second text, if the model compares two.",
             },
         },
         "required": ["text"],

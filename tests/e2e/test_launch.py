@@ -191,4 +191,4 @@ def test_one_that_cannot_start_ends_both() -> None:
         check=False,
     )
     assert result.returncode == 1
-    assert "cannot listen on 192.0.2.1" in result.stderr
+    assert "cannot listen on SERVING_HOST=192.0.2.1" in result.stderr

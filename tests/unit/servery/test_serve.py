@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from serving.settings import FOOD11, Settings
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Takes back what the command writes into the environment, which processes inherit."""
+    """Takes back what the command writes into the environment, and makes it use free ports."""
     before = dict(os.environ)
+    os.environ |= {"SERVING_PORT": "0", "UI_PORT": "0"}
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -138,7 +140,8 @@ def test_a_key_comes_from_a_file(started: dict[str, object], tmp_path: Path) -> 
         (["--port=70000"], "servery serve: --port: Input should be less than or equal to 65535\n"),
         (["--port=0", "--ui-port=many"], "UI_PORT: Input should be a valid integer"),
         (["nowhere"], "no model in nowhere: there is no such folder"),
-        (["--host=192.0.2.1", "--port=0"], "cannot listen on 192.0.2.1"),
+        (["--host=192.0.2.1", "--port=0"], "cannot listen on SERVING_HOST=192.0.2.1 SERVING_PORT=0: "),
+        (["--port=0", "--ui-host=a..b"], "cannot listen on UI_HOST=a..b UI_PORT=0: "),
     ],
 )
 def test_a_mistake_is_one_sentence(started: dict[str, object], arguments: list[str], words: str) -> None:
@@ -146,6 +149,17 @@ def test_a_mistake_is_one_sentence(started: dict[str, object], arguments: list[s
     assert code == 1
     assert words in said
     assert said.count("\n") == 1
+    assert not started
+
+
+@pytest.mark.parametrize("prefix", ["SERVING", "UI"])
+def test_the_port_of_another_program_is_refused(started: dict[str, object], prefix: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        os.environ[f"{prefix}_PORT"] = port
+        code, said = call()
+    place = f"{prefix}_HOST=127.0.0.1 {prefix}_PORT={port}"
+    assert (code, said) == (1, f"servery serve: cannot listen on {place}: Address already in use\n")
     assert not started
 
 
@@ -181,4 +195,5 @@ def test_other_programs_are_told_where_to_be_reached() -> None:
 
 
 def test_a_free_port_is_free() -> None:
-    assert serve.free_port("127.0.0.1") != serve.free_port("127.0.0.1") > 0
+    first, second = (serve.usable_port("UI", "127.0.0.1", 0) for _ in range(2))
+    assert first != second > 0

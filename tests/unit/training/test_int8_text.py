@@ -127,3 +127,10 @@ def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path
     said = export(folder, "--calibrate", tmp_path / "other.tsv", "--file", empty)
     assert "cannot be loaded" in said
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_label_that_the_model_does_not_have_is_refused(folder: Path, tmp_path: Path) -> None:
+    (misspelt := tmp_path / "misspelt.tsv").write_text("sentence\tlabel\nfine\t1\ngood\tPOSITVE\n")
+    said = export(folder, "--calibrate", misspelt)
+    known = ", ".join(Model.read(folder).labels)
+    assert f"{misspelt}, line 3: the label 'POSITVE' is none of {known}" in said
