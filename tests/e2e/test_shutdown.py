@@ -23,16 +23,18 @@ from tests.servers import wait_for
 
 
 @pytest.mark.slow
-def test_a_second_sigterm_ends_at_once(
+def test_a_second_sigterm_changes_nothing_and_a_sigint_ends_at_once(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
     with fake_service(fake_settings) as (url, server):
         workers = programs(server, WORKER)
         held = senders.submit(predict, url, command(held=True))
         wait_for((tmp_path / "gate.held").exists)
-        server.terminate()
-        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
-        server.terminate()
+        for _ in range(2):
+            server.terminate()
+            wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
+        assert not held.done()
+        server.send_signal(signal.SIGINT)
         _, alive = psutil.wait_procs([server, *workers], timeout=10)
         assert not alive
         assert isinstance(held.exception(), requests.ConnectionError)
