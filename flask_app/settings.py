@@ -32,7 +32,7 @@ class Settings(BaseSettings):
     """`triton`: the Open Inference Protocol, for NVIDIA Triton."""
 
     public_api_url: str | None = Field(default=None, pattern=ADDRESS)
-    """Address of the API in the code that visitors copy. If unset, `api_url`."""
+    """Address of the API in the code that visitors copy. If unset, `UI_API_URL`."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """Key that the page's server sends to the API; visitors never see it."""

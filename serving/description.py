@@ -127,7 +127,7 @@ class Int8Verdict(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     fit: bool
-    """Whether `SERVING_PRECISION=auto` may serve it."""
+    """Whether `SERVING_PRECISION=auto` may use the file."""
 
     reason: str
     """Reason for the verdict, in words."""
@@ -176,7 +176,7 @@ class ModelDescription(BaseModel):
 
     limits: dict[str, PositiveInt] = {}
     """Maximum size of each tensor axis that varies, by the axis' name in the graph; 512 for axes that
-    are not listed. For a Python task: its own limits."""
+    are not listed. For a Python task: `request_bytes` and `answer_bytes`."""
 
     aliases: dict[str, Literal["request", "tensor"]] = {}
     """Further names of the model, each for calls with requests or with tensors. A name for tensors

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     models: Annotated[list[str], NoDecode] = []
     """Model folders to serve, separated by commas: `models/food11,sentiment=path/to/export`. Write
     `NAME=` in front of a folder to give the model another name. The first model is the default. If
-    empty, only `model_dir` is served."""
+    empty, only `SERVING_MODEL_DIR` is served."""
 
     model_store: DirectoryPath | None = None
     """Folder of model folders that can be loaded while the service runs, each under its folder's
@@ -88,8 +88,8 @@ class Settings(BaseSettings):
     """Runtime of fastapi_onnx on a CPU. `auto`: the faster one, measured at startup."""
 
     cpu_runtime_mb: PositiveInt | Literal["auto"] = "auto"
-    """Memory limit in MB for OpenVINO in each worker if `cpu_runtime` is `auto`. `auto`: 130 plus 1.5
-    times the size of the weights."""
+    """Memory limit in MB for OpenVINO in each worker if `SERVING_CPU_RUNTIME` is `auto`. `auto`: 130
+    plus 1.5 times the size of the weights."""
 
     cuda_graphs: bool = True
     """`true`: record each batch size as a CUDA graph and launch it as a whole. `false`: launch each
@@ -99,7 +99,8 @@ class Settings(BaseSettings):
     """Folder for TensorRT's engines. If set, fastapi_onnx uses TensorRT on a GPU."""
 
     instances: AtMost1024 | Literal["auto"] = "auto"
-    """Workers per device. `auto`: one per usable core on a CPU, 1 on a GPU."""
+    """Workers per device. `auto`: on a CPU, one per usable core for the default model, and 1 for each
+    other model; on a GPU, 1."""
 
     intra_op_threads: AtMost1024 = 1
     """Threads per instance for one batch on a CPU."""
@@ -130,7 +131,7 @@ class Settings(BaseSettings):
     at least 3 s."""
 
     shutdown_timeout_s: Seconds = 25
-    """Time limit at shutdown for answering accepted requests, after `shutdown_delay_s`."""
+    """Time limit at shutdown for answering accepted requests, after `SERVING_SHUTDOWN_DELAY_S`."""
 
     shutdown_delay_s: Annotated[float, Field(ge=0, le=DAY_S)] = 0
     """Time after SIGTERM during which only the readiness check fails, so that load balancers stop
@@ -169,8 +170,8 @@ class Settings(BaseSettings):
     """Maximum size of a request body in bytes."""
 
     max_request_items: AtMostAMillion = 4096
-    """Maximum inputs per request, in every protocol. Inputs beyond a quarter of `queue_size` wait in the
-    web process."""
+    """Maximum inputs per request, in every protocol. A request holds at most a quarter of
+    `SERVING_QUEUE_SIZE`, or half if many workers need it; its other inputs wait in the web process."""
 
     max_answer_bytes: PositiveInt = 256 * 1024 * 1024
     """Maximum size of an answer in bytes, measured on the network's outputs before they become JSON."""
@@ -212,7 +213,8 @@ class Settings(BaseSettings):
     within a second, one line counts the others; `debug` logs all of them."""
 
     log_format: Literal["json", "console"] = "json"
-    """`json`: one object per line, for machines. `console`: easier for people to read."""
+    """`json`: one object per line, for machines. `console`: easier for people to read; `servery serve`
+    uses it unless this variable is set."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")] | None = None
     """Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives traces, such as

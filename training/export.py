@@ -65,7 +65,11 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Labels = Annotated[
-    Path, typer.Option(help="Text file with one label per line, in the order of the outputs.")
+    Path,
+    typer.Option(
+        help="Text file with one label per line, in the order of the outputs, or TorchServe's "
+        "index_to_name.json."
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Model folder; created if it does not exist.")]
 Resize = Annotated[
@@ -88,7 +92,8 @@ Calibrate = Annotated[Path | None, typer.Option(help="For int8: folder or zip fi
 Validate = Annotated[
     Path | None,
     typer.Option(
-        help="For int8: photos for the comparison with fp32; by default other photos of --calibrate."
+        help="For int8: photos, or a file of texts, for the comparison with fp32. By default, those of "
+        "--calibrate that calibration does not use."
     ),
 ]
 
@@ -253,7 +258,11 @@ def finish(out: Path, description: ModelDescription, options: Int8Options | None
 
 
 def write_int8(model: Model, options: Int8Options) -> None:
-    """Adds int8 files to a folder and prints the verdicts. Raises NoInt8Error."""
+    """Adds int8 files to a folder and prints the verdicts. Raises NoInt8Error.
+
+    The verdicts are stored in model.json, or beside the files of a folder that has none, such as an
+    export from Hugging Face.
+    """
     is_text = model.description.task == TEXT_CLASSIFICATION
     try:
         verdicts = int8_text.add(model, options) if is_text else add(model, options)
@@ -261,9 +270,13 @@ def write_int8(model: Model, options: Int8Options) -> None:
         raise NoInt8Error(str(error)) from error
     version = model.description.version
     model.description.int8 = {f"{version}/{kind}": verdict for kind, verdict in verdicts.items()}
-    if (model.folder / "model.json").exists():  # an export from Hugging Face has the verdict beside
+    has_model_json = (model.folder / "model.json").exists()
+    if has_model_json:
         write_description(model.folder, model.description)
     for kind, verdict in verdicts.items():
+        if not has_model_json:
+            beside = model.file(kind).with_suffix(".json")
+            beside.write_text(verdict.model_dump_json(indent=2) + "\n", encoding="utf-8")
         typer.echo(f"{kind}: {'fit' if verdict.fit else 'NOT FIT'}; {verdict.reason}")
         typer.echo(json.dumps(verdict.model_dump(exclude={"fit", "reason"})))
 

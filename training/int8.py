@@ -58,15 +58,16 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
     calibration, compared = read_photos(model, options)
     verdicts: dict[Kind, Verdict] = {}
     with trial_folder(model) as trial:
-        if model.has("model.onnx"):
+        if trial.has("model.onnx"):
             verdicts[ONNX[1]] = onnx_verdict(trial, calibration, compared, options)
-        if model.has("model.safetensors") and options.file is None:
+        if trial.has("model.safetensors") and options.file is None:
             try:
                 verdicts[PT[1]] = pt_verdict(trial, calibration, compared)
             except ConfigurationError as error:
                 typer.echo(f"PyTorch stays in fp32: {error}")
-        for kind in verdicts:
-            path_in(trial, kind).replace(path_in(model, kind))
+        for fp32, int8 in (ONNX, PT):
+            if int8 in verdicts:
+                path_in(trial, int8).replace(model.file(fp32).with_name(int8))
     if not verdicts:
         raise ConfigurationError(f"the model {model.description.name} has no file to quantise")
     return verdicts
@@ -85,14 +86,17 @@ def read_photos(model: Model, options: Options) -> tuple[Photos, Photos]:
 
 @contextmanager
 def trial_folder(model: Model) -> Iterator[Model]:
-    """Yields a copy of the model in a folder beside its files, without int8 files."""
-    version_folder = model.folder / model.description.version
-    with TemporaryDirectory(prefix=".int8-", dir=version_folder) as folder:
+    """Yields a copy of the model in a folder beside its files, without int8 files.
+
+    The weights for PyTorch are left out if only transformers can build their network.
+    """
+    kinds = [ONNX[0], *([PT[0]] if model.description.architecture else [])]
+    with TemporaryDirectory(prefix=".int8-", dir=model.folder) as folder:
         place = Path(folder, model.description.version)
         place.mkdir()
-        listed = {k: v for k, v in model.description.files.items() if Path(k).name in (ONNX[0], PT[0])}
-        for name in listed:
-            (place / Path(name).name).symlink_to((model.folder / name).resolve())
+        for kind in filter(model.has, kinds):
+            (place / kind).symlink_to(model.file(kind).resolve())
+        listed = {k: v for k, v in model.description.files.items() if Path(k).name in kinds}
         yield Model(Path(folder), model.description.model_copy(update={"files": listed, "int8": {}}))
 
 

@@ -50,8 +50,7 @@ class Sentences:
 def add(model: Model, options: Options) -> dict[Kind, Verdict]:
     """Writes the int8 file beside the fp32 one; returns the verdict.
 
-    Where there is no model.json for the verdict, it is written beside the file. Raises
-    ConfigurationError and OSError; then every file is as it was.
+    Raises ConfigurationError and OSError; then every file is as it was.
     """
     source = model.file(FP32)
     sentences = read(options.validate or options.calibrate, model, options.most_photos)
@@ -65,8 +64,6 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
             made.replace(kept)
         else:
             kept.write_bytes(made.read_bytes())
-    if not (model.folder / "model.json").exists():
-        kept.with_suffix(".json").write_text(verdict.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return {INT8: verdict}
 
 

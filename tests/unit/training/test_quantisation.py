@@ -24,6 +24,7 @@ from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.image_classification import compute_logits
+from tests.unit.serving.test_huggingface import images
 from training import export, int8, int8_onnx, int8_pt, photos
 from training.int8 import Options
 from training.int8_verdict import Verdict, objection_to
@@ -107,6 +108,26 @@ def test_an_existing_folder_gets_an_int8_file_with_its_verdict(
         "model.onnx",
         "model_quantized.onnx",
     ]
+    assert OnnxBackend().load(model, Settings(device="cpu", precision="int8")).precision == "int8"
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "onnx/model.onnx"])
+def test_an_export_from_hugging_face_gets_it_beside_the_graph(
+    tmp_path: Path, colour_graph: Path, folder_of_photos: Path, place: str
+) -> None:
+    graph = tmp_path / "exported" / place
+    graph.parent.mkdir(parents=True)
+    colour_graph.rename(graph)
+    preprocessor = {"size": {"height": SIDE, "width": SIDE}, "image_processor_type": "ViTImageProcessor"}
+    save_file({}, tmp_path / "exported/model.safetensors")
+    images(tmp_path / "exported", {"id2label": dict(enumerate(COLOURS))}, **preprocessor)
+    code, said = run(tmp_path / "exported", "--calibrate", folder_of_photos)
+    assert code == 0, said
+    model = Model.read(tmp_path / "exported")
+    assert model.file("model_quantized.onnx") == graph.with_name("model_quantized.onnx")
+    verdict = Verdict.of(model.verdict("model_quantized.onnx"))
+    assert verdict.fit
+    assert verdict.accuracy == {"fp32": 1, "int8": 1}
     assert OnnxBackend().load(model, Settings(device="cpu", precision="int8")).precision == "int8"
 
 
