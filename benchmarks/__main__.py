@@ -13,6 +13,7 @@ try:
         jobs_command,
         limit,
         model,
+        neighbours,
         overload,
         parts,
         plots,
@@ -32,6 +33,7 @@ app.command("model")(model.main)
 app.command("backends")(backends.main)
 app.command("compare")(compare.main)
 app.command("jobs")(jobs_command.main)
+app.command("neighbours")(neighbours.main)
 app.command("overload")(overload.main)
 app.command("parts")(parts.main)
 app.command("ray")(ray.main)

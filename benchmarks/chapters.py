@@ -7,6 +7,7 @@ plainly as where this one is.
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 from benchmarks import compare_report, gpu_report
 from benchmarks.markdown import Content, markdown
@@ -190,6 +191,39 @@ def scale(content: Content) -> str:
     return "\n\n".join(parts)
 
 
+def neighbours(content: Content) -> str:
+    """A model beside idle ones, and one beside a model that is flooded."""
+    seen = content["results"]
+    ratios: dict[int, list[float]] = {}
+    for row in seen["idle"]:
+        ratios.setdefault(row["connections"], []).append(row["ratio"])
+    idle = [
+        [
+            str(count),
+            str(len(values)),
+            f"{median(values):.3f}",
+            f"{min(values):.2f} to {max(values):.2f}",
+        ]
+        for count, values in ratios.items()
+    ]
+    flooded = [
+        [
+            *(f"{row[f'{part} {when}']:.1f}" for when in ("alone", "beside") for part in ("p50", "p99")),
+            *(f"{row[name]:.1f}" for name in ("batch", "limit")),
+            f"{row['photos a second']:.0f}",
+            f"{row['failed']:.0f}",
+        ]
+        for row in seen["flooded"]
+    ]
+    head = ["p50 alone, ms", "p99 alone", "p50 beside", "p99 beside", "a batch", "limit of p99"]
+    return "\n\n".join(
+        [
+            markdown(["connections", "pairs", "beside to alone, median", "all pairs"], idle),
+            markdown([*head, "photos a second", "failed"], flooded),
+        ]
+    )
+
+
 def gpu(content: Content) -> str:
     """Both backends on a GPU, alone and served."""
     return gpu_report.markdown_of(content["results"])
@@ -205,6 +239,7 @@ RENDERERS: dict[str, Callable[[Content], str]] = {
     "overload": overload,
     "stress": stress,
     "jobs": jobs,
+    "neighbours": neighbours,
     "scale": scale,
     "gpu": gpu,
 }

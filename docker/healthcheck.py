@@ -1,6 +1,6 @@
-"""The health check of every image: exit code 0 when this container's own server answers 200.
+"""The health check of every image: exit code 0 if this container's own server returns 200.
 
-Arguments: the environment variable with the port, the port without it, the path.
+Arguments: the name of the environment variable with the port, the default port, and the path.
 """
 
 import http.client
@@ -11,7 +11,7 @@ TIMEOUT_S = 4
 
 
 def main() -> int:
-    """Asks once; never through a proxy."""
+    """Sends one request, never through a proxy; returns the exit code."""
     variable, default, path = sys.argv[1:]
     port = int(os.environ.get(variable) or default)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)

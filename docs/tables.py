@@ -56,13 +56,14 @@ SUPPORTED: dict[tuple[str, str], Devices] = {
 """Task and backend -> precisions on each device. A Python task computes as its class does."""
 
 PRECISIONS = {
-    "fp32": "Always. A graph is computed in the types in its file.",
+    "fp32": "Always. An ONNX graph is computed in the number types of its file.",
     "fp16": "On a GPU: images with both backends, texts with PyTorch. "
     "`auto` uses it if it agrees with fp32.",
     "bf16": "On CPUs that have instructions for it, with OpenVINO or PyTorch. "
     "`auto` uses it if it agrees with fp32 and is faster.",
-    "int8": "On CPUs, from a file that `servery export` or `servery quantise` writes. `auto` uses it "
-    "if the file is fit, agrees with fp32 and is faster, but never for the task `tensor`; there, set "
+    "int8": "On CPUs. For images and text classification, from a file that `servery export` or "
+    "`servery quantise` writes; `auto` uses the file if it is fit, agrees with fp32 and is faster. For "
+    "`question-answering` and `tensor`, from a `model_quantized.onnx` of your own, with "
     "`SERVING_PRECISION=int8`.",
 }
 

@@ -55,7 +55,7 @@ PARAGRAPHS = (
         "Where was the tomato first grown?",
         "The tomato comes from the west of South America, and it was in Mexico that people first grew "
         "it for food. Spanish ships brought it to Europe in the sixteenth century. For a long time it "
-        "was an ornament there, because many took it for a poison.",
+        "was an ornament there, because many people thought it was poisonous.",
     ),
     Paragraph(
         "How long does the dough rest?",

@@ -98,7 +98,8 @@ class ModelInfo:
         """Words of the page, the model's own where it has any."""
         said = words.VIEWS[self.view]
         heading = self.heading or said.heading.format(name=self.name or "the model")
-        return replace(said, heading=heading, lead=self.description or said.lead)
+        knows = words.INDEPENDENT if self.independent else said.knows
+        return replace(said, heading=heading, lead=self.description or said.lead, knows=knows)
 
     @cached_property
     def shape(self) -> str:

@@ -125,6 +125,8 @@ UNSURE_TEXT = "The scores are low or close together. The text may fit none of th
 UNSURE_SPAN = "The score is low. The answer may be elsewhere in the text, or not in it at all."
 TRUNCATED = "The text was too long. The model read only part of it."
 NO_ANSWER = "The text does not say."
+INDEPENDENT = "classes, of which none, one or several may fit:"
+"""What follows the number of classes that do not exclude each other."""
 
 ERRORS = {
     "no_photo": ("No photo was received.", "Choose, drop or paste one."),
@@ -144,7 +146,7 @@ ERRORS = {
         "Choose a JPEG, PNG or WebP file.",
     ),
     "overloaded": ("The classifier is busy.", "Try again in a moment."),
-    "unavailable": ("The model is still loading.", "Try again in a moment."),
+    "unavailable": ("The model is not ready.", "Try again in a moment."),
     "draining": ("The classifier is restarting.", "Try again in a moment."),
     "unauthorized": (
         "The classifier does not accept this page's API key.",

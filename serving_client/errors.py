@@ -114,7 +114,7 @@ class ServiceUnavailableError(ServingClientError):
 
 
 class ServerError(ServingClientError):
-    """Raised when the service failed. Never retried: the service has already tried twice."""
+    """Raised when the service failed. Never retried: the same request would most likely fail again."""
 
     code = "internal_error"
 

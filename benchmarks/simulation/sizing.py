@@ -25,7 +25,7 @@ HOURS = 730  # of a month
 ARITHMETIC = """
 This is a calculation, not a measurement. A request costs {web:.2f} ms of CPU time in a web process; in
 a worker it costs {workers} ([measured on two cores](performance.md#web-processes-and-more-cores)). So
-a core handles {cores} requests a second.
+a core handles this many requests a second: {cores}.
 
 With {zones} zones, one of which may be lost, the plan uses {busy:.0%} x {left}/{zones} = {planned:.0%}
 of this capacity: nodes = pictures a second / (cores of a node x requests a second of a core x

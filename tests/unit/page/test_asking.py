@@ -143,6 +143,7 @@ def test_classes_that_do_not_exclude_each_other(stub: StubApi, client: FlaskClie
     stub.usual = Reply(200, {"prediction": "c", "probability": 0.1, "top": top[2:]})
     page = client.post("/ask", data={"text": "x"}).get_json()["page"]
     assert page["sentence"] == "None of these; closest: c 10 %"
+    assert "classes, of which none, one or several may fit:" in client.get("/").text
 
 
 def test_the_answer_is_marked_by_code_points(stub: StubApi, client: FlaskClient) -> None:
