@@ -125,7 +125,9 @@ def test_an_export_from_hugging_face_gets_it_beside_the_graph(
     assert code == 0, said
     model = Model.read(tmp_path / "exported")
     assert model.file("model_quantized.onnx") == graph.with_name("model_quantized.onnx")
-    verdict = Verdict.of(model.verdict("model_quantized.onnx"))
+    kept = model.verdict("model_quantized.onnx")
+    assert kept is not None
+    verdict = Verdict.of(kept)
     assert verdict.fit
     assert verdict.accuracy == {"fp32": 1, "int8": 1}
     assert OnnxBackend().load(model, Settings(device="cpu", precision="int8")).precision == "int8"
