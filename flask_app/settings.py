@@ -1,17 +1,13 @@
 """Settings of the page, read from the environment (prefix `UI_`) and checked at start."""
 
+import os
 import secrets
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import DirectoryPath, Field, PositiveInt, SecretStr, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SecretsSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEGABYTE = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0, le=24 * 3600)]
@@ -83,20 +79,10 @@ class Settings(BaseSettings):
     feedback_per_minute: PositiveInt = 30
     """Maximum feedback per minute from one address."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 no such file is read
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 reads a fixed folder
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Reads arguments first, then the environment, then the files of `secrets_dir`."""
-        folder = env_settings().get("secrets_dir")
-        if folder is None or not Path(folder).is_dir():
-            return init_settings, env_settings
-        return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=folder)
+    def __init__(self, **values: Any) -> None:
+        """Also reads the files of `secrets_dir`, for what neither `values` nor the environment set."""
+        folder = os.environ.get("UI_SECRETS_DIR")
+        super().__init__(_secrets_dir=folder if folder and Path(folder).is_dir() else None, **values)
 
     @field_validator("api_url", "public_api_url")
     @classmethod

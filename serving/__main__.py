@@ -1,7 +1,6 @@
 """`python -m serving fastapi_onnx`: one service with its engine, until SIGTERM.
 
 The argument is a package with a `BACKEND` and an `app` module: `fastapi_onnx` or `fastapi_pt`.
-`python -m serving check my_module:MyTask` tries a Python task instead.
 """
 
 if __name__ == "__main__":
@@ -10,7 +9,6 @@ if __name__ == "__main__":
     end_on_signals()
 
 import argparse
-import faulthandler
 import importlib
 import os
 import sys
@@ -25,11 +23,6 @@ from serving.settings import Settings
 def main() -> int:
     """Runs a service, with one web process or with several under `cluster.parent.Cluster`."""
     fill_standard_streams()
-    if sys.argv[1:2] == ["check"]:
-        from serving.tasks.python import check
-
-        faulthandler.enable()  # shows the line if the task crashes the process
-        return check.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m serving", description=__doc__)
     parser.add_argument("package", help="fastapi_onnx or fastapi_pt")
     parser.add_argument("--host", help="overrides SERVING_HOST")

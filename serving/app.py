@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from serving.http.middleware import (
 from serving.inference.service import InferenceService
 from serving.logging import configure_logging
 from serving.metrics import Metrics
-from serving.model import Model, configured_models
+from serving.model import configured_models
 from serving.protocols import admin, native, tfserving, torchserve
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.documentation import describe_models
@@ -49,23 +49,17 @@ CORS_REQUEST_HEADERS = [
 CORS_RESPONSE_HEADERS = ["X-Request-ID", "Server-Timing", "X-Input-Truncated", "Retry-After"]
 
 
-def create_app(
-    settings: Settings,
-    backend: str,
-    models: Mapping[str, Model] | None = None,
-    provider: EngineProvider | None = None,
-) -> FastAPI:
+def create_app(settings: Settings, backend: str, provider: EngineProvider | None = None) -> FastAPI:
     """Returns the ASGI application; `app.state.service` is its inference service.
 
-    `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. `models` are
-    the models named in the settings, if they have been read already. Without `provider`, the application
-    starts its own engines. Raises ConfigurationError if a model's description is invalid.
+    `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. Without
+    `provider`, the application starts its own engines. Raises ConfigurationError if a model's
+    description is invalid.
     """
     configure_logging(settings)
-    models = models or configured_models(settings)  # now, so that errors stop the start early
+    models = configured_models(settings)  # now, so that errors stop the start early
     provider = provider or LocalEngines(settings, planner(backend, settings), models)
-    metrics = Metrics(provider.shares_ports)
-    service = InferenceService(settings, metrics, provider, models)
+    service = InferenceService(settings, provider, models)
     pipeline, catalog = Pipeline(service), ModelCatalog(service)
     tcp = TcpServer(pipeline)
     tracer = make_tracer(settings)
@@ -94,7 +88,7 @@ def create_app(
     for route in app.router.routes:
         if isinstance(route, APIRoute) and route.methods == {"GET"}:
             route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
-    app.middleware_stack = middleware_stack(app, settings, metrics, errors, tracer)
+    app.middleware_stack = middleware_stack(app, settings, service.metrics, errors, tracer)
     return app
 
 

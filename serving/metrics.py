@@ -35,8 +35,8 @@ class Metrics:
         """`shared` adds up all web processes, using files in PROMETHEUS_MULTIPROC_DIR."""
         self.registry = CollectorRegistry()
         self._shared = shared
-        self._engine = EngineCollector(shared)
-        self.registry.register(self._engine)
+        self.engines = EngineCollector(shared)
+        self.registry.register(self.engines)
 
         def counter(name: str, text: str, labels: Sequence[str] = MODEL) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -70,21 +70,13 @@ class Metrics:
         )
         self.expired = counter("serving_expired", "Requests that missed their deadline.")
 
-    def follow(self, model: str, memory: Memory, frontends: int) -> None:
-        """Reads a model's figures from this memory from now on; `frontends` web processes use it."""
-        self._engine.follow(model, memory, frontends)
-
-    def withdraw(self, model: str, failed: bool) -> None:
-        """Stops reading a model's figures; a `failed` model is reported with 0 ready workers."""
-        self._engine.withdraw(model, failed)
-
     def text(self) -> bytes:
         """Returns all series of all web processes in Prometheus' text format."""
         if not self._shared:
             return generate_latest(self.registry)
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # prometheus_client's own
-        registry.register(self._engine)
+        registry.register(self.engines)
         return generate_latest(registry)
 
 
@@ -124,12 +116,18 @@ class EngineCollector(Collector):
         self._out_of_memory_before: Counting[str] = Counting()
 
     def follow(self, model: str, memory: Memory, frontends: int) -> None:
-        """Reads this memory from now on; counters continue from the model's previous engine."""
+        """Reads a model's figures from this memory from now on; `frontends` web processes use it.
+
+        Counters continue from the model's previous engine.
+        """
         self.withdraw(model, failed=False)
         self._memories[model], self._frontends = memory, frontends
 
     def withdraw(self, model: str, failed: bool) -> None:
-        """Stops reading a model's memory, but keeps the values of its counters."""
+        """Stops reading a model's memory, but keeps the values of its counters.
+
+        A `failed` model is reported with 0 ready workers.
+        """
         if before := self._memories.pop(model, None):
             self._restarts_before[model] += before.restarts[0]
             self._out_of_memory_before[model] += sum(before.out_of_memory)

@@ -46,7 +46,8 @@ class Server(uvicorn.Server):
 
     accept_at_once = 64  # uvloop would accept one per iteration, and iterations are long here
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, listener: socket.socket | None = None) -> None:
+        """`listener` is a socket that is bound already; None: one is bound at startup."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -72,7 +73,7 @@ class Server(uvicorn.Server):
         )
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self._listener: socket.socket | None = None
+        self._listener = listener
         self._complains_again = 0.0
         self._connecting: set[asyncio.Task[None]] = set()
 
@@ -101,7 +102,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Listens once the engine is ready. Raises ConfigurationError unless a signal has arrived."""
-        self.bind_listener()
+        self._listener = self._listener or bind(self._settings)
         try:
             await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
         except ConfigurationError:
@@ -115,13 +116,9 @@ class Server(uvicorn.Server):
         self.started = True
         self.start_accepting()
 
-    def bind_listener(self) -> None:
-        """Binds the port; clients cannot connect yet. Raises ConfigurationError."""
-        self._listener = bind(self._settings)
-
     def start_accepting(self) -> None:
         """Listens and starts accepting connections. Raises ConfigurationError."""
-        assert self._listener is not None  # noqa: S101 `bind_listener` comes first
+        assert self._listener is not None  # noqa: S101 `startup` has bound it
         listen(self._listener, self._settings)
         self.accept()
         host, port = self._listener.getsockname()[:2]
@@ -144,7 +141,9 @@ class Server(uvicorn.Server):
 
     def _pause_accepting(self, listener: socket.socket, reason: str) -> None:
         """Stops accepting for a moment, since a listener that stays readable would keep a core busy."""
-        self._complain(reason)
+        if (now := time.monotonic()) >= self._complains_again:
+            self._complains_again = now + COMPLAIN_S
+            logger().error("a connection cannot be accepted", reason=reason)
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
         loop.call_later(ACCEPT_PAUSE_S, self.accept)
@@ -155,11 +154,6 @@ class Server(uvicorn.Server):
         """Accepts connections as they arrive, until shutdown or a pause."""
         if not self.should_exit and self._listener is not None:
             asyncio.get_running_loop().add_reader(self._listener, self._on_connections)
-
-    def _complain(self, reason: str) -> None:
-        if (now := time.monotonic()) >= self._complains_again:
-            self._complains_again = now + COMPLAIN_S
-            logger().error("a connection cannot be accepted", reason=reason)
 
     def connect(self, connection: socket.socket) -> None:
         """Serves an accepted connection, or refuses it if there is no room and none can be made."""

@@ -20,14 +20,7 @@ from pydantic import (
     ValidationError,
     field_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SecretsSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from serving.errors import ConfigurationError, in_words
 
@@ -220,6 +213,11 @@ class Settings(BaseSettings):
     """Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives traces, such as
     `http://127.0.0.1:4318`. If unset, there are no traces. Needs the extra `otel`."""
 
+    def __init__(self, **values: Any) -> None:
+        """Also reads the files of `secrets_dir`, for what neither `values` nor the environment set."""
+        folder = os.environ.get("SERVING_SECRETS_DIR")
+        super().__init__(_secrets_dir=folder if folder and Path(folder).is_dir() else None, **values)
+
     @classmethod
     def read(cls, **values: str | int) -> "Settings":
         """Reads the environment, which `values` of the command line override.
@@ -227,7 +225,7 @@ class Settings(BaseSettings):
         Raises ConfigurationError with the names of flags and variables.
         """
         try:
-            return cls(**values)  # type: ignore[arg-type]  # checked there
+            return cls(**values)
         except ValidationError as error:
             raise ConfigurationError(in_words(error, partial(flag_or_variable, values))) from error
         except (SettingsError, OSError, UnicodeDecodeError) as error:
@@ -251,21 +249,6 @@ class Settings(BaseSettings):
             except ValidationError as error:
                 raise ConfigurationError(in_words(error).replace(field, place, 1)) from error
         return settings
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 no .env file is read
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 its folder is fixed
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns the sources by priority: arguments, environment, files of `secrets_dir`."""
-        folder = env_settings().get("secrets_dir")
-        if folder is None or not Path(folder).is_dir():
-            return init_settings, env_settings
-        return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=folder)
 
     @field_validator(
         "cors_origins", "devices", "models", "protocols", "preferred_batch_sizes", mode="before"

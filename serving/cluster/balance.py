@@ -1,12 +1,13 @@
 """Number of web processes for `web_processes=auto`, from warm-up's measurements; for `parent.py`."""
 
-import time
+import timeit
+from functools import partial
 
 from serving.engine import topology
 from serving.engine.supervisor import Supervisor
 from serving.settings import Settings
 from serving.system import cpus
-from serving.tasks.base import Fields, Task
+from serving.tasks.base import Task
 
 ROUNDS = 10
 REQUEST_MS = 1.1
@@ -34,11 +35,5 @@ def request_ms(task: Task) -> float:
     """Returns a web process's time per request in ms: preprocessing the example plus `REQUEST_MS`."""
     if task.example is None:
         return REQUEST_MS
-    return min(preprocessing_ms(task, task.example) for _ in range(ROUNDS)) + REQUEST_MS
-
-
-def preprocessing_ms(task: Task, fields: Fields) -> float:
-    """Returns the time for one call of `preprocess`, in ms."""
-    started = time.perf_counter()
-    task.preprocess(fields)
-    return 1000 * (time.perf_counter() - started)
+    work = partial(task.preprocess, task.example)
+    return 1000 * min(timeit.repeat(work, number=1, repeat=ROUNDS)) + REQUEST_MS

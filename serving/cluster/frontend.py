@@ -16,7 +16,6 @@ from fastapi import FastAPI
 from serving.app import create_app
 from serving.cluster.remote_engine import RemoteEngines
 from serving.errors import ConfigurationError
-from serving.model import configured_models
 from serving.server import Server
 from serving.settings import Settings
 from serving.system.pdeathsig import die_with_parent
@@ -37,13 +36,8 @@ class InheritedServer(Server):
     def __init__(
         self, app: FastAPI, settings: Settings, provider: RemoteEngines, listener: socket.socket
     ) -> None:
-        super().__init__(app, settings)
+        super().__init__(app, settings, listener)
         self._provider = provider
-        self._inherited = listener
-
-    def bind_listener(self) -> None:
-        """Takes the parent's socket, which is already bound."""
-        self._listener = self._inherited
 
     def start_accepting(self) -> None:
         """Tells the parent that this process is ready; it accepts once the parent allows it."""
@@ -84,9 +78,8 @@ def main() -> None:
     die_with_parent(parent)
     settings = Settings()
     try:
-        models = configured_models(settings)
         provider = RemoteEngines(socket.socket(fileno=control))
-        app = create_app(settings, importlib.import_module(package).BACKEND, models, provider)
+        app = create_app(settings, importlib.import_module(package).BACKEND, provider)
         InheritedServer(app, settings, provider, socket.socket(fileno=listener)).run()
     except ConfigurationError as error:
         print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201

@@ -289,7 +289,8 @@ class EngineClient:
         self._watching = bool(self._futures)
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)
-            self.wake_supervisor()
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full: it wakes up anyway
+                os.write(self._fds.wakeup_fd, b"k")
             if self._has_only_stranded_slots():
                 self._idle.set()
 
@@ -298,11 +299,6 @@ class EngineClient:
         taken = self.memory.layout.slots_per_frontend - len(self._free)
         nobody = all(future is None for future in self._futures.values())
         return self.health is Health.DOWN and nobody and len(self._futures) == taken
-
-    def wake_supervisor(self) -> None:
-        """Wakes the supervisor to check its workers; if the pipe is full, it will wake up anyway."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._fds.wakeup_fd, b"k")
 
     def _on_done(self) -> None:
         try:

@@ -8,9 +8,9 @@ The process first writes the signatures that the file declares. It then computes
 the signatures to serve. If that crashes or takes too long, the graph is served as declared.
 """
 
-import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -78,10 +78,10 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
 def main(backend: str, folder: str, version: str, parent: str) -> None:
     """Writes lines of JSON: the declared signatures, then the signatures to serve; or an error."""
     die_with_parent(int(parent))
-    module, _, name = backend.partition(":")
-    reader = getattr(importlib.import_module(module), name)()
+    reader = pkgutil.resolve_name(backend)()
     try:
         if not isinstance(reader, GraphReader):
+            name = type(reader).__name__
             raise ConfigurationError(f"{name} cannot serve ONNX graphs; use fastapi_onnx")
         model = Model.read(Path(folder), version)
         declared = reader.signatures(model)

@@ -349,13 +349,10 @@ class BatchExecutor:
             return {}
         known = len(signature.input_axes)
         largest = self._memory.sizes[slots, :known].max(axis=0).tolist()
-        if signature.pads:
-            up = (
-                batch_sizes.next_power
-                if self.device
-                else partial(batch_sizes.rounded_up, self.length_step)
-            )
-            largest = [up(size) for size in largest]
+        if signature.pads and self.device:
+            largest = [batch_sizes.next_power(size) for size in largest]
+        elif signature.pads:
+            largest = [batch_sizes.rounded_up(self.length_step, size) for size in largest]
         return {
             axis: min(size, signature.limits[axis])
             for axis, size in zip(signature.input_axes, largest, strict=True)

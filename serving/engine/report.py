@@ -10,28 +10,23 @@ from serving.backends.base import BackendInfo
 
 @dataclass
 class Profile:
-    """Measurements from warm-up."""
+    """Measurements from warm-up; empty for a worker that relies on those of the first one."""
 
-    batch_ms: dict[int, float]
+    batch_ms: dict[int, float] = field(default_factory=dict)
     """Batch size, ascending, -> milliseconds; first signature, items of medium length."""
 
-    batch_cap: int
+    batch_cap: int = 0
     """Batch size of the first signature beyond which throughput hardly grows."""
 
-    max_batch_elements: list[int]
+    max_batch_elements: list[int] = field(default_factory=list)
     """Largest worthwhile batch of each signature if sizes vary, in elements of the largest input."""
 
-    call_overhead_elements: list[int]
+    call_overhead_elements: list[int] = field(default_factory=list)
     """Fixed overhead of a call for each signature, as the number of elements computed in that time. If
     the signature limits its batches itself, a number so large that any item may be padded."""
 
-    largest_ms: float
+    largest_ms: float = 0.0
     """Milliseconds for the largest item that the limits allow; 0 if sizes do not vary."""
-
-
-def unmeasured() -> Profile:
-    """Returns the profile of a worker that relies on the first worker's measurements."""
-    return Profile({}, 0, [], [], 0.0)
 
 
 @dataclass(kw_only=True)

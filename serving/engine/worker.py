@@ -17,9 +17,9 @@ if __name__ == "__main__":  # Ctrl-C signals the whole process group, but the su
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
+import pkgutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ from serving.engine import topology, warmup
 from serving.engine.executor import BatchExecutor, InFlightBatch
 from serving.engine.memory import Memory, State, generation_of, slot_of
 from serving.engine.queue import WorkQueue
-from serving.engine.report import REPORT, WorkerReport, unmeasured
+from serving.engine.report import REPORT, Profile, WorkerReport
 from serving.engine.worker_args import WorkerArgs
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
@@ -83,7 +83,7 @@ class Worker:
             profile = executor.device.submit(warm_up).result()
         elif memory.batch_cap[0]:
             warmup.try_out(backend, layout.signatures)
-            profile = unmeasured()
+            profile = Profile()
         else:
             profile = warm_up()
         threads = None if on_gpu or declared else topology.single_request_threads(settings)
@@ -121,8 +121,7 @@ class Worker:
         return backend if backend.attach(first.array) else None
 
     def _load_backend(self, model: Model, settings: Settings) -> tuple[Backend, BackendInfo]:
-        module, _, name = self._args.backend.partition(":")
-        backend: Backend = getattr(importlib.import_module(module), name)()
+        backend: Backend = pkgutil.resolve_name(self._args.backend)()
         scratch = Path(self._args.scratch) if self._args.scratch else None
         return backend, backend.load(model, settings, scratch)
 

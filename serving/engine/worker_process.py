@@ -65,10 +65,10 @@ class WorkerProcess:
     def start(self, args: WorkerArgs) -> None:
         """Starts a worker with `args` and new control and status pipes. Raises OSError."""
         with contextlib.ExitStack() as workers_ends, contextlib.ExitStack() as own_ends:
-            status = pipe(0)
+            status = os.pipe()
             own_ends.callback(os.close, status[0])
             workers_ends.callback(os.close, status[1])
-            control = pipe(0)
+            control = os.pipe()
             own_ends.callback(os.close, control[1])
             workers_ends.callback(os.close, control[0])
             args = replace(args, control_fd=control[0], status_fd=status[1])
@@ -191,18 +191,15 @@ def describe_exit(code: int) -> str:
     return f"was ended by signal {-code}"
 
 
-def pipe(records: int) -> tuple[int, int]:
-    """Returns (reader, writer) of a pipe with room for `records` records. Raises OSError."""
+def managed_pipe(stack: contextlib.ExitStack, records: int) -> tuple[int, int]:
+    """Returns (reader, writer) of a pipe with room for `records` records, closed by the stack.
+
+    Raises OSError.
+    """
     reader, writer = os.pipe()
+    for fd in (reader, writer):
+        stack.callback(os.close, fd)
     needed = 2 * records * RECORD_BYTES
     if fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) < needed:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, needed)
     return reader, writer
-
-
-def managed_pipe(stack: contextlib.ExitStack, records: int) -> tuple[int, int]:
-    """Returns (reader, writer) of a pipe whose ends the stack closes. Raises OSError."""
-    ends = pipe(records)
-    for fd in ends:
-        stack.callback(os.close, fd)
-    return ends

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -90,7 +91,7 @@ class BodyReader:
             body = b"".join(chunks)
             del chunks
             if encoding:
-                body = await unpacked(body, encoding, self.max_bytes)
+                body = await asyncio.to_thread(unpack, body, encoding, self.max_bytes)
                 size += len(body)
                 self._buffered += len(body)
                 self._check_room()
@@ -210,15 +211,8 @@ def content_encoding(header: str | None) -> str | None:
     return name
 
 
-async def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompresses to at most `limit` bytes. Raises InvalidBodyError or PayloadTooLargeError."""
-    if len(body) <= LARGE and limit <= LARGE:
-        return unpack(body, encoding, limit)
-    return await asyncio.to_thread(unpack, body, encoding, limit)
-
-
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompresses a body, producing at most `limit` + 1 bytes. Raises what `unpacked` raises."""
+    """Decompresses a body to at most `limit` bytes. Raises InvalidBodyError or PayloadTooLargeError."""
     stream = zlib.decompressobj(WINDOW_BITS[encoding])
     try:
         content = stream.decompress(body, limit + 1)
@@ -241,13 +235,6 @@ def accepted_encoding(header: str | None) -> str | None:
 
 
 async def packed(body: bytes, encoding: str) -> bytes:
-    """Compresses a body, quickly rather than well."""
-    if len(body) <= LARGE:
-        return pack(body, encoding)
-    return await asyncio.to_thread(pack, body, encoding)
-
-
-def pack(body: bytes, encoding: str) -> bytes:
-    """Compresses a body as gzip or deflate."""
-    stream = zlib.compressobj(FAST, wbits=WINDOW_BITS[encoding])
-    return stream.compress(body) + stream.flush()
+    """Compresses a body as gzip or deflate, quickly rather than well."""
+    work = partial(zlib.compress, body, FAST, WINDOW_BITS[encoding])
+    return work() if len(body) <= LARGE else await asyncio.to_thread(work)

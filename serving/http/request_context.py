@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from serving.engine.statistics import Timings
@@ -66,12 +65,6 @@ class RequestContext:
 
     trace_id: str = ""
     """Trace id of the request's span; empty if tracing is off."""
-
-    @classmethod
-    def of(cls, request: Request) -> "RequestContext":
-        """Returns the context of an HTTP request in progress."""
-        context: RequestContext = request.scope["context"]
-        return context
 
     def set_timings(self, timings: Timings) -> None:
         """Sets the timings that the inference service has measured."""

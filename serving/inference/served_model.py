@@ -152,8 +152,9 @@ class ServedModel:
         self._left: asyncio.Event | None = None
         self.task = task_of(handle.model, settings, self.report.schemas, self.signatures)
         self.client = EngineClient(handle.fds, self._metrics.observe_item, settings.max_answer_bytes)
-        cores, wanted = cpus.usable(), throughput(handle)
-        on_gpu = self.report.on_gpu
+        cores, on_gpu = cpus.usable(), self.report.on_gpu
+        fastest = max(size / ms for size, ms in self.report.batch_ms.items())
+        wanted = 1000 * fastest * self.workers  # items per second, as measured at warm-up
         if not on_gpu:  # web processes and workers share the cores
             wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
         self.web_processes = self.report.web_processes
@@ -388,24 +389,19 @@ class ServedModel:
             fields = source.read()
             inspected = self.task.inspect(fields)
             if inspected is not None:
-                return self._observe_decode(self._timed(fields, inspected))
+                return self._timed(fields, inspected)
             source = Input(source.size, lambda: fields)
         return await self._preprocess_on_thread(source, bulk)
 
     async def _preprocess_on_thread(self, source: Input, bulk: bool) -> Prepared:
-        work = self._threads.run(lambda: self._timed(source.read()), bulk)
-        return self._observe_decode(await work)
+        return await self._threads.run(lambda: self._timed(source.read()), bulk)
 
-    def _timed(self, fields: Fields, inspected: object | None = None) -> tuple[Prepared, float]:
-        """Returns an input's items and the seconds that preparing them took."""
+    def _timed(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Returns an input's items; measures the time that preparing them takes."""
         started, cpu_started = time.perf_counter(), time.thread_time()
         prepared = self.task.preprocess(fields, inspected)
         self._preparation_s += (time.thread_time() - cpu_started - self._preparation_s) / 8
-        return prepared, time.perf_counter() - started
-
-    def _observe_decode(self, result: tuple[Prepared, float]) -> Prepared:
-        prepared, seconds = result
-        self._metrics.decode.observe(seconds)
+        self._metrics.decode.observe(time.perf_counter() - started)
         return prepared
 
     async def _postprocess(
@@ -442,12 +438,6 @@ class ServedModel:
         )
         self.client.statistics.succeeded(computed.signature, timings, sizes)
         return timings
-
-
-def throughput(handle: EngineHandle) -> float:
-    """Returns the items per second that all workers together can compute, as measured at warm-up."""
-    fastest = max(size / ms for size, ms in handle.report.batch_ms.items())
-    return 1000 * fastest * handle.fds.layout.workers
 
 
 def check_count(count: int, most: int) -> None:

@@ -30,15 +30,11 @@ class InferenceService:
     """Holds, loads, switches and unloads the models in service; created by `app.create_app`."""
 
     def __init__(
-        self,
-        settings: Settings,
-        metrics: Metrics,
-        provider: EngineProvider,
-        configured: Mapping[str, Model],
+        self, settings: Settings, provider: EngineProvider, configured: Mapping[str, Model]
     ) -> None:
         """`configured` maps names to the models to serve, the default model first."""
         self.settings = settings
-        self.metrics = metrics
+        self.metrics = Metrics(provider.shares_ports)
         self.provider = provider
         self.configured = configured
         self.models: dict[str, ServedModel] = {}
@@ -103,7 +99,7 @@ class InferenceService:
             logger().warning("model unloaded", model=name)
         else:
             logger().error("a model cannot be served", model=name, reason=reason)
-        self.metrics.withdraw(name, failed=not unloaded)
+        self.metrics.engines.withdraw(name, failed=not unloaded)
         if old:
             await old.close()
 
@@ -118,7 +114,7 @@ class InferenceService:
         self.models = {
             known: served[known] for known in {**self.configured, **served} if known in served
         }
-        self.metrics.follow(name, new.client.memory, new.web_processes)
+        self.metrics.engines.follow(name, new.client.memory, new.web_processes)
         report = handle.report
         info = report.info
         if info.fallback:

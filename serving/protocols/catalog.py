@@ -83,11 +83,6 @@ class CatalogEntry:
     """Whether shapes may begin with a batch dimension; otherwise a request is a single item."""
 
     @property
-    def takes_text(self) -> bool:
-        """Whether any input is text."""
-        return any(spec.is_text for spec in self.inputs)
-
-    @property
     def is_quick_to_parse(self) -> bool:
         """Whether even large JSON is quick: base64 is one string, unlike lists of numbers or texts."""
         return all(spec.is_bytes for spec in self.inputs)

@@ -223,7 +223,7 @@ def check_size(
     Base64 has a comma after it and may have another in a data URL; `others` allows for commas outside of
     inputs. Raises InvalidRequestError.
     """
-    if entry.takes_text:
+    if any(spec.is_text for spec in entry.inputs):
         text = without_texts(text)
     of_one = sum(2 if spec.datatype == BYTES else spec.largest for spec in entry.inputs)
     if commas(text) > of_one * most + others:
@@ -256,13 +256,8 @@ def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
 
 def depth_of(raw: msgspec.Raw) -> int:
     """Returns the nesting of JSON lists, from 1 to 9, by counting the opening brackets."""
-    depth = 0
-    for byte in bytes(memoryview(raw)[:64]):
-        if byte == ord("["):
-            depth += 1
-        elif byte not in b" \t\r\n":
-            break
-    return max(1, min(depth, MAX_DIMS + 1))
+    start = bytes(memoryview(raw)[:64]).translate(None, b" \t\r\n")
+    return max(1, min(len(start) - len(start.lstrip(b"[")), MAX_DIMS + 1))
 
 
 def raw_array(data: memoryview, spec: ColumnSpec, dims: Sequence[int], count: int) -> Array:

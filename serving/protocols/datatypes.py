@@ -21,27 +21,20 @@ class DataType(NamedTuple):
     """Name in TensorFlow Serving."""
 
 
-def whole_numbers(kind: str, prefix: str) -> list[DataType]:
-    """Returns the types of the four sizes of signed or unsigned integers."""
-    return [
-        DataType(
-            f"{kind}{8 * size}",
-            np.dtype(f"<{prefix}{size}"),
-            f"{kind.lower()}{64 if size == 8 else ''}_contents",
-            f"DT_{kind}{8 * size}",
-        )
-        for size in (1, 2, 4, 8)
-    ]
-
-
 BYTES = "BYTES"
 DATATYPES = {
     datatype.name: datatype
     for datatype in (
         DataType(BYTES, None, "bytes_contents", "DT_STRING"),
         DataType("BOOL", np.dtype("?"), "bool_contents", "DT_BOOL"),
-        *whole_numbers("UINT", "u"),
-        *whole_numbers("INT", "i"),
+        DataType("UINT8", np.dtype("u1"), "uint_contents", "DT_UINT8"),
+        DataType("UINT16", np.dtype("<u2"), "uint_contents", "DT_UINT16"),
+        DataType("UINT32", np.dtype("<u4"), "uint_contents", "DT_UINT32"),
+        DataType("UINT64", np.dtype("<u8"), "uint64_contents", "DT_UINT64"),
+        DataType("INT8", np.dtype("i1"), "int_contents", "DT_INT8"),
+        DataType("INT16", np.dtype("<i2"), "int_contents", "DT_INT16"),
+        DataType("INT32", np.dtype("<i4"), "int_contents", "DT_INT32"),
+        DataType("INT64", np.dtype("<i8"), "int64_contents", "DT_INT64"),
         DataType("FP16", np.dtype("<f2"), None, "DT_HALF"),
         DataType("FP32", np.dtype("<f4"), "fp32_contents", "DT_FLOAT"),
         DataType("FP64", np.dtype("<f8"), "fp64_contents", "DT_DOUBLE"),

@@ -88,67 +88,62 @@ def describe_models(schema: dict[str, Any], models: Sequence[Sequence[CatalogEnt
     `models` has the entries of each model. The first model is the one of `/predict`. If there are more,
     each model also gets a path `/predict/NAME`.
     """
-    templates = {path: copy.deepcopy(schema["paths"].pop(path)) for path in OF_ANY_MODEL}
-    default, *others = models
-    predict = copy.deepcopy(schema["paths"]["/predict"])
-    describe_model(schema, default[0].model.task, {entry.name: entry for entry in default})
-    for entries in models if others else ():
+    paths = schema["paths"]
+    templates = {path: paths.pop(path) for path in OF_ANY_MODEL}
+    tidy(schema)
+    predict = copy.deepcopy(paths["/predict"])
+    default = models[0][0].model.task
+    if default.request_signature is None:
+        for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
+            del paths[path]
+    else:
+        describe_predict(schema, "/predict", default)
+    for entries in models:
+        entry = example_entry(entries)
+        label = "this model" if entries is models[0] else entry.name
+        add_examples(paths, entry, label, alone=len(models) == 1)
+    for entries in models if len(models) > 1 else ():
         name, task = entries[0].model.description.name, entries[0].model.task
         if task.request_signature is not None:
             path = f"/predict/{name}"
-            schema["paths"][path] = copy.deepcopy(predict)
+            paths[path] = copy.deepcopy(predict)
             describe_predict(schema, path, task)
         about = {**templates["/model/{model}"]["get"], "operationId": f"get_model_{name}"}
-        schema["paths"][f"/model/{name}"] = {"get": {**about, "parameters": []}}
-    for entries in others:
-        add_examples(schema["paths"], entries)
+        paths[f"/model/{name}"] = {"get": {**about, "parameters": []}}
 
 
-def add_examples(paths: dict[str, Any], entries: Sequence[CatalogEntry]) -> None:
-    """Adds another model's name and example to the paths shared by all models."""
-    entry = example_entry(entries)
+def tidy(schema: dict[str, Any]) -> None:
+    """Names operations by their paths, and drops what FastAPI adds beyond them."""
+    for path, operations in schema["paths"].items():
+        operations.pop("head", None)  # same as GET
+        for method, operation in operations.items():
+            operation["operationId"] = re.sub(r"\W+", "_", f"{method}{path}").strip("_")
+            if parameters := operation.get("parameters"):  # drops `version` if the path has none
+                operation["parameters"] = [each for each in parameters if each["in"] == "path"]
+            for body in operation.get("requestBody", {}).get("content", {}).values():
+                body["schema"] = hoisted(schema, body["schema"])
+
+
+def add_examples(paths: dict[str, Any], entry: CatalogEntry, label: str, alone: bool) -> None:
+    """Adds a model's name, version and example, labelled so, to the paths shared by all models."""
     values = example_values(entry, entry.model.task)
+    names = {"model": entry.name, "version": entry.version}
     for path, operations in paths.items():
         for operation in operations.values():
-            names = {"model": entry.name, "version": entry.version}
             for parameter in operation.get("parameters", ()):
-                if parameter["in"] == "path":
-                    parameter["examples"][entry.name] = {"value": names[parameter["name"]]}
-            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-            made: dict[str, Any] = {"application/json": {}}
-            if "{model}" in path and content and values:
-                add_example(path, made, values, entry.model.task.json_example, entry.is_batched)
-            if example := made["application/json"].get("example"):
-                if "example" in content:
-                    content["examples"] = {"this model": {"value": content.pop("example")}}
-                content.setdefault("examples", {})[entry.name] = {"value": example}
+                if name := names.get(parameter["name"]):
+                    parameter.setdefault("examples", {})[label] = {"value": name}
+            if values and (body := example_body(path, values, entry)) is not None:
+                content = operation["requestBody"]["content"]["application/json"]
+                if alone:
+                    content["example"] = body
+                else:
+                    content.setdefault("examples", {})[label] = {"value": body}
 
 
 def example_entry(entries: Sequence[CatalogEntry]) -> CatalogEntry:
     """Returns the entry used to document a model: the last one for requests, else for tensors."""
     return ([entry for entry in entries if not entry.takes_tensors] or [*entries])[-1]
-
-
-def describe_model(schema: dict[str, Any], task: Task, entries: dict[str, CatalogEntry]) -> None:
-    """Adds a task's types and example, and the model's names, to an OpenAPI document."""
-    paths = schema["paths"]
-    entry = example_entry([*entries.values()])
-    values = example_values(entry, task)
-    for path, operations in paths.items():
-        operations.pop("head", None)  # same as GET
-        for method, operation in operations.items():
-            operation["operationId"] = re.sub(r"\W+", "_", f"{method}{path}").strip("_")
-            fill_in(operation, entry)
-            content = operation.get("requestBody", {}).get("content", {})
-            for body in content.values():
-                body["schema"] = hoisted(schema, body["schema"])
-            if content and values:
-                add_example(path, content, values, task.json_example, entry.is_batched)
-    if task.request_signature is None:
-        for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
-            del paths[path]
-        return
-    describe_predict(schema, "/predict", task)
 
 
 def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
@@ -161,15 +156,6 @@ def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
     if task.list_fields:
         answer = one_or_many(answer)
     predict["responses"]["200"]["content"] = {"application/json": {"schema": answer}}
-
-
-def fill_in(operation: dict[str, Any], entry: CatalogEntry) -> None:
-    """Sets the model's name and version as examples of a path's parameters."""
-    names = {"model": entry.name, "version": entry.version}
-    if parameters := operation.get("parameters"):  # drops `version` if the path does not contain it
-        operation["parameters"] = [parameter for parameter in parameters if parameter["in"] == "path"]
-        for parameter in operation["parameters"]:
-            parameter["examples"] = {"this model": {"value": names[parameter["name"]]}}
 
 
 def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, list[int], Any]]:
@@ -204,14 +190,8 @@ def example_shape(spec: ColumnSpec) -> Iterator[int]:
         yield min(EXAMPLE_LENGTHS[0], most) if size < 0 else size
 
 
-def add_example(
-    path: str,
-    content: dict[str, Any],
-    values: list[tuple[ColumnSpec, list[int], Any]],
-    body: Any,
-    is_batched: bool,
-) -> None:
-    """Adds an example with `values` to the body of a protocol's path; `body` is `/predict`'s example."""
+def example_body(path: str, values: list[tuple[ColumnSpec, list[int], Any]], entry: CatalogEntry) -> Any:
+    """Returns the body of a request with `values`, in the protocol of this path; else None."""
     if path.endswith("/infer"):
         inputs = [
             {
@@ -222,15 +202,14 @@ def add_example(
             }
             for spec, shape, value in values
         ]
-        content["application/json"]["example"] = {"inputs": inputs}
-    elif path.endswith(":predict"):
+        return {"inputs": inputs}
+    if path.endswith(":predict"):
         row = {
-            spec.name: row_value(spec, value[0] if is_batched and spec.field is None else value)
+            spec.name: row_value(spec, value[0] if entry.is_batched and spec.field is None else value)
             for spec, _, value in values
         }
-        content["application/json"]["example"] = {"instances": [row]} if is_batched else {"inputs": row}
-    elif path.startswith("/predictions/"):
-        content["application/json"]["example"] = body
+        return {"instances": [row]} if entry.is_batched else {"inputs": row}
+    return entry.model.task.json_example if path.startswith("/predictions/") else None
 
 
 def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from serving.errors import InvalidRequestError, UnauthorizedError
-from serving.http.body import BodyReader
+from serving.http.body import LARGE, BodyReader
 from serving.http.request_context import RequestContext
 from serving.inference.served_model import Answer, Input, RequestOptions, ServedModel
 from serving.inference.service import InferenceService
@@ -27,9 +27,6 @@ from serving.tensors import Array
 
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
-LARGE = 64 * 1024
-"""Bytes of JSON; larger bodies are decoded on a thread."""
-
 BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI only; `KeyCheck` checks
 
 
@@ -134,7 +131,7 @@ class Pipeline:
         Bodies larger than `inline_bytes` are decoded on a thread; None means never. Raises ServingError,
         or ClientDisconnect if the client disconnects first.
         """
-        context = RequestContext.of(request)
+        context: RequestContext = request.scope["context"]
         context.model = model.description.name
         options = self.admit(request.headers, model, signature)
         with model:

@@ -15,14 +15,14 @@ from fastapi import APIRouter, Request, Response
 
 from serving.base64 import decode_base64
 from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundError
-from serving.http.body import decode_json, json_response
+from serving.http.body import LARGE, decode_json, json_response
 from serving.inference.served_model import Answer, check_count
 from serving.protocols.catalog import CatalogEntry, ColumnSpec, ModelCatalog
 from serving.protocols.columns import ColumnCall, Values, call_of, check_size, fits, json_array
 from serving.protocols.datatypes import BYTES, DATATYPES
 from serving.protocols.documentation import ErrorText, documented_call, documented_errors
 from serving.protocols.fields import commas
-from serving.protocols.pipeline import LARGE, DirectRoute, Pipeline
+from serving.protocols.pipeline import DirectRoute, Pipeline
 from serving.tensors import Array
 
 SEGMENT = "v1"
@@ -78,9 +78,12 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
         for spec in entry.inputs
         if spec.name in parts
     }
-    count, *others = {len(content) for content in values.values()}
-    if others:
-        raise InvalidRequestError("the inputs have different numbers of rows")
+    counts = {len(content) for content in values.values()}
+    if len(counts) != 1:
+        raise InvalidRequestError(
+            "the inputs have different numbers of rows" if counts else "send at least one input"
+        )
+    (count,) = counts
     return call_of(entry, count, values, by_rows=by_rows)
 
 

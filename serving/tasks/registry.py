@@ -1,7 +1,7 @@
 """Finds a model's task and what its workers run; `serving/task_kinds.py` has the table."""
 
+import pkgutil
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from serving.engine import describe
@@ -16,8 +16,7 @@ from serving.tensors import Signature
 
 def task_class(kind: TaskKind) -> type[Task]:
     """Imports a task's class; only when needed, since image models need no tokenisers, for example."""
-    module, _, name = kind.task.partition(":")
-    class_: type[Task] = getattr(import_module(module), name)
+    class_: type[Task] = pkgutil.resolve_name(kind.task)
     return class_
 
 

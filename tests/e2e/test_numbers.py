@@ -96,6 +96,25 @@ def test_what_is_not_a_json_number_is_refused(url: str, text: str) -> None:
         assert "not JSON" in answer.text
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/numbers:predict", {"instances": [{}]}),
+        ("/v1/models/numbers:predict", {"instances": [{}, {}]}),
+        ("/v1/models/numbers:predict", {"instances": [{}, {"COUNT": 1}]}),
+        ("/v1/models/numbers:predict", {"instances": []}),
+        ("/v1/models/numbers:predict", {"inputs": {}}),
+        ("/v2/models/numbers/infer", {"inputs": []}),
+    ],
+)
+def test_a_request_whose_inputs_are_left_out_is_the_clients_error(
+    url: str, path: str, body: dict[str, Any]
+) -> None:
+    answer = post(url, path, body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]
+
+
 def test_text_that_only_looks_like_a_large_number_is_taken(url: str) -> None:
     answer = post(url, "/predict", {"other": "1e999 " + "9" * 400, "count": 1})
     assert answer.json()["count"] == 1
@@ -119,7 +138,7 @@ def test_check_refuses_an_answer_that_is_not_finite(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which the backend would set for good
     for kind, status in (("", 0), ("inf", 1)):
         request = json.dumps({"not_finite": kind})
-        assert check.main(["tests.fake.python_task:Numbers", "--request", request]) == status
+        assert check.run("tests.fake.python_task:Numbers", None, request) == status
     assert "not finite" in capsys.readouterr().err
 
 

@@ -31,7 +31,6 @@ from serving.errors import (
 )
 from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.inference.service import InferenceService
-from serving.metrics import Metrics
 from serving.model import configured_models
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields, Prepared
@@ -63,7 +62,7 @@ async def engine(
     chosen = Settings()
     models = configured_models(chosen)
     provider = LocalEngines(chosen, planner(BACKEND, chosen), models)
-    service = InferenceService(chosen, Metrics(), provider, models)
+    service = InferenceService(chosen, provider, models)
     async with service.running():
         yield service
 

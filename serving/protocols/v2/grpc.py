@@ -78,16 +78,10 @@ class Service:
         )
 
     def _method(self, name: str, answer: Answer, kind: Message) -> Any:
-        """Returns a handler for one message and one answer; as a stream, so we decide when to read."""
-        return grpc.stream_unary_rpc_method_handler(
-            self._observed(name, answer, kind),
-            response_serializer=lambda response: response.SerializeToString(),
-        )
+        """Returns a handler for one message and one answer; as a stream, so we decide when to read.
 
-    def _observed(
-        self, name: str, answer: Answer, kind: Message
-    ) -> Callable[[object, Context], Awaitable[Message]]:
-        """Returns a handler that counts and logs calls and turns errors into a status."""
+        It counts and logs calls, and turns errors into a status.
+        """
 
         async def call(_: object, context: Context) -> Message:
             response = None
@@ -103,7 +97,9 @@ class Service:
                 await abort(context, outcome.error)
             return response
 
-        return call
+        return grpc.stream_unary_rpc_method_handler(
+            call, response_serializer=lambda response: response.SerializeToString()
+        )
 
     async def _stream(self, _: object, context: Context) -> None:
         """Serves a stream. Its requests are recorded; the stream itself is recorded only if it fails."""

@@ -42,7 +42,7 @@ class Streams:
         limit = asyncio.timeout(None)
         try:
             async with limit:
-                await Stream(self, limit, context, answer).run()
+                await self._run(limit, context, answer)
         except TimeoutError as error:
             text = "the stream was idle for too long, or another stream needs its place"
             raise SlowBodyError(text) from error
@@ -57,50 +57,34 @@ class Streams:
         del self._idle[limit]
         reschedule(limit, 0)
 
-    def set_idle(self, limit: asyncio.Timeout) -> None:
+    async def _run(self, limit: asyncio.Timeout, context: Context, answer: Answer) -> None:
+        """Computes requests concurrently, and writes the answers in order."""
+        # two tasks are outside of the queue: one is awaited, one waits for space
+        answers: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(MAX_UNANSWERED - 2)
+        unanswered = 0
+
+        async def read() -> None:
+            nonlocal unanswered
+            while isinstance(message := await context.read(), bytes):
+                unanswered += 1
+                self._idle.pop(limit, None)
+                reschedule(limit, None)
+                await answers.put(group.create_task(answer(message)))
+            await answers.put(None)
+
+        self._set_idle(limit)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read())
+            while (task := await answers.get()) is not None:
+                response = await task
+                reschedule(limit, asyncio.get_running_loop().time() + self.timeout_s)
+                await context.write(response)
+                reschedule(limit, None)
+                unanswered -= 1
+                if not unanswered:
+                    self._set_idle(limit)
+
+    def _set_idle(self, limit: asyncio.Timeout) -> None:
         """Lets the stream with this limit be idle for IDLE_S, or until another one needs its place."""
         self._idle[limit] = None
         reschedule(limit, asyncio.get_running_loop().time() + IDLE_S)
-
-    def set_busy(self, limit: asyncio.Timeout) -> None:
-        """Lifts the limit while the stream has unanswered requests."""
-        self._idle.pop(limit, None)
-        reschedule(limit, None)
-
-
-class Stream:
-    """One call; requests are computed concurrently, and answers are written in order."""
-
-    def __init__(
-        self, streams: Streams, limit: asyncio.Timeout, context: Context, answer: Answer
-    ) -> None:
-        self._streams = streams
-        self._limit = limit
-        self._context = context
-        self._answer = answer
-        # two tasks are outside of the queue: one is awaited, one waits for space
-        self._answers: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(MAX_UNANSWERED - 2)
-        self._unanswered = 0
-
-    async def run(self) -> None:
-        """Returns when the client's last request has been answered."""
-        self._streams.set_idle(self._limit)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._read(group))
-            while (answer := await self._answers.get()) is not None:
-                await self._write(await answer)
-
-    async def _read(self, group: asyncio.TaskGroup) -> None:
-        while isinstance(message := await self._context.read(), bytes):
-            self._unanswered += 1
-            self._streams.set_busy(self._limit)
-            await self._answers.put(group.create_task(self._answer(message)))
-        await self._answers.put(None)
-
-    async def _write(self, answer: Message) -> None:
-        reschedule(self._limit, asyncio.get_running_loop().time() + self._streams.timeout_s)
-        await self._context.write(answer)
-        reschedule(self._limit, None)
-        self._unanswered -= 1
-        if not self._unanswered:
-            self._streams.set_idle(self._limit)

@@ -6,12 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from serving.http.body import WORTH_IT, accepted_encoding, json_response, packed
+from serving.http.body import LARGE, WORTH_IT, accepted_encoding, json_response, packed
 from serving.inference.service import InferenceService
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.columns import ColumnCall
 from serving.protocols.documentation import BINARY, ErrorText, documented_call, documented_errors
-from serving.protocols.pipeline import LARGE, DirectRoute, Pipeline
+from serving.protocols.pipeline import DirectRoute, Pipeline
 from serving.protocols.v2 import codec, metadata
 from serving.protocols.v2.repository import INDEX_SCHEMA, Repository, only_ready
 

@@ -1,6 +1,5 @@
 """`servery check my_module:MyTask`: loads a Python task, asks it, and says what is wrong."""
 
-import argparse
 import sys
 import tempfile
 import time
@@ -16,16 +15,6 @@ from serving.settings import Settings
 from serving.tasks.base import TaskParts
 from serving.tasks.python.backend import PythonBackend, Status, TaskError, summary
 from serving.tasks.python.web import PythonRequests
-
-
-def main(arguments: list[str]) -> int:
-    """Checks the task named in the arguments; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m serving check", description=__doc__)
-    parser.add_argument("task", help="my_module:MyTask")
-    parser.add_argument("--model-dir", type=Path, help="model folder; by default an empty one")
-    parser.add_argument("--request", help="request to send, as JSON, instead of the class's example")
-    options = parser.parse_args(arguments)
-    return run(options.task, options.model_dir, options.request)
 
 
 def run(task: str, model_dir: Path | None, request: str | None) -> int:

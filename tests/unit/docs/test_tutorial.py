@@ -25,8 +25,8 @@ def test_a_class_of_your_own(
     monkeypatch.delitem(sys.modules, "fruit", raising=False)
     Path("fruit.py").write_text(block("Save it as `fruit.py`:"))
     exec(compile(block("writes the model's folder:"), "train_fruit.py", "exec"), {})  # noqa: S102 it is ours
-    command = re.search(r"servery check (.*?) --request '(.*)'$", DOCUMENT, re.M)
+    command = re.search(r"servery check (\S+) --model-dir (\S+) --request '(.*)'$", DOCUMENT, re.M)
     assert command
-    assert check.main([*command[1].split(), "--request", command[2]]) == 0
+    assert check.run(command[1], Path(command[2]), command[3]) == 0
     printed = re.findall(r"{.*}", capsys.readouterr().out)
     assert printed == re.findall(r"{.*}", DOCUMENT[command.end() :].partition("```")[0])

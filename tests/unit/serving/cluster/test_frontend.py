@@ -38,7 +38,6 @@ class Accepting(frontend.InheritedServer):
         provider = RemoteEngines(Mock())
         app = create_app(settings, "no:Backend", provider=provider)
         super().__init__(app, settings, provider, listener)
-        self.bind_listener()
         self.connections.most = 16
         self.accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.own = counts[0]

@@ -193,7 +193,7 @@ def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     metrics = Metrics()
-    metrics.follow("one", memory, frontends=1)
+    metrics.engines.follow("one", memory, frontends=1)
     assert b"serving_gpu" not in metrics.text()
     monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 3, UUID)

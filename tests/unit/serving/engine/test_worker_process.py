@@ -85,17 +85,18 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, pipes_that_open: int
 ) -> None:
     opened: list[tuple[int, int]] = []
+    open_pipe = os.pipe
 
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    def pipe(_: int) -> tuple[int, int]:
+    def pipe() -> tuple[int, int]:
         if len(opened) == pipes_that_open:
             refused()
-        opened.append(os.pipe())
+        opened.append(open_pipe())
         return opened[-1]
 
-    monkeypatch.setattr(worker_process, "pipe", pipe)
+    monkeypatch.setattr(os, "pipe", pipe)
     monkeypatch.setattr(subprocess, "Popen", refused)
     arguments = WorkerArgs(
         index=0,

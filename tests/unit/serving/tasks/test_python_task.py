@@ -1,4 +1,4 @@
-"""Python of one's own: what its declarations mean, what is refused, and `python -m serving check`."""
+"""Python of one's own: what its declarations mean, what is refused, and `servery check`."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ from serving.description import ModelDescription
 from serving.engine.memory import KEPT_BYTES, Memory, SlotLayout
 from serving.errors import ConfigurationError
 from serving.model import Model
-from serving.protocols.catalog import CatalogEntry
-from serving.protocols.documentation import describe_model
+from serving.protocols.documentation import describe_predict
 from serving.settings import ROOT, Settings
 from serving.tasks.base import TaskParts
 from serving.tasks.python import check
@@ -266,8 +264,7 @@ def test_an_example_is_shown_as_it_is(tmp_path: Path, schema: Any, example: Any)
     task = PythonRequests(TaskParts(model, settings, signatures, schemas))
     assert task.json_example == example
     document: Any = {"paths": {"/predict": {"post": {"responses": {"200": {}}}}}}
-    entry = CatalogEntry("own", "1", False, 0, (), (), Mock())
-    describe_model(document, task, {"own": entry})
+    describe_predict(document, "/predict", task)
     content = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
     assert content["example"] == example
 
@@ -358,30 +355,29 @@ def test_a_slot_gives_back_what_a_large_item_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "arguments", "said"),
+    ("code", "request_", "said"),
     [
-        ("", ["--request", '{"x": 4}'], "2 in a batch, "),
-        ("example = {'x': 4}", [], '{"x":8.0,"label":""}'),
-        ("", [], "there is no request to send"),
-        ("", ["--request", '{"y": 4}'], "the request is refused with 422: x: Field required"),
-        ("", ["--request", "{"], "the request is refused with 400: the content: Invalid JSON"),
-        ("def preprocess(self, _): raise ValueError('no')", ["--request", '{"x": 4}'], "with 400: no"),
+        ("", '{"x": 4}', "2 in a batch, "),
+        ("example = {'x': 4}", None, '{"x":8.0,"label":""}'),
+        ("", None, "there is no request to send"),
+        ("", '{"y": 4}', "the request is refused with 422: x: Field required"),
+        ("", "{", "the request is refused with 400: the content: Invalid JSON"),
+        ("def preprocess(self, _): raise ValueError('no')", '{"x": 4}', "with 400: no"),
         (
             "def infer(self, items): return items[:1]",
-            ["--request", '{"x": 4}'],
+            '{"x": 4}',
             "infer returned 1 outputs",
         ),
-        ("def infer(self, items): return items.y", ["--request", '{"x": 4}'], "own.py, line 28)"),
-        ("def load(self, folder, _): open(folder / 'w')", [], "FileNotFoundError: "),
-        ("def load(self, folder, _): raise SystemExit(0)", [], "SystemExit: 0"),
-        ("", ["--model-dir", "nowhere"], "no model in nowhere"),
+        ("def infer(self, items): return items.y", '{"x": 4}', "own.py, line 28)"),
+        ("def load(self, folder, _): open(folder / 'w')", None, "FileNotFoundError: "),
+        ("def load(self, folder, _): raise SystemExit(0)", None, "SystemExit: 0"),
     ],
 )
 def test_check_says_what_is_wrong(
-    module: Path, capsys: pytest.CaptureFixture[str], code: str, arguments: list[str], said: str
+    module: Path, capsys: pytest.CaptureFixture[str], code: str, request_: str | None, said: str
 ) -> None:
     module.write_text(f"{CODE}\nclass Checked(Doubling):\n    {code or 'pass'}\n")
-    status = check.main(["own:Checked", *arguments])
+    status = check.run("own:Checked", None, request_)
     captured = capsys.readouterr()
     assert (status == 0) == ("in a batch" in said or said.startswith("{"))
     if status:
@@ -400,8 +396,10 @@ def test_check_loads_the_folder_that_it_is_given(
         f"{CODE}\nclass Checked(WithExample):\n    def infer(self, items):\n"
         "        return [Point(item.x, self.folder.name) for item in items]\n"
     )
-    assert check.main(["own:Checked", "--model-dir", str(folder)]) == 0
+    assert check.run("own:Checked", folder, None) == 0
     assert '"label":"7"' in capsys.readouterr().out
+    assert check.run("own:Checked", Path("nowhere"), None) == 1
+    assert "no model in nowhere" in capsys.readouterr().err
 
 
 def test_check_is_a_command(module: Path) -> None:
@@ -411,7 +409,7 @@ def test_check_is_a_command(module: Path) -> None:
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
     for task, status, said in (("WithExample", 0, ""), ("Crash", -signal.SIGSEGV, 'own.py", line ')):
-        command = [sys.executable, "-m", "serving", "check", f"own:{task}"]
+        command = [sys.executable, "-m", "servery", "check", f"own:{task}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == status
         assert said in done.stderr

@@ -1,5 +1,6 @@
 """The parser of the Open Inference Protocol: whatever comes, it is a question or a ServingError."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from serving.base64 import to_bytes
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.body import pack, unpack
+from serving.http.body import packed, unpack
 from serving.inference.served_model import Answer, Input
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.columns import WantedOutput, call_of, columns_of
@@ -167,7 +168,7 @@ def test_an_element_is_a_file_or_base64(data: bytes) -> None:
     data=st.binary(max_size=300), encoding=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 9)
 )
 def test_compressed_bodies_unpack_within_the_limit(data: bytes, encoding: str, cut: int) -> None:
-    body = pack(data, encoding)
+    body = asyncio.run(packed(data, encoding))
     assert unpack(body, encoding, len(data)) == data
     for broken, limit in ((body[: len(body) - cut - 1], 300), (body, len(data) - 1), (data, 300)):
         if broken is data and not data:
