@@ -215,7 +215,8 @@ class Settings(BaseSettings):
 
     def __init__(self, **values: Any) -> None:
         """Also reads the files of `secrets_dir`, for what neither `values` nor the environment set."""
-        folder = os.environ.get("SERVING_SECRETS_DIR")
+        environment = {name.upper(): value for name, value in os.environ.items()}
+        folder = environment.get("SERVING_SECRETS_DIR")
         super().__init__(_secrets_dir=folder if folder and Path(folder).is_dir() else None, **values)
 
     @classmethod

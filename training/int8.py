@@ -91,12 +91,15 @@ def trial_folder(model: Model) -> Iterator[Model]:
     The weights for PyTorch are left out if only transformers can build their network.
     """
     kinds = [ONNX[0], *([PT[0]] if model.description.architecture else [])]
-    with TemporaryDirectory(prefix=".int8-", dir=model.folder) as folder:
+    listed = {k: v for k, v in model.description.files.items() if Path(k).name in kinds}
+    beside = path_in(model, ONNX[0]).parent  # an export from Hugging Face has no folder for a version
+    with TemporaryDirectory(prefix=".int8-", dir=beside if beside.is_dir() else model.folder) as folder:
         place = Path(folder, model.description.version)
         place.mkdir()
         for kind in filter(model.has, kinds):
-            (place / kind).symlink_to(model.file(kind).resolve())
-        listed = {k: v for k, v in model.description.files.items() if Path(k).name in kinds}
+            # a listed file is checked when it is read: without PyTorch's, ONNX Runtime's is enough
+            source = path_in(model, kind) if listed else model.file(kind)
+            (place / kind).symlink_to(source.resolve())
         yield Model(Path(folder), model.description.model_copy(update={"files": listed, "int8": {}}))
 
 

@@ -34,6 +34,16 @@ def sweep(parent: Path, prefix: str = PREFIX) -> None:
     for folder in parent.glob(f"{prefix}*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         with contextlib.suppress(OSError):
-            is_ours = pid.isdecimal() and folder.lstat().st_uid == os.getuid()
-            if is_ours and not Path("/proc", pid).exists():
+            if pid.isdecimal() and folder.lstat().st_uid == os.getuid() and not is_alive(int(pid)):
                 remove(folder)
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether a process with this id exists, of any user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -61,12 +61,13 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert "hush" not in repr(settings)
 
 
+@pytest.mark.parametrize("variable", ["SERVING_SECRETS_DIR", "serving_secrets_dir"])
 def test_secrets_come_from_files_unless_the_environment_has_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ) -> None:
     (tmp_path / "serving_api_key").write_text("from a file\n")
     (tmp_path / "serving_admin_key").write_text("from a file\n")
-    monkeypatch.setenv("SERVING_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setenv("SERVING_ADMIN_KEY", "from the environment")
     settings = Settings()
     assert settings.api_key is not None

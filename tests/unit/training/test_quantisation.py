@@ -334,6 +334,16 @@ def test_without_time_the_first_way_is_taken() -> None:
     assert quantiser.written == ("min-max", ())
 
 
+def test_missing_weights_for_pytorch_leave_onnx_runtimes(exported: Path, folder_of_photos: Path) -> None:
+    described = json.loads((exported / "model.json").read_text())
+    described |= {"architecture": "squeezenet1_1"}
+    described["files"]["1/model.safetensors"] = "0" * 64
+    (exported / "model.json").write_text(json.dumps(described))
+    verdicts = int8.add(Model.read(exported), Options(folder_of_photos))
+    assert list(verdicts) == ["model_quantized.onnx"]
+    assert (exported / "1/model_quantized.onnx").is_file()
+
+
 def test_a_folder_without_weights_cannot_be_quantised(exported: Path, folder_of_photos: Path) -> None:
     description = json.loads((exported / "model.json").read_text())
     (exported / "model.json").write_text(json.dumps({**description, "files": {}}))
