@@ -126,7 +126,7 @@ UNSURE_SPAN = "The score is low. The answer may be elsewhere in the text, or not
 TRUNCATED = "The text was too long. The model read only part of it."
 NO_ANSWER = "The text does not say."
 INDEPENDENT = "classes, of which none, one or several may fit:"
-"""What follows the number of classes that do not exclude each other."""
+"""Text after the number of classes if several classes may fit at once."""
 
 ERRORS = {
     "no_photo": ("No photo was received.", "Choose, drop or paste one."),
