@@ -12,8 +12,8 @@ export class AskCard extends Card {
     this.content = content;
     this.html = before?.html;
     if (!this.html) return;
-    this.find(".card-answer").innerHTML = this.html;
-    this.show("queued", before.element.querySelector(".card-sentence").textContent, "", []);
+    this.fill(before.find(".card-answer"));
+    this.show("queued", before.find(".card-sentence").textContent, "", []);
     this.element.dataset.stale = "";
   }
 
@@ -30,10 +30,24 @@ export class AskCard extends Card {
     this.html = page.html;
     this.show("done", page.sentence, page.note, []);
     this.element.toggleAttribute("data-unsure", !page.sure);
-    this.find(".card-answer").innerHTML = page.html;
+    this.fill();
     this.fillTimes(times);
     this.find(".request").textContent = `Request ${requestId}.`;
     this.announce(page.sentence);
+  }
+
+  /** Fills in the answer; what is unfolded in the one before it stays unfolded, and keeps the focus. */
+  fill(before = this.find(".card-answer")) {
+    const focused = document.activeElement.closest("details");
+    const folds = [...before.querySelectorAll("details")];
+    const answer = this.find(".card-answer");
+    answer.innerHTML = this.html;
+    for (const old of folds) {
+      const fold = answer.querySelector(`details.${old.className}`);
+      if (!fold) continue;
+      fold.open = old.open;
+      if (old === focused) fold.querySelector("summary").focus({ preventScroll: true });
+    }
   }
 
   announce(sentence) { this.say(sentence); }

@@ -176,6 +176,21 @@ def test_details(page: Page, stub: StubApi) -> None:
     expect(page.locator("#say")).to_have_text(re.compile("Copied|Selected: press"))
 
 
+def test_details_stay_open_when_the_text_changes(page: Page, stub: StubApi) -> None:
+    write(page, "a wonderful day", 1)
+    page.get_by_text("Details").click()
+    stub.held.clear()
+    page.get_by_label("Your text").fill("late")
+    until(lambda: stub.inside == 1, "a request")
+    expect(page.locator(".curl")).to_contain_text("wonderful")
+    page.locator(".card summary").focus()
+    stub.held.set()
+    expect(page.locator(".curl")).to_contain_text("late")
+    expect(page.locator(".card summary")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".curl")).to_be_hidden()
+
+
 def test_a_page_that_was_made_before_the_model_was_known(page_of: PageOf, stub: StubApi) -> None:
     stub.down()
     with page_before(stub) as url:
