@@ -8,9 +8,9 @@ data/weights/ and photos/. An interrupted training goes on from RUN; a finished 
 `--weights models/food11/1/model.safetensors`, with another RUN, trains that model further.
 """
 
+import json
 import math
-import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -70,8 +70,8 @@ FROM_IMAGENET = Course((96,) * 3 + (112,) * 2 + (96,) * 4 + (112,) * 2, 8e-4, 6,
 AGAIN = Course((96,) * 10 + (112,) * 4, 6e-4, 10, 3)
 
 FURTHER = (
-    f"\n\nThe last {len(AGAIN.sizes)} epochs were a second training, which began with the first one's "
-    "weights and a high learning rate. In\n`training.jsonl`, the first one's lines are marked `before`."
+    f"\n\nThe first training took {len(FROM_IMAGENET.sizes)} epochs. Each later one took "
+    f"{len(AGAIN.sizes)}: it began with the weights of the\none before it and a high learning rate."
 )
 """For the model card."""
 
@@ -168,7 +168,7 @@ def distorted(photos: Tensor, side: int, strength: float) -> Tensor:
 def train(data_dir: Path, run: Path, weights: Path | None) -> Path:
     """Trains from ImageNet's or these weights unless RUN is finished; returns the path of the result."""
     course = AGAIN if weights else FROM_IMAGENET
-    plan = course.plan
+    plan = replace(course.plan, seed=course.plan.seed + len(list(card.epochs_of(run / "before"))))
     small = data.read(data_dir / "food11-64" / "train.zip", SMALL)
     val = data.read(data_dir / "food11-64" / "val.zip", SMALL)
     sharp = data.read(data_dir / "food101-sharp" / "train.zip", SHARP)
@@ -224,6 +224,18 @@ def validation_logits(weights: Path, zipped: Path) -> tuple[Tensor, Tensor]:
     return torch.cat(logits), torch.tensor([label for _, label in photos])
 
 
+def keep_log(log: Path, kept: Path) -> None:
+    """Copies the log of all trainings before this one, and numbers the last of them."""
+    if kept.exists():
+        return
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    number = len({line["network"] for line in lines if "network" in line}) + 1
+    kept.parent.mkdir(parents=True)
+    kept.write_text(
+        "".join(json.dumps({"network": f"training {number}", **line}) + "\n" for line in lines)
+    )
+
+
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds data/ and photos/.")],
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
@@ -233,10 +245,8 @@ def main(
     ] = None,
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
-    log = run / "before" / "log.jsonl"
-    if weights and not log.exists():
-        log.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(weights.parents[1] / "training.jsonl", log)
+    if weights:
+        keep_log(weights.parents[1] / "training.jsonl", run / "before" / "log.jsonl")
     zips = data_dir / "data" / "food11-64"
     exported = for_export(train(data_dir / "data", run, weights))
     logits, labels = validation_logits(exported, zips / "val.zip")
