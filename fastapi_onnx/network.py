@@ -235,7 +235,7 @@ def memory_limit(model: Model, settings: Settings) -> float:
     """Returns how many MB of its own a runtime may take in each worker."""
     if settings.cpu_runtime_mb != "auto":
         return settings.cpu_runtime_mb
-    path = model.file(FP32) if model.has(FP32) else model.file(INT8)
+    path = graph_path(model)
     weights = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
     return RUNTIME_MB + WEIGHTS_SHARE * weights / 1e6
 

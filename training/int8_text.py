@@ -28,7 +28,7 @@ from serving.tensors import Array
 from training.float16_weights import restore_float32_weights, store_weights_as_float16
 from training.int8 import Options
 from training.int8_onnx import in_one_line, silent_logging
-from training.int8_verdict import Logits, Verdict, comparison
+from training.int8_verdict import Logits, Verdict, comparison, megabytes
 
 FP32: Kind = "model.onnx"
 INT8: Kind = "model_quantized.onnx"
@@ -158,8 +158,3 @@ def network(model: Model, path: Path) -> Logits:
         return made.compared(precision_check.token_inputs(made.signature, tokens))[0]
 
     return logits
-
-
-def megabytes(path: Path) -> float:
-    """Returns the size of a file."""
-    return round(path.stat().st_size / 1e6, 1)

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -95,7 +97,7 @@ class Judge:
         """Judges the trial folder's int8 file; `files` are those of fp32 and int8."""
         int8, expected, labels = self._load("int8"), self._expected, self.compared.labels
         actual = self._probabilities(int8, self.compared, "int8")
-        sizes = [round(self._trial.file(kind).stat().st_size / 1e6, 1) for kind in files]
+        sizes = [megabytes(self._trial.file(kind)) for kind in files]
         samples = precision_check.sample_images(self._trial.description.pipeline.output_size)
         return Verdict(
             **comparison(expected, actual, labels, (self._fp32, int8), samples, "photos"),
@@ -103,6 +105,21 @@ class Judge:
             method=method,
             fp32_nodes=fp32_nodes,
         )
+
+
+def data_files(path: Path) -> list[Path]:
+    """Returns the files beside an ONNX graph that hold its weights; mostly there are none."""
+    if path.suffix != ".onnx":
+        return []
+    tensors = onnx.load(path, load_external_data=False).graph.initializer
+    names = {entry.value for t in tensors for entry in t.external_data if entry.key == "location"}
+    # a name that leads elsewhere is refused when the graph is loaded
+    return [path.with_name(name) for name in sorted(names) if Path(name).name == name]
+
+
+def megabytes(path: Path) -> float:
+    """Returns the size of a file with weights, and of its data files."""
+    return round(sum(part.stat().st_size for part in [path, *data_files(path)]) / 1e6, 1)
 
 
 def comparison(

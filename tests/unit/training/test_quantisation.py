@@ -1,6 +1,7 @@
 """`servery export ... --int8`, `servery quantise`: int8 files, their verdicts, and what goes wrong."""
 
 import copy
+import hashlib
 import json
 import time
 import zipfile
@@ -341,6 +342,20 @@ def test_missing_weights_for_pytorch_leave_onnx_runtimes(exported: Path, folder_
     (exported / "model.json").write_text(json.dumps(described))
     verdicts = int8.add(Model.read(exported), Options(folder_of_photos))
     assert list(verdicts) == ["model_quantized.onnx"]
+    assert (exported / "1/model_quantized.onnx").is_file()
+
+
+def test_a_graph_with_its_weights_in_another_file(exported: Path, folder_of_photos: Path) -> None:
+    graph = exported / "1/model.onnx"
+    onnx.save(
+        onnx.load(graph), graph, save_as_external_data=True, location="model.onnx.data", size_threshold=0
+    )
+    described = json.loads((exported / "model.json").read_text())
+    described["files"] = {"1/model.onnx": hashlib.sha256(graph.read_bytes()).hexdigest()}
+    (exported / "model.json").write_text(json.dumps(described))
+    verdict = int8.add(Model.read(exported), Options(folder_of_photos))["model_quantized.onnx"]
+    size = graph.stat().st_size + graph.with_name("model.onnx.data").stat().st_size
+    assert verdict.megabytes["fp32"] == round(size / 1e6, 1)
     assert (exported / "1/model_quantized.onnx").is_file()
 
 
