@@ -20,7 +20,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from fastapi_onnx import gpu_graph
+from fastapi_onnx import gpu_graph, graph_file
 from fastapi_onnx.normalisation import NORMALISED, PIXELS, model_input
 from fastapi_onnx.shared_weights import CPU
 from serving.backends import batch_sizes, cuda_driver, precision_check
@@ -212,7 +212,7 @@ class CudaNetwork:
         pipeline, classes = model.description.pipeline, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
         tensors = gpu_graph.normalised(images, pipeline)
-        graph, expected = gpu_graph.simplified(onnx.load(model.file("model.onnx")), tensors)
+        graph, expected = gpu_graph.simplified(graph_file.read(model.file("model.onnx")), tensors)
         self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
             self._network = Network(gpu_graph.half(graph), True, pipeline, classes)

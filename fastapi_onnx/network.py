@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from pydantic import TypeAdapter
 
+from fastapi_onnx import graph_file
 from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.openvino_session import (
     OPENVINO,
@@ -265,7 +265,9 @@ def open_session(
     def graph() -> bytes | Path:
         if plain:
             return path
-        made: bytes = with_two_inputs(onnx.load(path), model.description.pipeline).SerializeToString()
+        made: bytes = with_two_inputs(
+            graph_file.read(path), model.description.pipeline
+        ).SerializeToString()
         return made
 
     try:

@@ -12,8 +12,8 @@ ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DESCRIPTION = ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"]
 ONNX = ["model.onnx", "onnx/model.onnx"]
 WEIGHTS = {
-    # and what graphs of more than 2 GB have beside them
-    "onnx": [*ONNX, "model.onnx_data*", "onnx/model.onnx_data*"],
+    # and weights that a graph has in a file beside it
+    "onnx": [*ONNX, "model.onnx[._]data*", "onnx/model.onnx[._]data*"],
     "int8": ["model_quantized.onnx", "onnx/model_quantized.onnx", "*model_quantized.json"],
     "pt": ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"],
 }

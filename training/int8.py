@@ -5,7 +5,6 @@ service may take it without being asked, and what it saves. Files are made in a 
 to the model's own, and served from there by the real backends while they are judged.
 """
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +15,13 @@ from tempfile import TemporaryDirectory
 import onnx
 import typer
 
+from fastapi_onnx import graph_file
 from fastapi_onnx.backend import OnnxBackend
 from serving.description import Kind
 from serving.errors import ConfigurationError
 from serving.model import Model
 from training import given_graph, int8_onnx, photos
-from training.int8_verdict import Judge, Verdict, data_files
+from training.int8_verdict import Judge, Verdict
 from training.photos import Photos
 
 MOST_CALIBRATION_PHOTOS = 200
@@ -101,8 +101,8 @@ def trial_folder(model: Model) -> Iterator[Model]:
             # a listed file is checked when it is read: without PyTorch's, ONNX Runtime's is enough
             source = path_in(model, kind) if listed else model.file(kind)
             (place / kind).symlink_to(source.resolve())
-            for data in data_files(source):
-                shutil.copy(data, place)  # a link would be refused
+            for data in graph_file.data_files(source) if kind == ONNX[0] else ():
+                (place / data.name).symlink_to(data.resolve())
         yield Model(Path(folder), model.description.model_copy(update={"files": listed, "int8": {}}))
 
 

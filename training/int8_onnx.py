@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
 from tqdm import tqdm
 
-from fastapi_onnx import gpu_graph
+from fastapi_onnx import gpu_graph, graph_file
 from fastapi_onnx.normalisation import model_input
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -75,7 +75,9 @@ class Quantiser:
     def __enter__(self) -> "Quantiser":
         """Simplifies the graph. Raises ConfigurationError."""
         try:
-            graph, _ = gpu_graph.simplified(onnx.load(self._model.file("model.onnx")), self._tensors[:1])
+            graph, _ = gpu_graph.simplified(
+                graph_file.read(self._model.file("model.onnx")), self._tensors[:1]
+            )
         except Exception as error:  # onnx and onnxruntime raise types of their own
             raise ConfigurationError(f"the graph cannot be simplified: {in_one_line(error)}") from error
         for index, node in enumerate(graph.graph.node):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from tqdm import tqdm
 
+from fastapi_onnx import graph_file
 from fastapi_onnx.network import Network, open_session, signature_of
 from serving.backends import precision_check
 from serving.description import Kind
@@ -70,7 +71,7 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
 def quantise(source: Path, out: Path) -> None:
     """Writes the graph with its matrix products in int8. Raises ConfigurationError."""
     try:
-        graph = onnx.load(source)
+        graph = graph_file.read(source)
         is_half = restore_float32_weights(graph)
         given = graph if is_half else source
         with silent_logging():

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from fastapi_onnx import graph_file
 from serving.backends import precision_check
 from serving.backends.base import Backend
 from serving.description import Int8Verdict, Kind
@@ -107,19 +107,10 @@ class Judge:
         )
 
 
-def data_files(path: Path) -> list[Path]:
-    """Returns the files beside an ONNX graph that hold its weights; mostly there are none."""
-    if path.suffix != ".onnx":
-        return []
-    tensors = onnx.load(path, load_external_data=False).graph.initializer
-    names = {entry.value for t in tensors for entry in t.external_data if entry.key == "location"}
-    # a name that leads elsewhere is refused when the graph is loaded
-    return [path.with_name(name) for name in sorted(names) if Path(name).name == name]
-
-
 def megabytes(path: Path) -> float:
     """Returns the size of a file with weights, and of its data files."""
-    return round(sum(part.stat().st_size for part in [path, *data_files(path)]) / 1e6, 1)
+    parts = [path, *graph_file.data_files(path)] if path.suffix == ".onnx" else [path]
+    return round(sum(part.stat().st_size for part in parts) / 1e6, 1)
 
 
 def comparison(

@@ -21,6 +21,7 @@ FILES = {
     "README.md": b"# Mood",
     "model.safetensors": b"weights of PyTorch",
     "onnx/model.onnx": b"a graph",
+    "onnx/model.onnx.data": b"its large weights",
     "onnx/model.onnx_data": b"its weights",
     "onnx/model_fp16.onnx": b"another graph",
     "onnx/model_quantized.onnx": b"a graph in int8",
@@ -63,7 +64,8 @@ def fetch(
 
 def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path) -> None:
     folder = Path(fetch(tmp_path, server.url, REPOSITORY))
-    wanted = ["config.json", "onnx/model.onnx", "onnx/model.onnx_data", "tokenizer.json"]
+    graph = "onnx/model.onnx"
+    wanted = ["config.json", graph, f"{graph}.data", f"{graph}_data", "tokenizer.json"]
     assert sorted(server.asked) == wanted
     assert folder.is_relative_to(tmp_path)
     assert [(folder / name).read_bytes() for name in wanted] == [FILES[name] for name in wanted]

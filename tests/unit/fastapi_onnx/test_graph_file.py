@@ -1,0 +1,93 @@
+"""ONNX graphs with their weights in files beside them, also links to them, as in the Hub's cache."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fastapi_onnx import graph_file
+
+WEIGHTS = {
+    "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "offset": np.array([5, 6, 7, 8], np.float32),
+    "none": np.empty((0, 4), np.float32),
+}
+
+
+def graph() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["x", "matrix"], ["product"]),
+        helper.make_node("Add", ["product", "offset"], ["sum"]),
+        helper.make_node("Concat", ["sum", "none"], ["y"], axis=0),
+    ]
+    return helper.make_model(
+        helper.make_graph(
+            nodes,
+            "graph",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
+            [numpy_helper.from_array(values, name) for name, values in WEIGHTS.items()],
+        )
+    )
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Path:
+    """The graph, with its weights in `weights.data`."""
+    path = tmp_path / "split" / "model.onnx"
+    path.parent.mkdir()
+    onnx.save_model(graph(), path, save_as_external_data=True, location="weights.data", size_threshold=0)
+    return path
+
+
+def links(path: Path, folder: Path) -> Path:
+    """A folder of links to files that have other names, in another folder."""
+    blobs, snapshot = folder / "blobs", folder / "snapshot"
+    snapshot.mkdir()
+    blobs.mkdir()
+    for number, file in enumerate(path.parent.iterdir()):
+        (snapshot / file.name).symlink_to(file.rename(blobs / str(number)))
+    return snapshot / path.name
+
+
+def relocated(path: Path, **entries: str) -> Path:
+    """The graph with other entries about where its weights lie."""
+    changed = onnx.load(path, load_external_data=False)
+    for tensor in changed.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = entries.get(entry.key, entry.value)
+    path.write_bytes(changed.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_weights_in_a_file_beside_the_graph(split: Path, tmp_path: Path, linked: bool) -> None:
+    path = links(split, tmp_path) if linked else split
+    read = graph_file.read(path)
+    assert read.graph.node == graph().graph.node
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in read.graph.initializer}
+    assert list(tensors) == list(WEIGHTS)
+    for name, values in WEIGHTS.items():
+        np.testing.assert_array_equal(tensors[name], values, strict=True)
+    assert graph_file.data_files(path) == {path.with_name("weights.data")}
+
+
+def test_a_graph_with_its_weights_inside(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(graph(), path)
+    assert graph_file.read(path) == graph()
+    assert graph_file.data_files(path) == set()
+
+
+@pytest.mark.parametrize("location", ["../weights.data", "/etc/passwd", "..", "", "missing"])
+def test_weights_elsewhere(split: Path, location: str) -> None:
+    (split.parents[1] / "weights.data").write_bytes(bytes(100))
+    with pytest.raises((onnx.checker.ValidationError, OSError)):
+        graph_file.read(relocated(split, location=location))
+
+
+def test_a_place_before_the_file(split: Path) -> None:
+    with pytest.raises(ValueError, match="offset"):
+        graph_file.read(relocated(split, offset="-8"))
