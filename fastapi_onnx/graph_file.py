@@ -11,13 +11,13 @@ def read(path: Path) -> ModelProto:
     """Reads a graph with all its weights.
 
     In the Hugging Face Hub's cache, files are links to others, which `onnx.load` refuses. Raises what
-    `onnx.load` raises.
+    `onnx.load` raises, OSError and ValueError.
     """
     graph = onnx.load(path, load_external_data=False)
-    for tensor, data in outside(graph, path):
-        with data.open("rb") as file:
-            file.seek(ExternalDataInfo(tensor).offset or 0)
-            tensor.raw_data = file.read(ExternalDataInfo(tensor).length)
+    for tensor, place in outside(graph):
+        with path.with_name(place.location).open("rb") as file:
+            file.seek(place.offset or 0)
+            tensor.raw_data = file.read(place.length)
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
     load_external_data_for_model(graph, str(path.parent))  # the others, or an error
@@ -27,11 +27,11 @@ def read(path: Path) -> ModelProto:
 def data_files(path: Path) -> set[Path]:
     """Returns the files that hold a graph's weights; mostly there are none."""
     graph = onnx.load(path, load_external_data=False)
-    return {data for _, data in outside(graph, path)}
+    return {path.with_name(place.location) for _, place in outside(graph)}
 
 
-def outside(graph: ModelProto, path: Path) -> list[tuple[TensorProto, Path]]:
-    """Returns the weights that lie in files of the graph's folder, and these files."""
+def outside(graph: ModelProto) -> list[tuple[TensorProto, ExternalDataInfo]]:
+    """Returns the weights that lie in files of the graph's folder, and where in these."""
     tensors = [tensor for tensor in graph.graph.initializer if uses_external_data(tensor)]
-    places = [(tensor, ExternalDataInfo(tensor).location) for tensor in tensors]
-    return [(tensor, path.with_name(name)) for tensor, name in places if Path(name).name == name != ""]
+    places = [(tensor, ExternalDataInfo(tensor)) for tensor in tensors]
+    return [pair for pair in places if Path(pair[1].location).name == pair[1].location != ""]
