@@ -73,9 +73,8 @@ def quantise(source: Path, out: Path) -> None:
     try:
         graph = graph_file.read(source)
         is_half = restore_float32_weights(graph)
-        given = graph if is_half else source
         with silent_logging():
-            quantize_dynamic(given, out, QUANTISED, per_channel=True, weight_type=QuantType.QInt8)
+            quantize_dynamic(graph, out, QUANTISED, per_channel=True, weight_type=QuantType.QInt8)
         if is_half:
             onnx.save(store_weights_as_float16(onnx.load(out)), out)
     except Exception as error:  # the library raises every type
