@@ -55,7 +55,7 @@ class Health(IntEnum):
     STARTING = 0
     READY = 1
     RECOVERING = 2  # no worker is ready, but one is starting: requests wait
-    DOWN = 3  # workers die before they become ready: requests are refused
+    DOWN = 3  # no worker can start: requests are refused
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,7 @@ class Supervisor:
     def _release_suspects(self) -> bool:
         """Queues the next suspect if it may be retried; returns whether a retry is in progress."""
         ready = sum(process.ready for process in self._processes)
-        wanted = sum(p.popen is not None or p.start_at is not None for p in self._processes)
-        return self._suspects.release(ready, wanted)
+        return self._suspects.release(ready, sum(process.is_wanted for process in self._processes))
 
     def _read_status(self, process: WorkerProcess) -> None:
         """Reads a worker's status pipe; end of file means that the worker has died."""
@@ -215,7 +214,7 @@ class Supervisor:
                         self._fail_start(f"an inference worker cannot be started: {error}")
                         return
                     self._log.error("an inference worker cannot be started", reason=str(error))
-                    process.start_at = now + process.backoff(now)
+                    process.start_at, process.has_failed = now + process.backoff(now), True
 
     def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
         """Returns a worker's arguments; `WorkerProcess.start` adds the control and status pipes."""
@@ -243,7 +242,7 @@ class Supervisor:
 
     def _on_loaded(self, process: WorkerProcess, report: WorkerReport) -> None:
         """Lets a worker serve after it has loaded its model."""
-        process.failed_starts = 0
+        process.failed_starts, process.has_failed = 0, False
         if self._report is None:
             self._report = report
             report.web_processes = self.layout.frontends
@@ -261,13 +260,13 @@ class Supervisor:
                 self.memory.call_overhead_elements[index] = report.call_overhead_elements[index]
         if not report.on_gpu:
             for waiting in self._processes:  # no usable GPU: start the remaining workers on the CPU
-                if waiting.popen is None and waiting.start_at is None:
+                if not waiting.is_wanted:
                     waiting.start_at = time.monotonic()
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
         self.memory.heartbeat[process.index] = process.ready_at
         process.send_command(SERVE)
-        if all(p.ready for p in self._processes if p.popen or p.start_at is not None):
+        if all(p.ready for p in self._processes if p.is_wanted):
             self._startup_over.set()
 
     def _on_death(self, process: WorkerProcess) -> None:
@@ -283,8 +282,9 @@ class Supervisor:
         os.close(process.status_fd)
         os.close(process.control_fd)
         killed = code == -signal.SIGKILL and not process.is_killed_as_hung
-        is_last_try = process.failed_starts >= STARTS_IF_KILLED
-        if not self._startup_over.is_set() and (self._error or not killed or is_last_try):
+        failed = not killed or process.failed_starts >= STARTS_IF_KILLED
+        process.has_failed = failed and process.failed_starts > 0
+        if not self._startup_over.is_set() and (self._error or failed):
             self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
             return
         self.memory.restarts[0] += 1
@@ -314,7 +314,7 @@ class Supervisor:
             health = Health.READY
         elif not self._startup_over.is_set():
             health = Health.STARTING
-        elif any(not p.failed_starts for p in self._processes):
+        elif not all(p.has_failed for p in self._processes if p.is_wanted):
             health = Health.RECOVERING
         else:
             health = Health.DOWN

@@ -59,8 +59,16 @@ class WorkerProcess:
     failed_starts: int = 0
     """Consecutive deaths before becoming ready."""
 
+    has_failed: bool = False
+    """Whether the last of `failed_starts` was its own fault, or SIGKILL has ended too many of them."""
+
     start_at: float | None = 0.0
     """Time of the next start; None while the worker runs, or until it is needed."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it runs or will be started; with `auto`, not all do on a GPU."""
+        return self.popen is not None or self.start_at is not None
 
     def start(self, args: WorkerArgs) -> None:
         """Starts a worker with `args` and new control and status pipes. Raises OSError."""

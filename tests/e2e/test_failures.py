@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from serving.engine.worker_process import STARTS_IF_KILLED
 from tests.e2e.conftest import CLASSES, SharedService
 from tests.e2e.services import (
     WORKER,
@@ -115,6 +116,30 @@ def test_without_workers_it_refuses_and_recovers_by_itself(
         wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
         assert predict(url, command(class_index=7)).json()["prediction"] == "7"
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
+
+
+@pytest.mark.parametrize(("kills", "status"), [(STARTS_IF_KILLED - 1, 200), (STARTS_IF_KILLED, 503)])
+def test_requests_wait_for_a_worker_that_is_killed_while_it_restarts(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, kills: int, status: int
+) -> None:
+    with fake_service(fake_settings, instances="1") as (url, server):
+        (tmp_path / "loading").touch()
+        programs(server, WORKER)[0].kill()
+        waiting = []
+        for _ in range(kills):
+            wait_for((tmp_path / "loading.held").exists)
+            waiting.append(senders.submit(predict, url, command(class_index=7)))
+            wait_for(lambda: metric(url, "serving_free_slots") == 256 - len(waiting))
+            (new,) = programs(server, WORKER)
+            new.kill()
+            new.wait(10)
+            (tmp_path / "loading.held").unlink()
+        if status == 200:
+            (tmp_path / "loading").unlink()
+        assert [answer.result().status_code for answer in waiting] == [status] * kills
+        (tmp_path / "loading").unlink(missing_ok=True)
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
+        assert predict(url, command(class_index=7)).json()["prediction"] == "7"
 
 
 def test_a_service_whose_workers_cannot_start_says_why(
