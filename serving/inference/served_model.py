@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -39,8 +39,12 @@ from serving.tensors import Array
 SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
 MIXED_SECONDS = 10.0
 QUICK_SECONDS = 0.0005  # of CPU time: a third of a 400x300 image's, many times a short text's
+Result = TypeVar("Result")
 Prepare = Callable[[int, int], Awaitable[list[Prepared]]]
 """Takes an index and a count; prepares the items of that many inputs from that index on."""
+
+Finish = Callable[[Sequence[Prepared], Sequence[ItemResult]], Awaitable[Result]]
+"""Makes the answer's content of the prepared inputs and the results of all their items."""
 
 
 class Input(NamedTuple):
@@ -82,22 +86,6 @@ class Answer:
     """[items, *shape] for each output of the tensor signature; empty for requests."""
 
     timings: Timings
-
-
-@dataclass(slots=True)
-class Computed:
-    """Results of the engine and the task for one request."""
-
-    signature: int
-    candidates: list[list[Candidate]]
-    outcomes: list[ItemResult]
-    admitted_at: float
-    """`time.monotonic()` when the slots were acquired."""
-
-    submitted_at: float
-    """`time.monotonic()` when the inputs were prepared."""
-
-    truncated: bool
 
 
 class Traffic:
@@ -272,8 +260,11 @@ class ServedModel:
         check_count(len(inputs), self.largest_request)
         items = sum(self.task.likely_items(source.size) for source in inputs)
         signature = self.task.request_signature or 0
-        computed = await self._compute(signature, len(inputs), items, preprocess, top_k, options)
-        return Answer(self.task, computed.candidates, [], self._finish(computed))
+        finish = partial(self._postprocess, top_k, options.bulk)
+        candidates, timings = await self._compute(
+            signature, len(inputs), items, preprocess, finish, options
+        )
+        return Answer(self.task, candidates, [], timings)
 
     async def infer(self, inputs: Sequence[Array], options: RequestOptions) -> Answer:
         """Computes the network's outputs for tensors; `inputs` has an array [N, *shape] for each input.
@@ -290,16 +281,18 @@ class ServedModel:
         async def check(_first: int, _count: int) -> list[Prepared]:
             return [Prepared(signature.items(inputs))]
 
+        async def stack(_prepared: object, outcomes: Sequence[ItemResult]) -> list[Array]:
+            columns = list(zip(*(outcome.outputs for outcome in outcomes), strict=True))
+            for spec, column in zip(signature.outputs, columns, strict=True):
+                if len({array.shape for array in column}) > 1:
+                    raise InvalidRequestError(
+                        f"{spec.name} differs in size between items: send each in its own request"
+                    )
+            return [np.stack(column) for column in columns]
+
         check_count(len(inputs[0]), self.largest_request)
-        computed = await self._compute(index, 1, len(inputs[0]), check, None, options)
-        columns = list(zip(*(outcome.outputs for outcome in computed.outcomes), strict=True))
-        for spec, column in zip(signature.outputs, columns, strict=True):
-            if len({array.shape for array in column}) > 1:
-                raise InvalidRequestError(
-                    f"{spec.name} differs in size between items: send each in its own request"
-                )
-        arrays = [np.stack(column) for column in columns]
-        return Answer(self.task, [], arrays, self._finish(computed))
+        arrays, timings = await self._compute(index, 1, len(inputs[0]), check, stack, options)
+        return Answer(self.task, [], arrays, timings)
 
     def check_finite(self, answer: Answer) -> None:
         """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
@@ -318,13 +311,13 @@ class ServedModel:
         count: int,
         likely_items: int,
         prepare: Prepare,
-        top_k: int | None,
+        finish: Finish[Result],
         options: RequestOptions,
-    ) -> Computed:
-        """Acquires slots, prepares the items, passes them through the engine, and postprocesses.
+    ) -> tuple[Result, Timings]:
+        """Acquires slots, prepares the items, passes them through the engine, and finishes the answer.
 
         `likely_items` estimates how many items the `count` inputs become. If there are many inputs, only
-        those that the engine takes next are prepared. Without `top_k` there is no postprocessing.
+        those that the engine takes next are prepared. Counts the request in the statistics.
         """
         self.check_open()
         bulk = options.bulk
@@ -332,7 +325,6 @@ class ServedModel:
         self._traffic.note(self.description.name, admitted_at)
         deadline = admitted_at + options.timeout_ms / 1000
         prepared: list[Prepared] = []
-        candidates: list[list[Candidate]] = []
         try:
             together = self.client.most_queued(signature)
             most = self._most_slots(together)
@@ -350,8 +342,7 @@ class ServedModel:
                             request.items = [()] * len(request.items)  # the slots have the arrays now
                         prepared += part
                     outcomes = await slots.results()
-                    if top_k is not None:
-                        candidates = await self._postprocess(prepared, outcomes, top_k, bulk)
+                    result = await finish(prepared, outcomes)
         except BaseException as error:
             self.client.statistics.failed(signature, time.monotonic() - admitted_at)
             if isinstance(error, TimeoutError | DeadlineExceededError):
@@ -362,8 +353,21 @@ class ServedModel:
             if isinstance(error, asyncio.CancelledError):
                 self._metrics.cancelled.inc()
             raise
-        truncated = any(request.truncated for request in prepared)
-        return Computed(signature, candidates, outcomes, admitted_at, submitted_at, truncated)
+        started = min(outcome.started_at for outcome in outcomes)
+        finished = max(outcome.finished_at for outcome in outcomes)
+        sizes = [outcome.batch_size for outcome in outcomes]
+        timings = Timings(
+            decode_s=submitted_at - admitted_at,
+            queue_s=started - submitted_at,
+            infer_s=finished - started,
+            output_s=time.monotonic() - finished,
+            admitted_at=admitted_at,
+            batch_size=max(sizes),
+            version=self.description.version,
+            truncated=any(request.truncated for request in prepared),
+        )
+        self.client.statistics.succeeded(signature, timings, sizes)
+        return result, timings
 
     def _most_slots(self, together: int) -> int:
         """Returns how many slots one request may hold.
@@ -405,7 +409,7 @@ class ServedModel:
         return prepared
 
     async def _postprocess(
-        self, prepared: Sequence[Prepared], outcomes: Sequence[ItemResult], top_k: int, bulk: bool
+        self, top_k: int, bulk: bool, prepared: Sequence[Prepared], outcomes: Sequence[ItemResult]
     ) -> list[list[Candidate]]:
         """Returns each input's candidates; runs on a thread if slow or if an input has several items."""
         candidates, first = [], 0
@@ -419,25 +423,6 @@ class ServedModel:
                 candidates.append(await self._threads.run(work, bulk))
             first = end
         return candidates
-
-    def _finish(self, computed: Computed) -> Timings:
-        """Counts a successful request in the statistics and returns its timings."""
-        outcomes = computed.outcomes
-        started = min(outcome.started_at for outcome in outcomes)
-        finished = max(outcome.finished_at for outcome in outcomes)
-        sizes = [outcome.batch_size for outcome in outcomes]
-        timings = Timings(
-            decode_s=computed.submitted_at - computed.admitted_at,
-            queue_s=started - computed.submitted_at,
-            infer_s=finished - started,
-            output_s=time.monotonic() - finished,
-            admitted_at=computed.admitted_at,
-            batch_size=max(sizes),
-            version=self.description.version,
-            truncated=computed.truncated,
-        )
-        self.client.statistics.succeeded(computed.signature, timings, sizes)
-        return timings
 
 
 def check_count(count: int, most: int) -> None:

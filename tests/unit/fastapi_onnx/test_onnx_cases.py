@@ -34,7 +34,7 @@ from serving.engine.client import ItemResult, error_for
 from serving.engine.executor import BatchExecutor
 from serving.engine.memory import Memory, SlotLayout, State
 from serving.errors import ConfigurationError, ServingError
-from serving.inference.served_model import Computed, Prepare, RequestOptions, ServedModel
+from serving.inference.served_model import Finish, Prepare, RequestOptions, ServedModel
 from serving.model import Model
 from serving.protocols.catalog import entries_of
 from serving.protocols.v2 import codec
@@ -101,9 +101,15 @@ class InProcess(ServedModel):
         self.largest_request = SLOTS
 
     async def _compute(
-        self, signature: int, count: int, likely_items: int, prepare: Prepare, *_: Any
-    ) -> Computed:
-        """What the worker makes of the items."""
+        self,
+        signature: int,
+        count: int,
+        likely_items: int,
+        prepare: Prepare,
+        finish: Finish[Any],
+        options: RequestOptions,  # noqa: ARG002
+    ) -> tuple[Any, Any]:
+        """The answer made of what the worker computes; there are no timings."""
         (prepared,) = await prepare(0, count)
         index, count = signature, likely_items
         assert len(prepared.items) == count
@@ -118,10 +124,7 @@ class InProcess(ServedModel):
                 if memory.state[slot] != State.DONE:
                     raise error_for(State(memory.state[slot]), failure_is_client_error=True)
                 outcomes.append(ItemResult(memory.read_outputs(slot), 0, 0, 0, 0, 1, True))
-        return Computed(index, [], outcomes, 0, 0, truncated=False)
-
-    def _finish(self, computed: Computed) -> Any:  # noqa: ARG002
-        return None
+        return await finish([prepared], outcomes), None
 
 
 @contextmanager
