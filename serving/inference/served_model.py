@@ -37,6 +37,7 @@ from serving.tasks.registry import task_of
 from serving.tensors import Array
 
 SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
+THREADED = 0.65  # share of what the cores could do that is left if threads decode and wait for the GIL
 MIXED_SECONDS = 10.0
 QUICK_SECONDS = 0.0005  # of CPU time: a third of a 400x300 image's, many times a short text's
 Result = TypeVar("Result")
@@ -144,13 +145,13 @@ class ServedModel:
         fastest = max(size / ms for size, ms in self.report.batch_ms.items())
         wanted = 1000 * fastest * self.workers  # items per second, as measured at warm-up
         if not on_gpu:  # web processes and workers share the cores
-            wanted = 1 / (1 / wanted + 1 / (SLOW * cores))
+            wanted = THREADED / (1 / wanted + 1 / (SLOW * cores))
         self.web_processes = self.report.web_processes
         self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
             on_gpu and self.web_processes >= cores - self.workers
         )
-        """Whether the event loop prepares cheap inputs: if one thread per web process keeps all workers
-        busy, or if a GPU computes and every core already has a web process."""
+        """Whether the event loop prepares cheap inputs: if more threads would not get more done, or if a
+        GPU computes and every core already has a web process."""
 
         self.largest_request = settings.max_request_items
         """Maximum number of inputs in one request."""
@@ -382,12 +383,11 @@ class ServedModel:
         """Prepares an input's items: on the event loop if that is cheap, else on a thread.
 
         Using the event loop saves two thread switches. It prepares small inputs that the task considers
-        cheap, provided that the workers are slow or idle enough. If other models get requests too, it
-        prepares what took next to no time so far.
+        cheap if they took next to no time so far or, unless other models get requests too, if the
+        workers are slow or idle enough.
         """
-        if self._traffic.mixed(time.monotonic()):
-            on_event_loop = self._preparation_s < QUICK_SECONDS
-        else:
+        on_event_loop = self._preparation_s < QUICK_SECONDS
+        if not on_event_loop and not self._traffic.mixed(time.monotonic()):
             on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
             fields = source.read()

@@ -20,6 +20,7 @@ from tests.reports import reported
     [
         (2, 5.0, 1, True),
         (2, 1.5, 1, True),  # the workers have not both cores to themselves
+        (2, 0.7, 1, True),  # threads would wait for each other
         (2, 0.1, 1, False),
         (8, 5.0, 1, False),  # one event loop would hold up eight workers
         (8, 5.0, 2, True),
