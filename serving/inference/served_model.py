@@ -383,12 +383,14 @@ class ServedModel:
         """Prepares an input's items: on the event loop if that is cheap, else on a thread.
 
         Using the event loop saves two thread switches. It prepares small inputs that the task considers
-        cheap if they took next to no time so far or, unless other models get requests too, if the
-        workers are slow or idle enough.
+        cheap if they took next to no time so far, or if the workers are slow or idle enough, but then
+        not if other models get requests, too, or if refusals would have to wait for many inputs.
         """
         on_event_loop = self._preparation_s < QUICK_SECONDS
         if not on_event_loop and not self._traffic.mixed(time.monotonic()):
-            on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
+            half_free = self.client.free_slots(bulk=True) > 0
+            alone = self.client.memory.counts.alone
+            on_event_loop = alone or (self.prepares_on_event_loop and half_free)
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
             fields = source.read()
             inspected = self.task.inspect(fields)

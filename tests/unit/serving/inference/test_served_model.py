@@ -1,17 +1,19 @@
 """Where a model's images are decoded."""
 
-from unittest.mock import Mock
+import asyncio
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from serving.engine.memory import EngineFds, SlotLayout
 from serving.engine.provider import EngineHandle
-from serving.inference.served_model import ServedModel, Traffic
+from serving.inference.served_model import Input, ServedModel, Traffic
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
 from serving.system import cpus
 from serving.tasks.image_classification import image_signatures
+from tests import pictures
 from tests.reports import reported
 
 
@@ -35,16 +37,42 @@ def test_the_event_loop_decodes_where_it_keeps_the_workers_busy(
     web_processes: int,
     expected: bool,
 ) -> None:
-    decodes = decodes_on_event_loop(model, monkeypatch, "cpu", cores, worker_ms, cores, web_processes)
-    assert decodes is expected
+    monkeypatch.setattr(cpus, "usable", lambda: cores)
+    service = served(model, "cpu", worker_ms, cores, web_processes)
+    assert service.prepares_on_event_loop is expected
 
 
 @pytest.mark.parametrize(("web_processes", "expected"), [(15, True), (4, False)])
 def test_beside_a_gpu_it_does_so_where_every_core_has_a_web_process(
     model: Model, monkeypatch: pytest.MonkeyPatch, web_processes: int, expected: bool
 ) -> None:
-    decodes = decodes_on_event_loop(model, monkeypatch, "cuda:0", 16, 0.05, 1, web_processes)
-    assert decodes is expected
+    monkeypatch.setattr(cpus, "usable", lambda: 16)
+    assert served(model, "cuda:0", 0.05, 1, web_processes).prepares_on_event_loop is expected
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "others", "free_slots", "alone", "on_threads"),
+    [
+        (2.0, False, 1, False, False),
+        (2.0, False, 0, False, True),  # refusals would wait for the inputs before them
+        (2.0, False, 0, True, False),
+        (2.0, True, 1, True, True),  # another model's requests would, too
+        (0.1, True, 0, False, False),
+    ],
+)
+def test_small_inputs_are_prepared_on_the_event_loop_unless_others_would_wait(
+    model: Model, milliseconds: float, others: bool, free_slots: int, alone: bool, on_threads: bool
+) -> None:
+    service = served(model, "cpu", 5.0, cpus.usable(), 64)
+    service.client = Mock()
+    service.client.free_slots.return_value = free_slots
+    service.client.memory.counts.alone = alone
+    service._preparation_s = milliseconds / 1000
+    service._traffic = Mock(mixed=Mock(return_value=others))
+    service._threads = Mock(run=AsyncMock())
+    photo = pictures.jpeg()
+    asyncio.run(service._preprocess(Input(len(photo), lambda: {"image": photo}), bulk=False))
+    assert service._threads.run.called is on_threads
 
 
 def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_model() -> None:
@@ -58,21 +86,12 @@ def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_mode
     assert not traffic.mixed(12.0)
 
 
-def decodes_on_event_loop(
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    cores: int,
-    worker_ms: float,
-    workers: int,
-    web_processes: int,
-) -> bool:
-    """Returns what a web process of such a service decides."""
-    monkeypatch.setattr(cpus, "usable", lambda: cores)
+def served(model: Model, device: str, worker_ms: float, workers: int, web_processes: int) -> ServedModel:
+    """A model whose workers, `workers` in all, take this time for an input."""
     layout = SlotLayout(
         slots=64, frontends=64, workers=workers, max_batch=4, signatures=image_signatures((8, 8), 9)
     )
     batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
     report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
     handle = EngineHandle(model, EngineFds(0, layout, 0, 0, (0, 0), 0, 0), report, Mock())
-    return ServedModel(handle, Settings(), Metrics(), Mock(), Traffic()).prepares_on_event_loop
+    return ServedModel(handle, Settings(), Metrics(), Mock(), Traffic())
