@@ -31,6 +31,15 @@ def test_any_box_of_any_picture(width: int, height: int, side: int, left: float,
     assert np.abs(pixels.astype(int) - expected.astype(int)).max() <= 1
 
 
+@pytest.mark.parametrize(("width", "height", "side"), [(112, 112, 224), (61, 100, 224), (300, 20, 64)])
+def test_nearly_all_enlarged_pixels_are_pillows(width: int, height: int, side: int) -> None:
+    image = noise(width, height)
+    expected = np.asarray(image.resize((side, side), Resampling.BILINEAR)).astype(int)
+    difference = np.abs(Resizer().resize(image, (side, side)) - expected)
+    assert difference.max() <= 1
+    assert difference.mean() < (0.005 if side % width else 1e-9)
+
+
 def test_without_the_simd_code_it_is_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resize, "SIMD", None)
     image = noise(300, 200)
@@ -59,7 +68,8 @@ def test_the_simd_code_is_used_for_small_pictures_only(monkeypatch: pytest.Monke
     Resizer().resize(noise(300, 200), (64, 64))
     assert len(used) == 1
     Resizer().resize(noise(MAX_SIMD_PIXELS // 1000 + 1, 1000), (64, 64))
-    Resizer().resize(noise(300, 200).convert("L").convert("RGB"), (400, 400))
+    Resizer().resize(noise(30, 20), (MAX_SIMD_PIXELS // 1000 + 1, 1000))
+    Resizer().resize(noise(300, 200).convert("L"), (64, 64))
     assert len(used) == 1
 
 
