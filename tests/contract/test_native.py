@@ -226,7 +226,8 @@ def test_a_compressed_body_is_answered_like_any_other(backend_url: str) -> None:
     headers["Content-Encoding"] = "gzip"
     packed = gzip.compress(PHOTO)
     response = requests.post(f"{backend_url}/predict", data=packed, headers=headers, timeout=30)
-    assert response.json() == plain.json()
+    assert response.json()["prediction"] == plain.json()["prediction"]
+    assert response.json()["probability"] == pytest.approx(plain.json()["probability"], abs=1e-5)
     response = requests.post(f"{backend_url}/predict", data=PHOTO, headers=headers, timeout=30)
     check_error(response, 400, "invalid_body")
 
