@@ -388,9 +388,8 @@ class ServedModel:
         """
         on_event_loop = self._preparation_s < QUICK_SECONDS
         if not on_event_loop and not self._traffic.mixed(time.monotonic()):
-            half_free = self.client.free_slots(bulk=True) > 0
-            alone = self.client.memory.counts.alone
-            on_event_loop = alone or (self.prepares_on_event_loop and half_free)
+            in_time = self.prepares_on_event_loop and self.client.free_slots(bulk=True) > 0
+            on_event_loop = in_time or self.client.memory.counts.alone
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
             fields = source.read()
             inspected = self.task.inspect(fields)

@@ -109,7 +109,7 @@ class InProcess(ServedModel):
         finish: Finish[Any],
         options: RequestOptions,  # noqa: ARG002
     ) -> tuple[Any, Any]:
-        """The answer made of what the worker computes; there are no timings."""
+        """Returns the content of the answer, and None instead of the timings."""
         (prepared,) = await prepare(0, count)
         index, count = signature, likely_items
         assert len(prepared.items) == count
