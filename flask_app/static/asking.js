@@ -89,7 +89,10 @@ export class Asking extends Queue {
     });
   }
 
-  /** Fills the fields with what was typed in this tab of the browser; files cannot be kept. */
+  /**
+   * Fills the fields with what was typed in this tab of the browser; files cannot be kept. What has
+   * been typed already, while this script was loading, comes first.
+   */
   restore() {
     let kept = {};
     try {
@@ -97,11 +100,12 @@ export class Asking extends Queue {
     } catch { /* it starts anew */ }
     for (const field of this.fields) {
       const value = kept[field.name];
-      if (value === undefined || field.type === "file") continue;
+      if (value === undefined || field.type === "file" || isTyped(field)) continue;
       if (field.type === "checkbox") field.checked = value;
       else field.value = value;
     }
     this.fields.forEach((field) => this.count(field));
+    if (this.fields.some(isTyped)) this.keep();
     this.form.addEventListener("input", ({ target }) => {
       this.count(target);
       this.keep();
@@ -139,6 +143,10 @@ export class Asking extends Queue {
     if (lines === undefined) field.setCustomValidity(wrong);
   }
 }
+
+/** Tells whether a field holds something else than the page came with; of a list it is not known. */
+const isTyped = ({ type, checked, defaultChecked, value, defaultValue = value }) =>
+  (type === "checkbox" ? checked !== defaultChecked : type !== "file" && value !== defaultValue);
 
 /** Sets a field as if it had been typed. */
 export function type(field, value) {

@@ -141,9 +141,9 @@ function mayRenew(what) {
   return true;
 }
 
-/** Loads the page anew, for other models; what was typed is kept. */
+/** Loads the page anew, for other models; what was typed is kept, so its view must have started. */
 function renewPage() {
-  if (mayRenew("page")) location.reload();
+  if (mayRenew("page")) shown.start().finally(() => location.reload());
 }
 
 /** Replaces a panel that is made for another model; what was typed is kept. */

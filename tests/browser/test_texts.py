@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import PageOf, page_before
 from tests.browser.stub_api import StubApi, error, until
@@ -133,6 +133,20 @@ def test_a_reload_keeps_what_was_typed(page: Page) -> None:
     expect(page.locator("#results")).to_be_hidden()
     page.reload()
     expect(page.get_by_label("Your text")).to_have_value("")
+
+
+def test_typed_before_the_script_has_come(page: Page) -> None:
+    write(page, "late", 1)
+    held: list[Route] = []
+    page.route("**/text.js", lambda route: held.append(route))  # Playwright marks it
+    with page.expect_request("**/text.js"):
+        page.reload()
+    page.get_by_label("Your text").fill("wonderful")
+    held.pop().continue_()
+    page.unroute("**/text.js")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    page.reload()
+    expect(page.get_by_label("Your text")).to_have_value("wonderful")
 
 
 def test_trouble_stays_with_its_line(page: Page, stub: StubApi) -> None:
