@@ -44,7 +44,7 @@ BUSY = (
 class Server(uvicorn.Server):
     """Serves one application until a signal; `run` returns after a graceful shutdown."""
 
-    accept_at_once = 64  # uvloop would accept one per iteration, and iterations are long here
+    accept_at_once = 256  # uvloop would accept one per iteration; a flood must find all slots taken soon
 
     def __init__(self, app: FastAPI, settings: Settings, listener: socket.socket | None = None) -> None:
         """`listener` is a socket that is bound already; None: one is bound at startup."""
