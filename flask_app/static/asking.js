@@ -90,8 +90,8 @@ export class Asking extends Queue {
   }
 
   /**
-   * Fills the fields with what was typed in this tab of the browser; files cannot be kept. What has
-   * been typed already, while this script was loading, comes first.
+   * Restores what was typed in this tab of the browser, except files. What was typed while this script
+   * was loading takes precedence, and is kept from now on.
    */
   restore() {
     let kept = {};
@@ -144,7 +144,7 @@ export class Asking extends Queue {
   }
 }
 
-/** Tells whether a field holds something else than the page came with; of a list it is not known. */
+/** Tells whether a field has changed since the page arrived; always false for a list. */
 const isTyped = ({ type, checked, defaultChecked, value, defaultValue = value }) =>
   (type === "checkbox" ? checked !== defaultChecked : type !== "file" && value !== defaultValue);
 

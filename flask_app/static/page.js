@@ -141,7 +141,7 @@ function mayRenew(what) {
   return true;
 }
 
-/** Loads the page anew, for other models; what was typed is kept, so its view must have started. */
+/** Loads the page anew, for other models, once the view has started and has kept what was typed. */
 function renewPage() {
   if (mayRenew("page")) shown.start().finally(() => location.reload());
 }
