@@ -3,7 +3,7 @@
 import io
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,11 @@ def jpeg_with(content: bytes) -> bytes:
     return data[:2] + content + data[2:]
 
 
-def rotated(orientation: int) -> bytes:
-    """A JPEG that says by EXIF how it is to be turned."""
+def rotated(orientation: int, format_: str = "JPEG") -> bytes:
+    """A picture that says by EXIF, or an AVIF in its own way, how it is to be turned."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encode(plate(), exif=exif)
+    return encode(plate(), format_, exif=exif)
 
 
 def sixteen_bit_png() -> bytes:
@@ -72,15 +72,40 @@ def animated(format_: str) -> bytes:
     return encode(frames[0], format_, save_all=True, append_images=frames[1:])
 
 
-def png(width: int, height: int, data: bytes, depth: int = 8, colour: int = 2) -> bytes:
-    """A PNG file from its parts, however wrong they are."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        crc = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
-
+def png(
+    width: int, height: int, data: bytes, depth: int = 8, colour: int = 2, more: bytes = b""
+) -> bytes:
+    """A PNG file from its parts, however wrong they are; `more` are chunks before the pixels."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + more
+    return start + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """Of a PNG."""
+    crc = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+
+
+def png_with_key(depth: int, pixels: Sequence[Sequence[int]], key: Sequence[int]) -> bytes:
+    """A PNG with one row of these pixels, grey or RGB, of which the colour `key` is transparent."""
+    colour = 0 if len(key) == 1 else 2
+    bits = "".join(f"{value:0{depth}b}" for pixel in pixels for value in pixel)
+    row = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    more = chunk(b"tRNS", struct.pack(f">{len(key)}H", *key))
+    return png(len(pixels), 1, zlib.compress(b"\0" + row), depth, colour, more)
+
+
+def avif(width: int, height: int) -> bytes:
+    """A small AVIF that says it has this size."""
+    data = encode(plate(64, 48), "AVIF")
+    place = data.index(b"ispe") + 8
+    return data[:place] + struct.pack(">II", width, height) + data[place + 8 :]
+
+
+def avif_with_metadata(size: int, behind: bytes = b"") -> bytes:
+    """An AVIF with so many bytes that are no pixels, at its end behind some others."""
+    return encode(plate(64, 48), "AVIF") + behind + struct.pack(">I4s", 8 + size, b"meta") + bytes(size)
 
 
 def bomb(width: int = 30_000, height: int = 30_000) -> bytes:
@@ -117,6 +142,7 @@ READABLE: dict[str, Callable[[], bytes]] = {
     "jpeg grey": lambda: encode(plate().convert("L")),
     "jpeg cmyk": lambda: encode(plate().convert("CMYK")),
     "jpeg progressive": lambda: encode(plate(), progressive=True),
+    "jpeg without its end": lambda: jpeg()[:-2],
     "jpeg rotated": lambda: rotated(6),
     "jpeg unknown rotation": lambda: rotated(99),
     "png": lambda: encode(plate(), "PNG"),
@@ -130,6 +156,9 @@ READABLE: dict[str, Callable[[], bytes]] = {
     "webp animated": lambda: animated("WEBP"),
     "gif": lambda: encode(plate(), "GIF"),
     "gif animated": lambda: animated("GIF"),
+    "avif": lambda: encode(plate(), "AVIF"),
+    "avif alpha": lambda: encode(plate().convert("RGBA"), "AVIF"),
+    "avif animated": lambda: animated("AVIF"),
     "bmp": lambda: encode(plate(), "BMP"),
     "tiff": lambda: encode(plate(), "TIFF"),
     "tiff lzw": lambda: encode(plate(), "TIFF", compression="tiff_lzw"),
@@ -170,7 +199,14 @@ UNREADABLE: dict[str, Callable[[], bytes]] = {
     "png rows missing": lambda: png(64, 64, zlib.compress(bytes(100))),
     "jpeg of many scans": lambda: jpeg_with_scans(1000),
     "png size 0": lambda: png(0, 0, zlib.compress(b"")),
-    **{f"{f} truncated": truncated(f) for f in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")},
+    "jpeg without its last bits": lambda: jpeg()[:-4],
+    "avif of much metadata": lambda: avif_with_metadata(40_000),
+    "avif of metadata behind others": lambda: avif_with_metadata(
+        40_000, struct.pack(">I4sQ", 1, b"mdat", 16)
+    ),
+    "avif of many parts": lambda: avif_with_metadata(0) + b"av01" * 16,
+    "heic": lambda: b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic",
+    **{f"{f} truncated": truncated(f) for f in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")},
     **{f"{f} corrupted": corrupted(f) for f in ("PNG",)},
 }
 """400 invalid_image."""
@@ -178,6 +214,7 @@ UNREADABLE: dict[str, Callable[[], bytes]] = {
 TOO_LARGE: dict[str, Callable[[], bytes]] = {
     "bomb": bomb,
     "promise": lambda: png(2**31 - 1, 2**31 - 1, b""),
+    "avif promise": lambda: avif(16_000, 16_000),
     "tiff of large tiles": lambda: tiff_with_tiles(16384),
     "just over": lambda: encode(Image.new("1", (10_000, 5_001)), "PNG"),
 }

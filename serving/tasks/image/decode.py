@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from serving.description import ImagePipeline
@@ -36,7 +37,7 @@ TURBO: Callable[..., Any] | None = None
 with suppress(ImportError):  # there is no wheel for this system
     TURBO = importlib.import_module("simplejpeg").decode_jpeg
 
-JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
+JPEG, SCAN, END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the size
 SEQUENTIAL, PROGRESSIVE, SCAN_MARKER = (0xC0, 0xC1), 0xC2, 0xDA
 TABLES = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman, quantisation, restart interval, comment
@@ -46,13 +47,14 @@ MAX_SEGMENTS = 64
 MAX_SCANS = 100  # a progressive JPEG has about ten; each is a pass over all pixels
 SCALES = (8, 4, 2)
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF") + ("AVIF",) * AvifImagePlugin.SUPPORTED
 MAX_TILES = 100_000  # strips or tiles in a TIFF
 MAX_RLE_PIXELS = 4_000_000  # in a BMP that Pillow decompresses in Python, byte by byte
 RUN_LENGTHS = (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE4"])
 ORIENTATION = 0x0112
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
+KEY_SCALES = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels, but not a PNG's transparent grey
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -67,10 +69,12 @@ INLINE_BYTES, INLINE_PIXELS = 96 * 1024, 4_000_000  # limits for a JPEG on the e
 
 MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
 PNG = b"\x89PNG"
+MAX_AVIF_METADATA = 32 * 1024  # libavif takes quadratic time for it, while no other thread can run
 MAX_OCCURRENCES = (
     (JPEG, SCAN, MAX_SCANS, "scans"),
     (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow concatenates them one by one
     (PNG, b"iCCP", 8, "colour profiles"),  # each may decompress to a megabyte
+    (b"", b"av01", 16, "parts of an AVIF"),  # each may have more pixels than it declares
 )
 
 
@@ -94,6 +98,7 @@ class BoundedFile(io.BytesIO):
         for format_, mark, most, name in MAX_OCCURRENCES:
             if data.startswith(format_) and data.count(mark) > most:
                 raise InvalidImageError(f"the image has more than {most} {name}")
+        check_avif(data)
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Reads like `io.BytesIO`. Raises InvalidImageError after too many reads."""
@@ -111,6 +116,7 @@ class ImageDecoder:
         self.pipeline = pipeline
         self.max_pixels = max_pixels
         self._resizer = Resizer(pipeline.filter, pipeline.exact)
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as for other formats; requests are decoded in parallel
         Image.MAX_IMAGE_PIXELS = None  # disables Pillow's fixed limit; ours is checked below
 
     @staticmethod
@@ -153,9 +159,13 @@ class ImageDecoder:
         ):
             self._check_size(*image.size)
             if isinstance(image, JpegImageFile):
+                if not data.endswith(END) and lacks_only_end(data):
+                    return self.decode(data + END)
                 image.draft(None, self.draft_size(*image.size))
             elif isinstance(image, TiffImageFile):
                 self._check_tiles(image)
+            elif isinstance(image, PngImageFile):
+                correct_transparency(image)
             elif image.info.get("compression") in RUN_LENGTHS and isinstance(image, BmpImageFile):
                 check_size(*image.size, MAX_RLE_PIXELS)
             rgb = to_rgb(upright(image))
@@ -285,6 +295,21 @@ def decode_jpeg(data: bytes, header: Header, divisor: int) -> NDArray[np.uint8] 
     return pixels if pixels.shape == (height, width, 3) else None
 
 
+def lacks_only_end(data: bytes) -> bool:
+    """Returns whether a JPEG has no end marker, but all its pixels.
+
+    libjpeg-turbo reports missing pixels; Pillow makes them up. A progressive file that was cut between
+    scans has all pixels, too, but only their upper bits.
+    """
+    start = data.rfind(SCAN)
+    if TURBO is None or data.rfind(END) > start:
+        return False
+    with suppress(ValueError, IndexError):
+        TURBO(data + END, "GRAY", min_width=1, min_height=1)
+        return data[start + 7 + 2 * data[start + 4]] & 15 == 0  # the bits that are left out
+    return False
+
+
 def check_size(width: int, height: int, most: int) -> None:
     """Raises ImageTooLargeError for more than `most` pixels."""
     if width * height > most:
@@ -299,7 +324,7 @@ def codec_errors_are_client_errors() -> Iterator[None]:
     except (ImageTooLargeError, InvalidImageError):
         raise
     except UnidentifiedImageError as error:
-        raise InvalidImageError("not a JPEG, PNG, WebP, GIF, BMP or TIFF image") from error
+        raise InvalidImageError(f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from error
     except Exception as error:
         reason = str(error) or "it is damaged"
         raise InvalidImageError(f"the image cannot be read: {reason}"[:200]) from error
@@ -324,16 +349,37 @@ def is_negative(image: Image.Image) -> bool:
     return image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
+def check_avif(data: bytes) -> None:
+    """Raises InvalidImageError if an AVIF file has too many bytes outside of its images."""
+    place = metadata = 0
+    while data[4:8] == b"ftyp" and place + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, place)
+        length = size if size > 1 else len(data)  # 0: the rest of the file; 1: more than 4 GB
+        metadata += 8 if kind == b"mdat" and size != 1 else length
+        if metadata > MAX_AVIF_METADATA:
+            raise InvalidImageError(f"the AVIF has more than {MAX_AVIF_METADATA} bytes of metadata")
+        place += length
+
+
+def correct_transparency(image: PngImageFile) -> None:
+    """Scales the colour that a PNG declares transparent to 8 bits, as Pillow does with the pixels.
+
+    `to_rgb` handles 16 bits of grey. Of 16 bits per colour, the upper 8 decide.
+    """
+    key, layout = image.info.get("transparency"), image.tile[0].args
+    if key is not None and layout in KEY_SCALES:
+        image.info["transparency"] = (key & 255 // KEY_SCALES[layout]) * KEY_SCALES[layout]
+    elif key is not None and layout == "RGB;16B":
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Converts any mode to RGB: puts transparency over white, reduces 16 bits per channel to 8."""
-    if image.mode.startswith("I"):
-        values = np.asarray(image)
-        if values.dtype != np.uint16:
-            values = values.clip(0, 65535)
-        return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
+    if image.mode[0] in "IF":  # one channel of 16 or more bits, or of floats from 0 to 255
         values = np.nan_to_num(np.asarray(image), nan=0.0)
-        return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+        shades = values.clip(0, 255) if image.mode == "F" else values.clip(0, 65535) >> 8
+        is_transparent = values == image.info.get("transparency")
+        return Image.fromarray(np.where(is_transparent, 255, shades).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         if image.mode == "La":  # Pillow cannot convert it directly
             image = image.convert("LA")
