@@ -1,11 +1,12 @@
-"""Base64 from untrusted clients, with strict checks of alphabet and padding."""
+"""Base64 from untrusted clients, standard or URL-safe, with strict checks of alphabet and padding."""
 
 import pybase64
 
 from serving.errors import InvalidBase64Error
 
 WHITESPACE = b" \t\r\n"
-ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=" + WHITESPACE
+ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=" + WHITESPACE
+URL_SAFE = bytes.maketrans(b"-_", b"+/")
 PREFIX = 64  # bytes, which in every image format include one that is not base64
 
 
@@ -19,7 +20,7 @@ def to_bytes(element: str | bytes) -> bytes:
 
 
 def from_base64(text: str) -> bytes:
-    """Decodes standard base64, optionally with a data URL's prefix; line breaks are allowed.
+    """Decodes base64, optionally with a data URL's prefix; line breaks are allowed.
 
     Raises InvalidBase64Error.
     """
@@ -36,6 +37,9 @@ def from_base64(text: str) -> bytes:
 def decode_base64(text: str) -> bytes:
     """Decodes base64; checks alphabet and padding strictly. Raises ValueError."""
     try:
-        return pybase64.b64decode(text, validate=True)  # saves a copy if there are no line breaks
+        return pybase64.b64decode(text, validate=True)  # saves a copy of standard base64 on one line
     except ValueError:
-        return pybase64.b64decode(text.encode("ascii").translate(None, WHITESPACE), validate=True)
+        data = text.encode("ascii").translate(URL_SAFE, WHITESPACE)
+        if len(data) % 4 and not data.translate(None, ALPHABET):
+            raise ValueError("the length, with = as padding, must be a multiple of 4") from None
+        return pybase64.b64decode(data, validate=True)

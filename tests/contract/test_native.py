@@ -193,7 +193,7 @@ def test_json_of_another_shape(backend_url: str, body: object) -> None:
         "café",
         "data:image/png,abcd",
         "data:;base64",
-        "-_-_",
+        "-_-",
         "https://example.com/a.jpg",
         ENCODED[:-1] if ENCODED.endswith("=") else ENCODED[:-2] + "*",
     ],
