@@ -32,6 +32,7 @@ BATCH = "batch"
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
 
+ZIPMAP_CURE = "; convert the classifier again, with skl2onnx's options={'zipmap': False}"
 Axis = int | str
 
 
@@ -234,8 +235,9 @@ def dtype(value: onnx.ValueInfoProto) -> str:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         words = str(kind).removesuffix("_type").replace("_", " ")
+        cure = ZIPMAP_CURE if "map_type" in str(value.type.sequence_type) else ""
         raise ConfigurationError(
-            f"{value.name} is not a tensor, but has the type {words}, which is not supported"
+            f"{value.name} is not a tensor, but has the type {words}, which is not supported{cure}"
         )
     number = value.type.tensor_type.elem_type
     if number not in TYPES:

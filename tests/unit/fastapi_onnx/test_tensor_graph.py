@@ -190,9 +190,27 @@ def sequence() -> onnx.ModelProto:
     return made
 
 
+def zip_map() -> onnx.ModelProto:
+    """What converters of scikit-learn put behind a classifier: a probability for each label."""
+    mapped = helper.make_node("ZipMap", ["x"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    made = model([mapped], [value("x", axes=["N", 2])], [value("p")])
+    number = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    kind = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, number))
+    made.graph.output[0].type.CopyFrom(kind)
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    return made
+
+
+def test_a_refusal_names_zipmap_only_if_there_are_maps(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        signature(sequence(), tmp_path)
+    assert "skl2onnx" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (zip_map(), "p is not a tensor.*'zipmap': False"),
         (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
         (identity(["N"], ["N"], TensorProto.BFLOAT16), "x has the type BFLOAT16"),
         (sequence(), "y is not a tensor, but has the type sequence"),
