@@ -108,9 +108,9 @@ class Cluster:
                 held.enter_context(tcp.bind(self._settings, shared=True))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-            if (folder := scratch.create(METRICS, metrics_parent())) is None:
+            folder = held.enter_context(scratch.folder(METRICS, metrics_parent()))
+            if folder is None:
                 raise ConfigurationError("no folder for temporary files is writable")
-            held.callback(scratch.remove, folder)
             self._metrics_folder = folder
             self._watch()
             plans = {name: await self._planned(model) for name, model in self._models.items()}

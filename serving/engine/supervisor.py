@@ -89,8 +89,7 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             self.memory = Memory.create(self.layout, self._counts.fd)
             stack.callback(self.memory.close)
-            self._scratch = scratch.create()
-            stack.callback(scratch.remove, self._scratch)
+            self._scratch = stack.enter_context(scratch.folder())
             self._gpus = GpuMonitor(self.memory)
             stack.callback(self._gpus.close)
             admitted = self.layout.slots_per_frontend  # doubled for records left by dead web processes
