@@ -206,6 +206,12 @@ class WorkerCrashedError(InternalError):
     code = "worker_crashed"
 
 
+class WorkerTimeoutError(InternalError):
+    """Request exceeded the time limit for a batch twice, the second time while running alone."""
+
+    code = "worker_timeout"
+
+
 def by_status(status: int, detail: str, headers: Mapping[str, str] | None) -> ServingError:
     """Returns the error for a status that the web framework raised (404, 405)."""
     known: dict[int, type[RequestError]] = {404: NotFoundError, 405: MethodNotAllowedError}

@@ -8,7 +8,7 @@ ServingClientError
 ├── RequestRefusedError      4xx, with the service's code: the request has to change
 │   └── UnauthorizedError        401 unauthorized
 ├── ServiceUnavailableError  503 overloaded, draining, unavailable; also a gateway's 429
-└── ServerError              500 internal_error, worker_crashed; any other 5xx
+└── ServerError              500 internal_error, worker_crashed, worker_timeout; any other 5xx
 """
 
 from collections.abc import Mapping

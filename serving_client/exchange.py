@@ -6,7 +6,7 @@ Retried, with random pauses that grow, so that many clients do not come back at 
 - 503 (or a gateway's 429) with Retry-After: not before that time.
 All other failures are final. 4xx: the same request gets the same answer. 504 and a spent budget: no
 time is left. 500: the same request would most likely fail again, and an image for which two workers
-crashed (`worker_crashed`) would only crash more of them.
+crashed or hung (`worker_crashed`, `worker_timeout`) would only cost more of them.
 """
 
 import asyncio

@@ -31,6 +31,7 @@ from serving.errors import (
     PayloadTooLargeError,
     UnavailableError,
     WorkerCrashedError,
+    WorkerTimeoutError,
 )
 from serving.tensors import Array, Item
 
@@ -62,7 +63,7 @@ class ItemResult:
     """True for exactly one item of each batch, so that each batch is counted once."""
 
 
-def error_for(state: State, failure_is_client_error: bool) -> Exception:
+def error_for(state: State, failure_is_client_error: bool, hang_limit_s: float) -> Exception:
     """Returns the error that `submit` raises for a slot in this state."""
     if failure_is_client_error and state is State.FAILED:
         return InvalidTensorError(
@@ -71,6 +72,9 @@ def error_for(state: State, failure_is_client_error: bool) -> Exception:
     errors: dict[State, Any] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
+        State.TIMED_OUT: WorkerTimeoutError(
+            f"the model exceeded its time limit twice: {hang_limit_s:g} s (SERVING_WORKER_TIMEOUT_MS)"
+        ),
     }
     return errors.get(state) or InternalError("inference failed")
 
@@ -144,8 +148,8 @@ class Slots:
     async def results(self) -> list[ItemResult]:
         """Waits for all items and returns their results in order.
 
-        Raises DeadlineExceededError, InvalidTensorError, InternalError, WorkerCrashedError or
-        UnavailableError.
+        Raises DeadlineExceededError, InvalidTensorError, InternalError, WorkerCrashedError,
+        WorkerTimeoutError or UnavailableError.
         """
         return [await future for future in self.futures]
 
@@ -337,8 +341,8 @@ class EngineClient:
             if outcome:
                 future.set_result(outcome)
             else:
-                signature = memory.layout.signatures[memory.signature[slot]]
-                future.set_exception(error_for(state, signature.failure_is_client_error))
+                by_client = memory.layout.signatures[memory.signature[slot]].failure_is_client_error
+                future.set_exception(error_for(state, by_client, memory.hang_limit_s[0]))
         memory.discard(slot)
         if future is None:
             self._release(slot)

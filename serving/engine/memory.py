@@ -47,6 +47,7 @@ class State(IntEnum):
     EXPIRED = 5  # past its deadline before its turn: never computed
     FAILED = 6  # the backend raised, or its outputs are not finite
     CRASHED = 7  # two workers died while they computed it
+    TIMED_OUT = 8  # the same, but the second worker was killed as hung
 
 
 class Health(IntEnum):
@@ -233,6 +234,7 @@ class Memory:
         self.health = self._array("i", 1)
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
+        self.hang_limit_s = self._times(1)  # `worker_process.hang_limit`
         self.max_batch_elements = self._array("q", len(layout.signatures))
         self.call_overhead_elements = self._array("q", len(layout.signatures))
         self.restarts = self._array("q", 1)

@@ -254,6 +254,7 @@ class Supervisor:
         if not self.memory.batch_cap[0]:
             self.report.batch_cap = min(report.batch_cap, self.layout.max_batch)
             self.memory.batch_cap[0] = self.report.batch_cap
+            self.memory.hang_limit_s[0] = self._hang_limit
             for index, most in enumerate(report.max_batch_elements):
                 self.memory.max_batch_elements[index] = most
                 self.memory.call_overhead_elements[index] = report.call_overhead_elements[index]
@@ -293,7 +294,7 @@ class Supervisor:
             exit_code=code,
             restart_in_s=round(process.start_at - now, 1),
         )
-        self._suspects.empty_inbox(process.index, killed)
+        self._suspects.empty_inbox(process.index, killed, process.is_killed_as_hung)
         self.memory.busy_since[process.index] = 0
         for other in self._processes:
             if other.ready:  # make it look for a record that may have woken only the dead worker

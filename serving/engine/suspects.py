@@ -24,15 +24,18 @@ class Suspects:
         self._memory = memory
         self._work_fds = work_fds
         self._done_fds = done_fds
-        self._waiting: deque[int] = deque()
+        self._waiting: deque[tuple[int, bool]] = deque()
+        """Their records, and whether the last worker of each was hung."""
+
         self._retried = 0
         """Record of the suspect being retried, or of the last one; 0: none."""
 
-    def empty_inbox(self, index: int, killed: bool) -> None:
+    def empty_inbox(self, index: int, killed: bool, hung: bool = False) -> None:
         """Empties a dead worker's inbox: reports finished items and requeues those not yet started.
 
         The other items become suspects. `killed` means that SIGKILL ended the worker, sent by an
         operator or by the kernel for lack of memory; items then become suspects only the second time.
+        `hung` means that the supervisor ended it because of the time limit.
         """
         memory, inbox = self._memory, self._memory.inbox[index]
         for place, value in enumerate(inbox.tolist()):
@@ -52,7 +55,7 @@ class Suspects:
                 memory.attempts[slot] = SPARED
             elif state == State.RUNNING or attempts > 0:
                 memory.attempts[slot] = max(1, attempts)
-                self._waiting.append(value)
+                self._waiting.append((value, hung))
                 continue
             send(self._work_fds[memory.bulk[slot]], value)
 
@@ -67,10 +70,10 @@ class Suspects:
             return True
         self._retried = 0
         while self._waiting and ready >= min(2, workers):
-            value = self._waiting.popleft()
+            value, hung = self._waiting.popleft()
             slot = slot_of(value)
             if memory.attempts[slot] >= MAX_ATTEMPTS:
-                memory.state[slot] = State.CRASHED
+                memory.state[slot] = State.TIMED_OUT if hung else State.CRASHED
                 self._report(slot)
                 continue
             self._retried = value
@@ -81,11 +84,11 @@ class Suspects:
     def _drop_late(self) -> None:
         """Reports suspects that were cancelled or missed their deadline."""
         memory, now = self._memory, time.monotonic()
-        for value in list(self._waiting):
-            slot = slot_of(value)
+        for suspect in list(self._waiting):
+            slot = slot_of(suspect[0])
             if memory.cancelled[slot] or memory.deadline[slot] <= now:
                 memory.state[slot] = State.SKIPPED if memory.cancelled[slot] else State.EXPIRED
-                self._waiting.remove(value)
+                self._waiting.remove(suspect)
                 self._report(slot)
 
     def _is_open(self, value: int) -> bool:

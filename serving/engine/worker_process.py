@@ -164,11 +164,13 @@ def kill_hung(
         if process.popen is None:
             continue
         if process.ready:
+            event, limit = "an inference worker exceeded SERVING_WORKER_TIMEOUT_MS", limit_s
             hung = process.is_hung(process.heartbeat_age(memory, now) > limit_s, now, grace_s)
         else:
-            hung = now - process.started_at > LOAD_TIMEOUT_S
+            event, limit = "an inference worker did not load in time", LOAD_TIMEOUT_S
+            hung = now - process.started_at > limit
         if hung:
-            log.error("an inference worker does not answer", worker=process.index)
+            log.error(event, worker=process.index, limit_s=limit)
             process.is_killed_as_hung = True
             process.popen.kill()
 

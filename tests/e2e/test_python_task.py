@@ -22,6 +22,7 @@ from serving.errors import (
     DeadlineExceededError,
     InternalError,
     WorkerCrashedError,
+    WorkerTimeoutError,
 )
 from serving.settings import Settings
 from serving.tasks.python.backend import Status
@@ -150,7 +151,7 @@ async def test_a_bad_request_costs_the_others_nothing(
         ("fail", InternalError),
         ("fail early", InternalError),
         ("crash", WorkerCrashedError),
-        ("hang", WorkerCrashedError),
+        ("hang", WorkerTimeoutError),
         ("refuse alone", None),
     ],
 )
@@ -169,6 +170,7 @@ async def test_whatever_the_class_does_one_request_fails_alone(
         if error:
             assert type(failed) is error
             assert "secret" not in str(failed)
+            assert ("0.5 s (SERVING_WORKER_TIMEOUT_MS)" in str(failed)) == (does == "hang")
         else:
             assert failed == (Status.REFUSED, "2 is refused, alone")
         assert numbers([await ask(client, command(4))]) == [4]

@@ -122,7 +122,9 @@ class InProcess(ServedModel):
                 executor.finish(executor.begin(batch))
             for slot in slots:
                 if memory.state[slot] != State.DONE:
-                    raise error_for(State(memory.state[slot]), failure_is_client_error=True)
+                    raise error_for(
+                        State(memory.state[slot]), failure_is_client_error=True, hang_limit_s=3.0
+                    )
                 outcomes.append(ItemResult(memory.read_outputs(slot), 0, 0, 0, 0, 1, True))
         return await finish([prepared], outcomes), None
 

@@ -14,6 +14,7 @@ from serving.tensors import Signature, TensorSpec
 NUMBERS = Signature("numbers", (TensorSpec("x", "float32", (1,)),), (TensorSpec("y", "float32", (1,)),))
 LAYOUT = SlotLayout(slots=8, frontends=1, workers=2, max_batch=4, signatures=(NUMBERS,))
 SEGFAULT, SIGKILL = False, True
+HUNG = True
 
 
 class Engine:
@@ -95,6 +96,21 @@ def test_what_kills_again_fails_and_its_companions_are_next(engine: Engine) -> N
     assert not engine.suspects.release(ready=2, workers=2)
     assert engine.read("done") == [0]
     assert engine.states(0) == [State.CRASHED]
+
+
+@pytest.mark.parametrize("first_is_hung", [True, False])
+def test_the_last_worker_decides_between_a_crash_and_a_timeout(
+    engine: Engine, first_is_hung: bool
+) -> None:
+    engine.queue(0)
+    engine.take(0, 0)
+    engine.suspects.empty_inbox(0, SEGFAULT, first_is_hung)
+    engine.suspects.release(ready=2, workers=2)
+    engine.take(1, *engine.read("work"))
+    engine.suspects.empty_inbox(1, SEGFAULT, HUNG)
+    engine.suspects.release(ready=2, workers=2)
+    assert engine.read("done") == [0]
+    assert engine.states(0) == [State.TIMED_OUT]
 
 
 def test_a_worker_killed_from_outside_makes_suspects_only_the_second_time(engine: Engine) -> None:
