@@ -11,13 +11,18 @@ from serving.settings import Settings
 
 LARGEST_ON_CPU = 8
 LARGEST_ON_GPU = 64
+LARGEST = 512
+"""Largest batch that settings or models may choose."""
 
 
-def largest_batch(settings: Settings, device: str) -> int:
-    """Returns the maximum from the settings, or for `auto` the largest size that warm-up tries."""
+def largest_batch(settings: Settings, device: str, declared: bool = False) -> int:
+    """Returns the maximum from the settings, or for `auto` the largest size that warm-up tries.
+
+    `declared` means that the model itself may choose its largest batch.
+    """
     if settings.max_batch_size != "auto":
         return settings.max_batch_size
-    return LARGEST_ON_CPU if device == "cpu" else LARGEST_ON_GPU
+    return LARGEST if declared else LARGEST_ON_CPU if device == "cpu" else LARGEST_ON_GPU
 
 
 def sizes(settings: Settings, device: str, cap: int = 0) -> list[int]:

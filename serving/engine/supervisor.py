@@ -25,6 +25,7 @@ from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.model import Model
 from serving.settings import OF_A_MODEL, Settings
+from serving.task_kinds import PYTHON, kind_of
 from serving.tensors import Signature
 
 RETRY_MS = 20
@@ -50,11 +51,12 @@ class Supervisor:
         self._log = logger().bind(model=model.description.name)
         per_device = topology.workers_per_device(settings)
         gpus = topology.gpus(settings)
+        is_class = kind_of(model.description.task) is PYTHON
         self.layout = SlotLayout(
             slots=settings.queue_size * web_processes,
             frontends=web_processes,
             workers=per_device * len(gpus),
-            max_batch=batch_sizes.largest_batch(settings, "cuda"),
+            max_batch=batch_sizes.largest_batch(settings, "cuda", is_class),
             signatures=signatures,
         )
         self._report: WorkerReport | None = None

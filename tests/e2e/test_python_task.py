@@ -128,6 +128,17 @@ async def test_without_an_example_a_batch_is_as_large_as_declared(
         assert (tmp_path / "sizes").read_text().splitlines() == ["1", "3", "1"]
 
 
+async def test_a_declared_batch_may_be_larger_than_any_that_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with engine(monkeypatch, tmp_path, "Large", queue_size="128") as (handle, client):
+        assert handle.report.batch_cap == 100
+        answers = await together(client, tmp_path, *(command(i) for i in range(90)))
+        assert numbers(answers) == [*range(90)]
+        assert (tmp_path / "sizes").read_text().splitlines() == ["1", "90"]
+        assert client.statistics.by_batch_size(0)[90].executions == 1
+
+
 async def test_a_bad_request_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

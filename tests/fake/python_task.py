@@ -76,6 +76,12 @@ class Unmeasured(Obedient):
     max_batch_size = 3
 
 
+class Large(Unmeasured):
+    """Has larger batches than any that the service would choose."""
+
+    max_batch_size = 100
+
+
 class Contradictory(Obedient):
     """Refuses its example."""
 

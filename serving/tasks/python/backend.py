@@ -111,12 +111,13 @@ class PythonBackend:
             if len(self.example) <= MAX_SCHEMA:
                 self.schemas["example"] = json.loads(self.example)
         most = getattr(declared, "max_batch_size", None)
-        if most is not None and (not isinstance(most, int) or most < 1):
+        if most is not None and (not isinstance(most, int) or not 1 <= most <= batch_sizes.LARGEST):
             raise ConfigurationError(
-                f"max_batch_size is {most!r}; it must be a whole number of at least 1"
+                f"max_batch_size is {most!r}; it must be a whole number from 1 to {batch_sizes.LARGEST}"
             )
         if most or not self.example:
-            allowed = batch_sizes.largest_batch(settings, "cuda" if most or self._on_gpu else "cpu")
+            device = "cuda" if self._on_gpu else "cpu"
+            allowed = batch_sizes.largest_batch(settings, device, declared=most is not None)
             self.batch_cap = min(most or allowed, allowed)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -130,7 +130,10 @@ def test_a_class_need_not_be_a_subclass_and_gets_its_versions_folder(
         ("Doubling", {}, "", 8),
         ("Doubling", {"max_batch_size": 3}, "", 3),
         ("Doubling", {}, "max_batch_size = 16", 16),
+        ("Doubling", {}, "max_batch_size = 512", 512),
         ("Doubling", {"max_batch_size": 5}, "max_batch_size = 16", 5),
+        ("Doubling", {"max_batch_size": 100}, "max_batch_size = 512", 100),
+        ("WithExample", {}, "max_batch_size = 200", 200),
         ("WithExample", {}, "max_batch_size = 4", 4),
         ("WithExample", {}, "", 0),
     ],
@@ -156,6 +159,7 @@ def test_warm_up_computes_the_example_and_afterwards_spaces_are_no_request(tmp_p
     ("code", "reason"),
     [
         ("max_batch_size = 0", "max_batch_size is 0"),
+        ("max_batch_size = 513", "max_batch_size is 513; it must be a whole number from 1 to 512"),
         ("example = {'y': 1}", "the example is not a valid Request: x: Field required"),
         ("Answer = object()", "Answer is not a type that pydantic supports"),
         ("infer = None", "own:Broken has no infer"),
