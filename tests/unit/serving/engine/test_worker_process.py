@@ -4,10 +4,13 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from serving.engine import worker_process
 from serving.engine.memory import (
@@ -78,6 +81,33 @@ def test_a_worker_that_waits_for_a_full_batch_does_not_hang(delay_us: int) -> No
         values = {"worker_timeout_ms": timeout_ms, "max_queue_delay_us": delay_us}
         settings = Settings.model_validate(values)
         assert worker_process.hang_limit(settings, None) == pytest.approx(least + delay_us / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("ready", "limit_s", "words"),
+    [
+        (True, 0.0, "exceeded SERVING_WORKER_TIMEOUT_MS"),
+        (False, worker_process.LOAD_TIMEOUT_S, "did not load in time"),
+    ],
+)
+def test_the_log_names_the_limit_of_a_worker_that_takes_too_long(
+    place: WorkerProcess,
+    memory: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    ready: bool,
+    limit_s: float,
+    words: str,
+) -> None:
+    monkeypatch.setattr(worker_process, "MIN_GRACE_S", 0.0)
+    monkeypatch.setattr("serving.system.cpus.thread_times", lambda _: {})
+    place.ready, place.started_at = ready, time.monotonic() - worker_process.LOAD_TIMEOUT_S
+    memory.busy_since[0] = time.monotonic() - 1
+    with capture_logs() as lines:
+        worker_process.kill_hung([place], memory, 0.0, structlog.get_logger())
+    (line,) = lines
+    assert words in line["event"]
+    assert line["limit_s"] == limit_s
+    assert place.is_killed_as_hung
 
 
 @pytest.mark.parametrize("pipes_that_open", [1, 2])
