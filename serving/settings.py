@@ -146,8 +146,8 @@ class Settings(BaseSettings):
     """Idle time after which a TCP connection is closed."""
 
     request_timeout_ms: Milliseconds = 30_000
-    """Time limit from a request's last byte to its answer. Clients can ask for less, but not for
-    more."""
+    """Time limit from a request's last byte to its answer. If a client asks for a longer one, this one
+    applies."""
 
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
     """Maximum HTTP connections per web process. A further connection closes the one that has waited

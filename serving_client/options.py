@@ -29,8 +29,8 @@ class Options:
     """Budget of one call, all tries and pauses together; each call may set its own."""
 
     service_timeout_s: float = 30.0
-    """Largest time limit that one try sends to the service (X-Request-Timeout-Ms). The service answers
-    422 above its own limit, `SERVING_REQUEST_TIMEOUT_MS`.
+    """Largest time limit that one try sends to the service (X-Request-Timeout-Ms). If the service's own
+    limit, `SERVING_REQUEST_TIMEOUT_MS`, is shorter, that one applies.
     """
 
     grace_s: float = 0.1

@@ -112,11 +112,10 @@ class Pipeline:
         Raises UnauthorizedError, InvalidRequestError or RetryableError.
         """
         self.check_key.check(headers.get("authorization", ""))
-        timeout_ms = headers.get("x-request-timeout-ms")
-        asked_ms = parse_number(timeout_ms, "X-Request-Timeout-Ms", self.largest_timeout_ms)
+        timeout_ms = parse_timeout(headers.get("x-request-timeout-ms"), self.largest_timeout_ms)
         bulk = parse_priority(headers.get("x-priority"))
         model.refuse_if_full(bulk, signature)
-        return RequestOptions(asked_ms or self.largest_timeout_ms, bulk)
+        return RequestOptions(timeout_ms, bulk)
 
     async def http(
         self,
@@ -192,6 +191,18 @@ def parse_number(text: str | None, name: str, largest: int) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= largest):
         raise InvalidRequestError(f"{name} must be a whole number from 1 to {largest}")
     return int(text)
+
+
+def parse_timeout(text: str | None, largest: int) -> int:
+    """Parses a time limit in milliseconds. Returns `largest` for None, and for every longer limit.
+
+    Raises InvalidRequestError for a text that is not a whole number of at least 1.
+    """
+    if text is None:
+        return largest
+    if not (text.isascii() and text.isdigit() and (asked := float(text)) >= 1):
+        raise InvalidRequestError("X-Request-Timeout-Ms must be a whole number of at least 1")
+    return int(min(asked, largest))
 
 
 def parse_priority(text: str | None) -> bool:

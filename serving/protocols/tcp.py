@@ -302,14 +302,11 @@ class Connection:
 
     def _admitted(self, options: Options, task: Task) -> RequestOptions:
         """Returns the time limit and the priority. Raises InvalidRequestError."""
+        largest = task.most_candidates
+        if options.top_k is not None and options.top_k > largest:
+            raise InvalidRequestError(f"top_k must be a whole number from 1 to {largest}")
         most_ms = self._settings.request_timeout_ms
-        for name, value, largest in (
-            ("top_k", options.top_k, task.most_candidates),
-            ("timeout_ms", options.timeout_ms, most_ms),
-        ):
-            if value is not None and value > largest:
-                raise InvalidRequestError(f"{name} must be a whole number from 1 to {largest}")
-        return RequestOptions(options.timeout_ms or most_ms, options.priority == "bulk")
+        return RequestOptions(min(options.timeout_ms or most_ms, most_ms), options.priority == "bulk")
 
     async def _read(self, size: int, part: str) -> bytes:
         """Raises SlowBodyError."""

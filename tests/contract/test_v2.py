@@ -408,6 +408,7 @@ FLOATS = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
         (question(parameters={"triton_enable": 1}), "reserved"),
         (question(parameters={"timeout": -1}), "timeout"),
         (question(parameters={"timeout": "soon"}), "timeout"),
+        (question(parameters={"timeout": 1e6}), "timeout"),
         (question(parameters={"timeout": True}), "timeout"),
         (question(parameters={"binary_data_output": 1}), "binary_data_output"),
         (question(parameters={"x": {"y": 1}}), "does not match the schema"),

@@ -106,6 +106,12 @@ def test_top_k(backend_url: str, client: Any) -> None:
     assert result.as_numpy("PROBABILITY").shape == (2, 3)
 
 
+def test_longer_time_limits_than_the_service_allows_are_cut(client: Any) -> None:
+    limits = {"client_timeout": 10**9, "timeout": 2**62, "headers": {"x-request-timeout-ms": "9" * 20}}
+    result = client.infer(PHOTOS, [photo_input([PHOTO], [1])], **limits)
+    assert result.as_numpy("FOOD_LABEL").shape == (1,)
+
+
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
 def test_tensors(client: Any, backend_url: str, compression: str | None) -> None:
     batch = noise(2)

@@ -229,7 +229,7 @@ def test_what_is_sent_byte_by_byte_is_understood(shared: Service) -> None:
         (frame(command(), 7, b'{"top_k": 0}'), 422, "invalid_request"),
         (frame(command(), 7, b'{"top_k": 12}'), 422, "invalid_request"),
         (frame(command(), 7, b'{"top_k": 123456789012345678901234567890}'), 422, "invalid_request"),
-        (frame(command(), 7, b'{"timeout_ms": 30001}'), 422, "invalid_request"),
+        (frame(command(), 7, b'{"timeout_ms": 0}'), 422, "invalid_request"),
         (frame(command(), 7, b'{"priority": "urgent"}'), 422, "invalid_request"),
         (frame(command(), 7, b'{"topk": 3}'), 422, "invalid_request"),
     ],

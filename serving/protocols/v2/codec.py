@@ -43,7 +43,6 @@ OTHER_COMMAS = 16 * 1024  # commas in a request that do not separate tensor elem
 MAX_PARAMETERS_BYTES = 8192  # as JSON; parsed objects take many times their bytes
 RESERVED = "triton_"
 SHARED_MEMORY = "shared memory is not supported: send the data in the request"
-MAX_TIMEOUT_US = 2**53
 MAX_CLASSES = 2**31 - 1
 Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -120,7 +119,7 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
         shape=request.inputs[0].shape,
         outputs=check_outputs(entry, wanted, binary),
         id=request.id,
-        timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
+        timeout_us=whole_number(parameters, "timeout"),
         candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
 
@@ -200,11 +199,15 @@ def check_parameters(parameters: Parameters) -> None:
             raise InvalidRequestError(SHARED_MEMORY)
 
 
-def whole_number(parameters: Parameters, name: str, largest: int) -> int:
-    """Returns a parameter from 0 to `largest`, or 0 if it is absent. Raises InvalidRequestError."""
+def whole_number(parameters: Parameters, name: str, largest: int | None = None) -> int:
+    """Returns a parameter from 0 to `largest`, or 0 if it is absent. Raises InvalidRequestError.
+
+    Without `largest`, there is no upper limit.
+    """
     value = parameters.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-        raise InvalidRequestError(f"{name} must be a whole number from 0 to {largest}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= (largest or value):
+        limit = "up" if largest is None else f"to {largest}"
+        raise InvalidRequestError(f"{name} must be a whole number from 0 {limit}")
     return value
 
 

@@ -23,7 +23,6 @@ from serving.protocols.datatypes import BYTES, DATATYPES, DTYPES
 from serving.protocols.v2.codec import (
     MAX_CLASSES,
     MAX_TENSORS,
-    MAX_TIMEOUT_US,
     Parameters,
     binary_data,
     binary_values,
@@ -59,7 +58,7 @@ def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
         shape=shapes[0],
         outputs=check_outputs(entry, [requested(output) for output in request.outputs], binary=True),
         id=request.id,
-        timeout_us=whole_number(parameters, "timeout", MAX_TIMEOUT_US),
+        timeout_us=whole_number(parameters, "timeout"),
         candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
 

@@ -1,4 +1,4 @@
-"""Requests whose client disconnects before the answer: `unless_disconnected`, without a connection."""
+"""Time limits of requests, and `unless_disconnected` for clients that disconnect before the answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,25 @@ import pytest
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from serving.protocols.pipeline import unless_disconnected
+from serving.errors import InvalidRequestError
+from serving.protocols.pipeline import parse_timeout, unless_disconnected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, 5000), ("1", 1), ("0004999", 4999), ("5001", 5000), ("9" * 20, 5000), ("9" * 60_000, 5000)],
+)
+def test_longer_time_limits_are_cut(text: str | None, expected: int) -> None:
+    assert parse_timeout(text, 5000) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "000", "-1", "+1", "1.5", "1e3", " 1", "1, 2", "soon", "inf", "nan", "\u0663", "\u00b2"],
+)
+def test_unreadable_time_limits_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="X-Request-Timeout-Ms"):
+        parse_timeout(text, 5000)
 
 
 class Client:

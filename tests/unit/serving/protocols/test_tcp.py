@@ -1,8 +1,8 @@
-"""A TCP connection that the client has just reset."""
+"""A TCP connection: its requests' time limits, and a client that has just reset it."""
 
 import asyncio
 from typing import Any, cast
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -32,6 +32,16 @@ class Gone:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(b"", 5000), (b'{"timeout_ms": 4999}', 4999), (b'{"timeout_ms": %d}' % 10**100, 5000)],
+)
+def test_longer_time_limits_are_cut(options: bytes, expected: int) -> None:
+    service, task = Mock(settings=Settings(request_timeout_ms=5000)), Mock()
+    connection = Connection(TcpServer(Pipeline(service)), Mock(), MagicMock())
+    assert connection._admitted(frames.parse_options(options), task).timeout_ms == expected
 
 
 @pytest.mark.parametrize(

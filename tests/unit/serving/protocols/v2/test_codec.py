@@ -15,7 +15,7 @@ from serving.base64 import to_bytes
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, ServingError
 from serving.http.body import packed, unpack
-from serving.inference.served_model import Answer, Input
+from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.columns import WantedOutput, call_of, columns_of
 from serving.protocols.v2.codec import decode
@@ -100,6 +100,16 @@ def test_requests_that_are_nearly_right(
     head = json.dumps(request).encode()
     check_question(head + tail, None if length is None else str(len(head) + length), model)
     check_question(head, None, model)
+
+
+@pytest.mark.parametrize("microseconds", [0, 1, 2**53 + 1, 2**64, 10**100])
+def test_any_time_limit_is_read(microseconds: int) -> None:
+    tensor = {"name": "i", "datatype": "BYTES", "shape": [1], "data": ["aGk="]}
+    request = {"inputs": [tensor], "parameters": {"timeout": microseconds}}
+    call = decode(json.dumps(request).encode(), None, PHOTO, MOST)
+    assert call.timeout_us == microseconds
+    limited = RequestOptions(5000).within(call.timeout_us)
+    assert limited.timeout_ms == (1 if microseconds == 1 else 5000)
 
 
 @pytest.mark.parametrize("model", [PHOTO, ARRAY], ids=["photo", "tensor"])
