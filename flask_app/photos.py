@@ -19,8 +19,10 @@ from flask_app.errors import ConversionError, PixelsError, UploadError
 
 MAX_NAME = 80
 MAX_PIXELS = 50_000_000
-HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
-AVIF_BRANDS = (b"avif", b"avis")
+AVIF_BRANDS = {b"avif", b"avis"}
+CONTAINER_BRANDS = {b"mif1", b"msf1"}  # of either format; the compatible brands say which
+HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"}
+MAX_FTYP_BYTES = 1024  # of the box with the brands, whose usual size is 32
 THUMBNAIL_SIDE = 480
 CONVERTED_SIDE = 4096  # more than any model looks at; as a JPEG it fits the API's limits
 READABLE = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # no format that runs a program
@@ -54,10 +56,8 @@ class Decoder:
 
     def for_the_api(self, content: bytes) -> bytes:
         """Returns the bytes unchanged, or a JPEG of a HEIC or AVIF file. Raises UploadError."""
-        brand = content[8:12] if content[4:8] == b"ftyp" else b""
-        if brand not in HEIC_BRANDS + AVIF_BRANDS:
+        if (kind := _foreign_format(content)) is None:
             return content
-        kind = _register_heic() if brand in HEIC_BRANDS else _avif_format()
         with _any_error_as(ConversionError("this HEIC or AVIF file cannot be read")):
             return self._jpeg(content, (kind,), CONVERTED_SIDE, 92)
 
@@ -65,7 +65,8 @@ class Decoder:
         """Returns a small JPEG as a data: URL; None when the image cannot be decoded."""
         try:
             with _any_error_as(ConversionError()):
-                small = self._jpeg(content, READABLE, THUMBNAIL_SIDE, 80)
+                kind = _foreign_format(content)
+                small = self._jpeg(content, (kind,) if kind else READABLE, THUMBNAIL_SIDE, 80)
         except UploadError:
             return None
         return f"data:image/jpeg;base64,{base64.b64encode(small).decode('ascii')}"
@@ -98,6 +99,20 @@ def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> by
     buffer = io.BytesIO()
     flat.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
+
+
+def _foreign_format(content: bytes) -> str | None:
+    """Returns Pillow's name of HEIC or AVIF; None for other files.
+
+    Raises ConversionError when the server cannot read the format.
+    """
+    if content[4:8] != b"ftyp":
+        return None
+    brand, end = content[8:12], min(int.from_bytes(content[:4]), MAX_FTYP_BYTES)
+    compatible = {content[at : at + 4] for at in range(16, end, 4)}
+    if brand in AVIF_BRANDS or (brand in CONTAINER_BRANDS and compatible & AVIF_BRANDS):
+        return _avif_format()
+    return _register_heic() if brand in HEIC_BRANDS | CONTAINER_BRANDS else None
 
 
 def _avif_format() -> str:

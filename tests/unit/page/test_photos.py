@@ -76,9 +76,45 @@ def test_what_the_api_reads_is_left_alone(kind: str) -> None:
     assert photos.Decoder().for_the_api(content) is content
 
 
+def branded(content: bytes, brand: bytes) -> bytes:
+    """Returns a HEIC or AVIF file with another major brand; its compatible brands stay."""
+    return content[:8] + brand + content[12:]
+
+
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
-def test_avif_becomes_jpeg() -> None:
-    assert photos.Decoder().for_the_api(picture("AVIF")).startswith(b"\xff\xd8")
+@pytest.mark.parametrize("brand", [b"avif", b"mif1"])
+def test_avif_becomes_jpeg_and_has_a_thumbnail(brand: bytes) -> None:
+    content = branded(picture("AVIF"), brand)
+    assert photos.Decoder().for_the_api(content).startswith(b"\xff\xd8")
+    assert (photos.Decoder().thumbnail(content) or "").startswith("data:image/jpeg;base64,")
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+@pytest.mark.parametrize("brand", [b"avis", b"msf1"])
+def test_the_first_picture_of_an_avif_sequence_becomes_jpeg(brand: bytes) -> None:
+    buffer = io.BytesIO()
+    red, blue = (Image.new("RGB", (64, 48), colour) for colour in ("red", "blue"))
+    red.save(buffer, "AVIF", save_all=True, append_images=[blue])
+    content = branded(buffer.getvalue(), brand)
+    assert photos.Decoder().thumbnail(content) is not None
+    with Image.open(io.BytesIO(photos.Decoder().for_the_api(content))) as image:
+        red_of_pixel, _, blue_of_pixel = image.convert("RGB").getpixel((30, 20))
+    assert red_of_pixel > 200 > 50 > blue_of_pixel
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xff\xff\xffftypmif1\0\0\0\0" + b"mif1" * 100_000 + b"avif",
+        b"\0\0\0\x10ftypmif1\0\0\0\0avif",  # after the end of the box
+        b"\0\0\0\0ftypmsf1",
+    ],
+)
+def test_containers_without_avif_are_heic(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConversionError, match="pillow-heif"):
+        photos.Decoder().for_the_api(content)
+    assert photos.Decoder().thumbnail(content) is None
 
 
 def test_heic_without_a_decoder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +124,12 @@ def test_heic_without_a_decoder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pillow_heif") is None, reason="no pillow-heif")
-def test_heic_becomes_jpeg() -> None:
+@pytest.mark.parametrize("brand", [b"heic", b"mif1"])
+def test_heic_becomes_jpeg_and_has_a_thumbnail(brand: bytes) -> None:
     photos._register_heic()
-    assert photos.Decoder().for_the_api(picture("HEIF")).startswith(b"\xff\xd8")
+    content = branded(picture("HEIF"), brand)
+    assert photos.Decoder().for_the_api(content).startswith(b"\xff\xd8")
+    assert (photos.Decoder().thumbnail(content) or "").startswith("data:image/jpeg;base64,")
     with pytest.raises(ConversionError):
         photos.Decoder().for_the_api(HEIC)
 
