@@ -51,6 +51,7 @@ class Server:
         )
         for listener in self._listeners():
             listener.channel_class = Channel
+            listener.max_body_bytes = app.config["MAX_CONTENT_LENGTH"]
         self._host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self._stopping = False
 
@@ -89,20 +90,37 @@ class Server:
 
 
 class RequestParser(HTTPRequestParser):  # type: ignore[misc]
-    """Answers 400 to a target like `http://[/`, at which waitress 3.0 closes without an answer."""
+    """Parses requests that waitress 3.0 handles wrongly.
+
+    It closes the connection without an answer at a target like `http://[/`, and lets a client continue
+    that asks whether to send a body over the limit.
+    """
+
+    def __init__(self, adjustments: Any, max_body_bytes: int) -> None:  # Any: waitress has no types
+        super().__init__(adjustments)
+        self._max_body_bytes = max_body_bytes
 
     def parse_header(self, header_plus: bytes) -> None:
-        """Parses request line and headers. Raises ParsingError, which waitress answers with 400."""
+        """Parses request line and headers. Raises ParsingError, which waitress answers with 400.
+
+        If the client waits for permission to send too large a body, the request is complete without the
+        body. The application then refuses it by its Content-Length, and the connection is closed.
+        """
         try:
             super().parse_header(header_plus)
         except ValueError as error:
             raise ParsingError(f"Bad URI: {error}") from error
+        if self.expect_continue and self.content_length > self._max_body_bytes:
+            self.expect_continue, self.body_rcv, self.content_length = False, None, 0
+            self.headers["CONNECTION"] = "close"
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
     """Connection whose requests `RequestParser` reads."""
 
-    parser_class = RequestParser
+    def parser_class(self, adjustments: Any) -> RequestParser:  # Any: waitress has no types
+        """Returns the parser of the next request; waitress calls this as if it were a class."""
+        return RequestParser(adjustments, self.server.max_body_bytes)
 
 
 def _proxy(settings: Settings) -> dict[str, str]:

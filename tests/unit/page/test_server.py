@@ -167,6 +167,51 @@ def test_over_the_limit(page: tuple[int, subprocess.Popen[str]]) -> None:
     assert b"The limit is 1 MB" in body
 
 
+@pytest.mark.parametrize("size", [1_200_000, 3_000_000, 10**12])
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(
+    page: tuple[int, subprocess.Popen[str]], size: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", page[0]), timeout=30) as browser:
+        browser.sendall(announcement(size))
+        answer = read_all(browser)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"The limit is 1 MB" in answer
+    assert ask(page[0])[0] == 200
+
+
+def test_a_body_within_the_limit_may_be_sent(page: tuple[int, subprocess.Popen[str]]) -> None:
+    with socket.create_connection(("127.0.0.1", page[0]), timeout=30) as browser:
+        browser.sendall(announcement(len(PHOTO), "Connection: close"))
+        answer = browser.recv(65536)
+        browser.sendall(PHOTO)
+        answer += read_all(browser)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+
+
+def test_a_refusal_waits_for_the_answer_before_it(
+    stub: StubApi, page: tuple[int, subprocess.Popen[str]]
+) -> None:
+    """Both requests are on one connection."""
+    stub.held.clear()
+    with socket.create_connection(("127.0.0.1", page[0]), timeout=30) as browser:
+        browser.sendall(HEAD + PHOTO + announcement(2_000_000))
+        until(lambda: stub.inside == 1, "the first request at the API")
+        stub.held.set()
+        answers = read_all(browser)
+    assert [part[:3] for part in answers.split(b"HTTP/1.1 ")] == [b"", b"200", b"413"]
+
+
+def announcement(size: int, *headers: str) -> bytes:
+    """Returns the head of a request whose client waits before it sends the body."""
+    lines = ["POST /classify HTTP/1.1", "Host: x", "Content-Type: image/jpeg", "Expect: 100-continue"]
+    return "\r\n".join([*lines, f"Content-Length: {size}", *headers, "", ""]).encode()
+
+
+def read_all(browser: socket.socket) -> bytes:
+    """Reads until the server closes the connection."""
+    return b"".join(iter(lambda: browser.recv(65536), b""))
+
+
 def test_the_end_waits_for_what_was_accepted(
     stub: StubApi, own_page: tuple[int, subprocess.Popen[str]]
 ) -> None:
