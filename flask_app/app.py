@@ -1,5 +1,6 @@
 """Builds the Flask application: settings in, routes, headers and error answers wired up."""
 
+import hmac
 import io
 import json
 import logging
@@ -13,11 +14,17 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from flask_app import words
 from flask_app.api_client import ApiClient
-from flask_app.errors import ApiUnreachableError, CrossOriginError, PageError, TooLargeError
+from flask_app.errors import (
+    ApiUnreachableError,
+    CrossOriginError,
+    PageError,
+    PasswordError,
+    TooLargeError,
+)
 from flask_app.feedback import Feedback
 from flask_app.forms import label_of
 from flask_app.service import Service
-from flask_app.settings import Settings
+from flask_app.settings import Settings, read_password
 from flask_app.views import ModelName, Views, answer_error
 
 logger = logging.getLogger(__name__)
@@ -74,6 +81,8 @@ def create_app(settings: Settings) -> Flask:
     views = Views(settings, api, service, feedback)
     app.url_map.converters["model"] = ModelName
     app.before_request(note_request_id)
+    if settings.password_file is not None:
+        app.before_request(partial(check_password, read_password(settings.password_file)))
     app.before_request(partial(note_model, service))
     app.before_request(refuse_cross_origin)
     app.after_request(add_headers)
@@ -91,6 +100,15 @@ def note_request_id() -> None:
     g.request_id = header if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", header) else uuid.uuid4().hex
     header = request.headers.get("traceparent", "")
     g.traceparent = header if TRACEPARENT.fullmatch(header) else None
+
+
+def check_password(password: bytes) -> None:
+    """Raises PasswordError unless the request has the password; health checks need none."""
+    given = request.authorization
+    text = given.password if given is not None and given.type == "basic" else None
+    matches = hmac.compare_digest((text or "").encode(), password)
+    if not matches and request.endpoint != "healthz":
+        raise PasswordError
 
 
 def refuse_cross_origin() -> None:

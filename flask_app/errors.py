@@ -11,6 +11,7 @@ PageError
 │   ├── ConversionError           415 unsupported_image
 │   ├── UnsupportedTypeError      415 unsupported_media_type
 │   └── UnknownSampleError        400 unknown_sample
+├── PasswordError             401 password_required, with WWW-Authenticate
 ├── CrossOriginError          403 cross_origin
 ├── PageBusyError             503 overloaded, with Retry-After
 ├── FeedbackError             feedback that is refused
@@ -110,6 +111,16 @@ class UnknownSampleError(UploadError):
     """Raised when no sample has the requested key."""
 
     code = "unknown_sample"
+
+
+class PasswordError(PageError):
+    """Raised when the page has a password and the browser did not send it."""
+
+    status = 401
+    code = "password_required"
+
+    def __init__(self) -> None:
+        super().__init__(headers={"WWW-Authenticate": 'Basic realm="page", charset="UTF-8"'})
 
 
 class CrossOriginError(PageError):

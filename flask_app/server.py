@@ -8,6 +8,7 @@ memory of its body. `connections.py` closes such connections, so the loop is run
 import logging
 import signal
 import time
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,10 @@ from flask_app.settings import MEGABYTE, Settings
 
 STOP_WITHIN_S = 8.0
 HELD_BYTES = 128 * MEGABYTE
+OPEN = (
+    "the page has no password: everyone who reaches it can use the models, whatever SERVING_API_KEY is. "
+    "Set UI_PASSWORD_FILE, or let a proxy check visitors and name it in UI_TRUSTED_PROXY"
+)
 
 logger = logging.getLogger("flask_app")
 
@@ -51,8 +56,9 @@ class Server:
         )
         for listener in self._listeners():
             listener.channel_class = Channel
-            listener.max_body_bytes = app.config["MAX_CONTENT_LENGTH"]
+            listener.adj.max_announced_bytes = app.config["MAX_CONTENT_LENGTH"]
         self._host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self._is_guarded = bool(settings.password_file or settings.trusted_proxy)
         self._stopping = False
 
     def serve(self) -> None:
@@ -60,6 +66,8 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         logger.info("page on http://%s:%d", self._host, self._port)
+        if not self._is_guarded and self._is_public():
+            logger.warning(OPEN)
         while not self._stopping:
             wasyncore.loop(timeout=0.5, map=self._sockets, count=1, use_poll=True)
             queue = self._server.task_dispatcher.queue
@@ -75,6 +83,11 @@ class Server:
     @property
     def _port(self) -> int:
         return int(self._listeners()[0].socket.getsockname()[1])
+
+    def _is_public(self) -> bool:
+        """Returns whether other machines may reach the page."""
+        addresses = [listener.socket.getsockname()[0] for listener in self._listeners()]
+        return not all(ip_address(address).is_loopback for address in addresses)
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping = True
@@ -96,10 +109,6 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
     that asks whether to send a body over the limit.
     """
 
-    def __init__(self, adjustments: Any, max_body_bytes: int) -> None:  # Any: waitress has no types
-        super().__init__(adjustments)
-        self._max_body_bytes = max_body_bytes
-
     def parse_header(self, header_plus: bytes) -> None:
         """Parses request line and headers. Raises ParsingError, which waitress answers with 400.
 
@@ -110,7 +119,7 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
             super().parse_header(header_plus)
         except ValueError as error:
             raise ParsingError(f"Bad URI: {error}") from error
-        if self.expect_continue and self.content_length > self._max_body_bytes:
+        if self.expect_continue and self.content_length > self.adj.max_announced_bytes:
             self.expect_continue, self.body_rcv, self.content_length = False, None, 0
             self.headers["CONNECTION"] = "close"
 
@@ -118,9 +127,7 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
 class Channel(HTTPChannel):  # type: ignore[misc]
     """Connection whose requests `RequestParser` reads."""
 
-    def parser_class(self, adjustments: Any) -> RequestParser:  # Any: waitress has no types
-        """Returns the parser of the next request; waitress calls this as if it were a class."""
-        return RequestParser(adjustments, self.server.max_body_bytes)
+    parser_class = RequestParser
 
 
 def _proxy(settings: Settings) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import DirectoryPath, Field, PositiveInt, SecretStr, field_validator
+from pydantic import DirectoryPath, Field, FilePath, PositiveInt, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MEGABYTE = 1024 * 1024
@@ -32,6 +32,10 @@ class Settings(BaseSettings):
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """Key that the page's server sends to the API; visitors never see it."""
+
+    password_file: FilePath | None = None
+    """File with one line: the password that the page demands (HTTP Basic, with any user name). If unset,
+    everyone who reaches the page can use the models."""
 
     host: str = "127.0.0.1"
     """Address that the page listens on; 0.0.0.0 for all interfaces."""
@@ -103,7 +107,26 @@ class Settings(BaseSettings):
             raise ValueError("the key has spaces around it or control characters: remove them")
         return value
 
+    @field_validator("password_file")
+    @classmethod
+    def check_password(cls, value: Path | None) -> Path | None:
+        """Raises ValueError for a file that has no usable password."""
+        if value is not None:
+            read_password(value)
+        return value
+
     @property
     def max_upload_bytes(self) -> int:
         """Largest upload in bytes."""
         return self.max_upload_mb * MEGABYTE
+
+
+def read_password(file: Path) -> bytes:
+    """Returns the only line of a file in UTF-8, without the line's end. Raises ValueError."""
+    try:
+        text = file.read_text("utf-8-sig").rstrip("\n")  # Python makes this of \r\n, too
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError("the file cannot be read as text in UTF-8") from error
+    if not text.strip() or len(text.splitlines()) > 1:
+        raise ValueError("the file must have exactly one line, which is the password")
+    return text.encode()

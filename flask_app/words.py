@@ -160,6 +160,7 @@ ERRORS = {
         "Try again. If this continues, contact the site's administrator.",
     ),
     "cancelled": ("Cancelled.", "Try again whenever you like."),
+    "password_required": ("This page needs a password.", "Reload the page and enter it."),
     "cross_origin": ("This request came from another site.", "Open this page and try again here."),
     "feedback_off": ("This site does not collect feedback.", "The answer is not affected."),
     "bad_feedback": (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic import SecretStr
+from pydantic import FilePath, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -60,6 +60,8 @@ def metavar(annotation: Any) -> str:  # Any: whatever a field declares
         return "true|false"
     if annotation in (int, float):
         return "N"
+    if annotation == FilePath:
+        return "FILE"
     if annotation is Path:
         return "FOLDER"
     parts = [metavar(part) for part in get_args(annotation) if part is not type(None)]

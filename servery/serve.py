@@ -75,7 +75,11 @@ def serve(
     for package, is_wanted in (("torch", backend == "pt"), ("ray", ray)):
         if is_wanted and find_spec(package) is None:
             raise ModuleNotFoundError(name=package)
-    given = {name.removesuffix(FILE): text_of(name, v) for name, v in values.items() if v is not None}
+    given = {
+        name.removesuffix(FILE) if isinstance(v, Path) else name: text_of(name, v)
+        for name, v in values.items()
+        if v is not None
+    }
     kinds = weights_of(backend, given.get("precision", os.environ.get("SERVING_PRECISION")))
     fetched = [downloaded(place, revision, kinds) for place in places or ()]
     if revision and fetched == (places or []):

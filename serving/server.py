@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Generator, Iterator
+from ipaddress import ip_address
 
 import uvicorn
 from fastapi import FastAPI
@@ -246,10 +247,12 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def listen(listener: socket.socket, settings: Settings) -> None:
-    """Makes the socket listen. Raises ConfigurationError."""
+    """Makes the socket listen. Warns if other machines need no key. Raises ConfigurationError."""
     with cannot_listen(settings):
         listener.listen(BACKLOG)
     listener.setblocking(False)  # in all processes that share it
+    if settings.api_key is None and not ip_address(listener.getsockname()[0]).is_loopback:
+        logger().warning("everyone who reaches this port can use the models: set SERVING_API_KEY")
 
 
 @contextlib.contextmanager

@@ -33,8 +33,10 @@ export async function post(url, content, headers, signal) {
 
 /** Calls fetch; throws Problem when the connection is lost. */
 export async function request(url, options) {
+  const address = new URL(url, document.baseURI);
+  address.username = address.password = ""; // refused by fetch; the browser sends them all the same
   try {
-    return await fetch(url, { cache: "no-store", ...options });
+    return await fetch(address, { cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw navigator.onLine

@@ -134,6 +134,17 @@ def test_a_key_comes_from_a_file(started: dict[str, object], tmp_path: Path) -> 
     assert "--api-key-file cannot be read" in said
 
 
+def test_the_page_gets_the_file_of_its_password(started: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    assert call("--ui-password-file", tmp_path / "password") == (0, "")
+    assert isinstance(started["page"], PageSettings)
+    assert started["page"].password_file == PageSettings().password_file == tmp_path / "password"
+    code, said = call("--ui-password-file", tmp_path / "none")
+    assert code == 1
+    assert "UI_PASSWORD_FILE: " in said
+    assert len(said.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

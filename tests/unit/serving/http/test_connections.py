@@ -1,4 +1,4 @@
-"""Who makes room for whom, and how much room the system gives."""
+"""Who makes room for whom, how much room the system gives, and whom a listening port warns of."""
 
 import asyncio
 import errno
@@ -8,11 +8,14 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from pydantic import SecretStr
 
 from serving import server as server_module
 from serving.http.protocol import Connections
-from serving.server import Server, most_connections
+from serving.server import Server, listen, most_connections
 from serving.settings import Settings
+
+ALL = "0.0.0.0"  # noqa: S104 nothing listens there
 
 
 def connection() -> asyncio.Transport:
@@ -143,3 +146,23 @@ def test_a_refusal_is_told() -> None:
 def test_idle_connections_outlast_those_of_pools_and_proxies() -> None:
     config = Server(Mock(), Settings()).config
     assert config.timeout_keep_alive > 60  # a load balancer's minute
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "warnings"),
+    [
+        (ALL, None, 1),
+        ("::", None, 1),
+        ("192.0.2.1", None, 1),
+        ("127.0.0.1", None, 0),
+        ("::1", None, 0),
+        (ALL, SecretStr("secret"), 0),
+    ],
+)
+def test_a_public_port_without_a_key_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, address: str, key: SecretStr | None, warnings: int
+) -> None:
+    log = Mock()
+    monkeypatch.setattr(server_module, "logger", lambda: log)
+    listen(Mock(**{"getsockname.return_value": (address, 8000)}), Settings(api_key=key))
+    assert log.warning.call_count == warnings
