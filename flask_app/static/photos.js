@@ -7,8 +7,7 @@ import {
 import { Card, cardOf, isOpen, Queue, RANKED, ranked, reveal } from "./cards.js";
 
 const API_TYPES = new Set(["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp"]);
-const METADATA = /Exif\0\0|eXIf|EXIF|ns\.adobe\.com\/xap/; // may hold the place
-const METADATA_BYTES = 2 ** 21;
+const METADATA = /Exif\0\0|eXIf|EXIF|XMP |adobe[.:]|Photoshop 3\.0|Raw profile type/; // may hold the place
 const HISTORY_LENGTH = 24;
 const THUMB_SIDE = 112;
 const PREVIEW_SIDE = 720; // a larger photo is shown from a copy of this short side
@@ -26,9 +25,9 @@ const tooLarge = () => new Problem(
  */
 async function prepare(file, original, side) {
   if (!file.size) throw new Problem("This file is empty.", "Choose another one.");
-  const head = await readable(file);
+  const content = await readable(file);
   const bitmap = await createImageBitmap(file).catch(() => null);
-  const made = { blob: file, note: `The original file: ${sizeOf(bitmap, file)}.`, thumb: "" };
+  const made = { blob: file, note: `The original file: ${sizeOf(bitmap, file)}, unchanged.`, thumb: "" };
   if (bitmap) {
     const short = Math.min(bitmap.width, bitmap.height);
     const scale = (2 * side) / short;
@@ -36,9 +35,11 @@ async function prepare(file, original, side) {
     if (shown !== bitmap) made.preview = await jpeg(shown, 0.85);
     made.thumb = draw(shown, THUMB_SIDE / Math.min(shown.width, shown.height))
       .toDataURL("image/jpeg", 0.75);
-    if (!original && (scale < 0.8 || !API_TYPES.has(file.type) || METADATA.test(head))) {
-      const canvas = draw(bitmap, scale);
-      made.blob = await jpeg(canvas, 0.93) ?? file;
+    const copies = !original && (scale < 0.8 || !API_TYPES.has(file.type) || METADATA.test(content));
+    const canvas = copies && draw(bitmap, scale);
+    const copy = canvas && await jpeg(canvas, 0.93);
+    if (copy) {
+      made.blob = copy;
       made.reduced = true;
       made.note = `A copy made in your browser: ${sizeOf(canvas, made.blob)}, without location and ` +
         `camera data. The original (${sizeOf(bitmap, file)}) may get a different score.`;
@@ -55,11 +56,11 @@ const sizeOf = (picture, { size }) =>
 const bytes = (count) =>
   count < 1e6 ? `${Math.max(1, Math.round(count / 1e3))} KB` : `${(count / 1e6).toFixed(1)} MB`;
 
-/** Reads the beginning of a file as text. Throws Problem if it cannot be read (a folder). */
+/** Reads as much of a file as can be sent, as text. Throws Problem if it cannot be read (a folder). */
 async function readable(file) {
   try {
-    const head = await file.slice(0, METADATA_BYTES).arrayBuffer();
-    return new TextDecoder("latin1").decode(head);
+    const content = await file.slice(0, Number($("page").dataset.maxBytes)).arrayBuffer();
+    return new TextDecoder("latin1").decode(content);
   } catch {
     throw new Problem("This file cannot be read.", "Choose it again.");
   }

@@ -1,11 +1,15 @@
 """Photos, one or many, that are chosen, dropped, pasted or taken; and their answers."""
 
 import base64
+import io
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
@@ -172,6 +176,50 @@ def test_the_place_is_removed_from_small_photos(
     sent = opened(stub.asked[0].photo)
     assert sent.size == (200, 300)
     assert not sent.getexif()
+
+
+@pytest.mark.parametrize("kind", ["JPEG with IPTC", "PNG with XMP", "WEBP with Exif at its end"])
+def test_metadata_of_any_kind_is_removed(open_page: Opener, stub: StubApi, kind: str) -> None:
+    format_name, _, rest = kind.partition(" ")
+    noise = np.random.default_rng(0).integers(0, 256, (1800, 500, 3), np.uint8)
+    picture = Image.fromarray(noise) if "end" in rest else Image.new("RGB", (300, 200), "red")
+    text = PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", "<rdf:RDF>Secret Street</rdf:RDF>", zip=True)
+    exif = Image.Exif()
+    exif[0x010E] = "Secret Street"
+    options: dict[str, Any] = {
+        "JPEG": {},
+        "PNG": {"pnginfo": text},
+        "WEBP": {"lossless": True, "quality": 0, "exif": exif},
+    }[format_name]
+    buffer = io.BytesIO()
+    picture.save(buffer, format_name, **options)
+    content = buffer.getvalue()
+    if format_name == "JPEG":
+        block = b"Photoshop 3.0\x008BIM\x04\x04\0\0\0\0\0\x12\x1c\x02\x5c\0\x0dSecret Street"
+        content = b"\xff\xd8\xff\xed" + (len(block) + 2).to_bytes(2) + block + content[2:]
+    page = open_page()
+    chosen = payload(f"photo.{format_name.lower()}", content, f"image/{format_name.lower()}")
+    page.get_by_label("Choose photos").set_input_files(chosen)
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    sent = stub.asked[0].photo
+    assert opened(sent).size == picture.size
+    assert sent.startswith(b"\xff\xd8")
+    assert not any(mark in sent for mark in (b"Secret", b"Photoshop", b"adobe", b"Exif"))
+
+
+def test_a_file_that_the_browser_cannot_open_is_said_to_be_unchanged(
+    open_page: Opener, stub: StubApi, tmp_path: Path
+) -> None:
+    path = tmp_path / "scan.tiff"
+    Image.new("RGB", (300, 200), "red").save(path)
+    page = open_page()
+    expect(page.locator("footer")).to_contain_text("it sends the file unchanged, with its location")
+    page.get_by_label("Choose photos").set_input_files(path)
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    page.get_by_text("Details").click()
+    expect(page.locator(".sent")).to_contain_text(re.compile(r"^The original file: .* KB, unchanged\.$"))
+    assert stub.asked[0].photo == path.read_bytes()
 
 
 def test_several_photos_three_at_a_time(open_page: Opener, stub: StubApi) -> None:

@@ -36,6 +36,7 @@ OVERLAYS = {  # only add to services of other files; tracing has one of its own,
     "docker-compose-models",
     "docker-compose-secrets",
     "docker-compose-secrets-jupyter",
+    "docker-compose-secrets-page",
     "docker-compose-tracing",
     "docker-compose-triton-gpu",
 }
@@ -127,7 +128,7 @@ def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
     assert {name for name in used if not name.startswith("SERVING_")} <= named
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "models", "secrets"])
+@pytest.mark.parametrize("overlay", ["gpu", "models", "secrets", "secrets-page"])
 def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     """What an overlay only adds to must be there: compose refuses a service without an image."""
     added, single, several = (
