@@ -120,7 +120,9 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
         except ValueError as error:
             raise ParsingError(f"Bad URI: {error}") from error
         if self.expect_continue and self.content_length > self.adj.max_announced_bytes:
-            self.expect_continue, self.body_rcv, self.content_length = False, None, 0
+            self.expect_continue: bool = False
+            self.body_rcv = None
+            self.content_length: int = 0
             self.headers["CONNECTION"] = "close"
 
 

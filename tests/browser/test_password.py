@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, HttpCredentials, expect
 
 from tests.browser.conftest import Opener, PageOf
 from tests.browser.stub_api import StubApi
@@ -14,7 +14,7 @@ from tests.servers import free_port, running
 pytestmark = pytest.mark.slow
 
 PASSWORD = "wörd:s"
-VISITOR = {"username": "anyone", "password": PASSWORD}
+VISITOR: HttpCredentials = {"username": "anyone", "password": PASSWORD}
 
 
 @pytest.fixture(scope="module")

@@ -187,13 +187,13 @@ def test_metadata_of_any_kind_is_removed(open_page: Opener, stub: StubApi, kind:
     text.add_itxt("XML:com.adobe.xmp", "<rdf:RDF>Secret Street</rdf:RDF>", zip=True)
     exif = Image.Exif()
     exif[0x010E] = "Secret Street"
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "JPEG": {},
         "PNG": {"pnginfo": text},
         "WEBP": {"lossless": True, "quality": 0, "exif": exif},
-    }[format_name]
+    }
     buffer = io.BytesIO()
-    picture.save(buffer, format_name, **options)
+    picture.save(buffer, format_name, **options[format_name])
     content = buffer.getvalue()
     if format_name == "JPEG":
         block = b"Photoshop 3.0\x008BIM\x04\x04\0\0\0\0\0\x12\x1c\x02\x5c\0\x0dSecret Street"
