@@ -23,10 +23,6 @@ from flask_app.settings import MEGABYTE, Settings
 
 STOP_WITHIN_S = 8.0
 HELD_BYTES = 128 * MEGABYTE
-OPEN = (
-    "the page has no password: everyone who reaches it can use the models, whatever SERVING_API_KEY is. "
-    "Set UI_PASSWORD_FILE, or let a proxy check visitors and name it in UI_TRUSTED_PROXY"
-)
 
 logger = logging.getLogger("flask_app")
 
@@ -67,7 +63,8 @@ class Server:
             signal.signal(number, self._stop)
         logger.info("page on http://%s:%d", self._host, self._port)
         if not self._is_guarded and self._is_public():
-            logger.warning(OPEN)
+            action = "set UI_PASSWORD_FILE, or UI_TRUSTED_PROXY to a proxy that checks visitors"
+            logger.warning("everyone who reaches the page can use the models: %s", action)
         while not self._stopping:
             wasyncore.loop(timeout=0.5, map=self._sockets, count=1, use_poll=True)
             queue = self._server.task_dispatcher.queue

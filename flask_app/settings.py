@@ -47,7 +47,8 @@ class Settings(BaseSettings):
     """Maximum requests handled at the same time; all but two of them may wait for the API."""
 
     trusted_proxy: str | None = None
-    """Address of a reverse proxy whose X-Forwarded-For and X-Forwarded-Proto headers are trusted."""
+    """Address of a reverse proxy whose X-Forwarded-For and X-Forwarded-Proto headers are trusted. The
+    page also relies on the proxy to check visitors: without a password it doesn't warn."""
 
     max_upload_mb: int = Field(default=14, ge=1, le=200)
     """Maximum size of an upload in MB, for all photos of a form together. In base64 it must fit into the

@@ -262,6 +262,7 @@ def test_one_line_and_a_clean_end(host: str, onnx_url: str) -> None:
     [
         ({"UI_PORT": "web", "UI_THREADS": "1"}, "UI_THREADS: "),
         ({"UI_PORT": "web"}, "UI_PORT: "),
+        ({"UI_PASSWORD_FILE": "/dev/null/x"}, "UI_PASSWORD_FILE: "),
         ({"UI_FEEDBACK_DIR": "/dev/null/x"}, "/dev/null/x"),
         ({"UI_HOST": "a..b", "UI_PORT": "5000"}, "cannot listen on UI_HOST=a..b UI_PORT=5000:"),
         (
