@@ -94,7 +94,7 @@ def create_app(settings: Settings) -> Flask:
 def note_request_id() -> None:
     """Keeps the browser's X-Request-ID if it is harmless, else makes one; the API gets it, too.
 
-    So it is with a traceparent, of which none is made.
+    A valid traceparent is passed on, but never invented.
     """
     header = request.headers.get("X-Request-ID", "")
     g.request_id = header if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", header) else uuid.uuid4().hex
