@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
 from serving import __version__
-from serving.engine.provider import EngineProvider, LocalEngines
+from serving.engine.registry import LocalRegistry, RegistryAccess
 from serving.http.middleware import (
     AccessLogMiddleware,
     ErrorMiddleware,
@@ -26,7 +26,7 @@ from serving.inference.service import InferenceService
 from serving.logging import configure_logging
 from serving.metrics import Metrics
 from serving.model import configured_models
-from serving.protocols import admin, native, tfserving, torchserve
+from serving.protocols import native, tfserving, torchserve
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.documentation import describe_models
 from serving.protocols.pipeline import Pipeline
@@ -49,17 +49,17 @@ CORS_REQUEST_HEADERS = [
 CORS_RESPONSE_HEADERS = ["X-Request-ID", "Server-Timing", "X-Input-Truncated", "Retry-After"]
 
 
-def create_app(settings: Settings, backend: str, provider: EngineProvider | None = None) -> FastAPI:
+def create_app(settings: Settings, backend: str, registry: RegistryAccess | None = None) -> FastAPI:
     """Returns the ASGI application; `app.state.service` is its inference service.
 
     `backend` names a `backends.base.Backend` as `module:class`; only the workers import it. Without
-    `provider`, the application starts its own engines. Raises ConfigurationError if a model's
+    `registry`, the application starts its own engines. Raises ConfigurationError if a model's
     description is invalid.
     """
     configure_logging(settings)
     models = configured_models(settings)  # now, so that errors stop the start early
-    provider = provider or LocalEngines(settings, planner(backend, settings), models)
-    service = InferenceService(settings, provider, models)
+    registry = registry or LocalRegistry(settings, planner(backend, settings), models)
+    service = InferenceService(settings, registry, models)
     pipeline, catalog = Pipeline(service), ModelCatalog(service)
     tcp = TcpServer(pipeline)
     tracer = make_tracer(settings)
@@ -131,8 +131,6 @@ def routers(
     """Yields the routers of the native API and of enabled protocols; adds their formats to `errors`."""
     settings = pipeline.service.settings
     yield native.create_router(pipeline)
-    if settings.admin_key:
-        yield admin.create_router(pipeline, settings.admin_key)
     if "v2" in settings.protocols:
         yield v2.create_router(pipeline, catalog)
         errors["v2"] = text_error

@@ -195,7 +195,7 @@ class Server(uvicorn.Server):
         self._service.refuse_readiness()
         self._drain_connections()
         if not self.started:
-            self._service.provider.stop_loading()
+            self._service.registry.stop()
             return
         await asyncio.sleep(self._settings.shutdown_delay_s)
         end = time.monotonic() + self._settings.shutdown_timeout_s

@@ -183,8 +183,8 @@ class Settings(BaseSettings):
     """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
 
     admin_key: SecretStr | None = Field(default=None, min_length=1)
-    """If set, `/admin` and v2 can load models and versions; such requests need this key as a bearer
-    token."""
+    """If set, v2's repository calls can load models and versions; such requests need this key as a
+    bearer token."""
 
     secrets_dir: DirectoryPath | None = None
     """Folder with files for variables that are not set, each named like its variable in lower case."""

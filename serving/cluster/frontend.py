@@ -14,7 +14,7 @@ import sys
 from fastapi import FastAPI
 
 from serving.app import create_app
-from serving.cluster.remote_engine import RemoteEngines
+from serving.cluster.remote_registry import RemoteRegistry
 from serving.errors import ConfigurationError
 from serving.server import Server
 from serving.settings import Settings
@@ -34,24 +34,24 @@ class InheritedServer(Server):
     accept_at_once = 1  # per iteration of the event loop, so that the others get some, too
 
     def __init__(
-        self, app: FastAPI, settings: Settings, provider: RemoteEngines, listener: socket.socket
+        self, app: FastAPI, settings: Settings, registry: RemoteRegistry, listener: socket.socket
     ) -> None:
         super().__init__(app, settings, listener)
-        self._provider = provider
+        self._registry = registry
 
     def start_accepting(self) -> None:
         """Tells the parent that this process is ready; it accepts once the parent allows it."""
-        self._provider.start(self.accept, self._open_connections)
+        self._registry.start(self.accept, self._open_connections)
+
+    def accept(self) -> None:
+        """Accepts connections as they arrive, and lets the other web processes know."""
+        self._fewest_connections()
+        super().accept()
 
     def _on_connections(self) -> None:
         """Accepts a connection, either at once or after giving the other web processes time to."""
         assert self._listener is not None  # noqa: S101 it has become readable
-        connections = fewest = self._open_connections()
-        for model in self._service.models.values():  # each gives access to the service's counts
-            counts = model.client.memory.counts.connections
-            counts[model.handle.fds.frontend] = connections
-            fewest = min(counts[: model.web_processes])
-        if connections <= fewest + FEW:
+        if self._open_connections() <= self._fewest_connections() + FEW:
             super()._on_connections()
             return
         loop = asyncio.get_running_loop()
@@ -66,7 +66,16 @@ class InheritedServer(Server):
     def connect(self, connection: socket.socket) -> None:
         """Serves an accepted connection, and lets the parent know that there are connections."""
         super().connect(connection)
-        self._provider.on_connection()
+        self._registry.on_connection()
+
+    def _fewest_connections(self) -> int:
+        """Publishes how many connections are open here; returns the fewest of any web process."""
+        connections = self._open_connections()
+        for model in self._service.models.values():  # each gives access to the service's counts
+            counts = model.client.memory.counts.connections
+            counts[model.handle.fds.frontend] = connections
+            return min(counts[: model.web_processes])
+        return connections
 
     def _open_connections(self) -> int:
         return len(self._connecting) + len(self.server_state.connections)
@@ -78,9 +87,9 @@ def main() -> None:
     die_with_parent(parent)
     settings = Settings()
     try:
-        provider = RemoteEngines(socket.socket(fileno=control))
-        app = create_app(settings, importlib.import_module(package).BACKEND, provider)
-        InheritedServer(app, settings, provider, socket.socket(fileno=listener)).run()
+        registry = RemoteRegistry(socket.socket(fileno=control))
+        app = create_app(settings, importlib.import_module(package).BACKEND, registry)
+        InheritedServer(app, settings, registry, socket.socket(fileno=listener)).run()
     except ConfigurationError as error:
         print(f"a web process cannot start: {error}", file=sys.stderr)  # noqa: T201
         os._exit(1)

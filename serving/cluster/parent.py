@@ -23,8 +23,8 @@ from typing import Any
 from serving.cluster import balance, messages
 from serving.cluster.web_process import WebProcess
 from serving.engine import scratch, topology
-from serving.engine.memory import ServiceCounts
-from serving.engine.provider import UNLOADED, EnginePlan, settings_beside_others
+from serving.engine.memory import UNKNOWN
+from serving.engine.registry import Registry
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.logging import configure_logging, logger
@@ -40,56 +40,21 @@ PING_S = 5.0
 METRICS = "serving-metrics-"
 
 
-class SharedEngine:
-    """Engine of one model version, and the web processes that use it."""
-
-    def __init__(self, key: int, supervisor: Supervisor) -> None:
-        self.key = key
-        self.supervisor = supervisor
-        self.unused = asyncio.Event()
-        self.unused.set()
-        self._users: set[int] = set()
-
-    def send_to(self, web_process: WebProcess) -> None:
-        """Sends the engine to a web process and counts it as a user."""
-        self._users.add(web_process.index)
-        self.unused.clear()
-        web_process.send_engine(self.key, self.supervisor)
-
-    def release(self, web_process: WebProcess) -> None:
-        """Removes a web process from the users."""
-        self._users.discard(web_process.index)
-        if not self._users:
-            self.unused.set()
-
-
 class Cluster:
     """The parent's state; `run` serves until SIGTERM or SIGINT."""
 
     def __init__(self, package: str, settings: Settings) -> None:
         self._package = package
-        self._plan = planner(importlib.import_module(package).BACKEND, settings)
         self._settings = settings
-        self._count = topology.most_web_processes(settings)
-        """Number of web processes; before the first engine is loaded, its upper limit."""
-
-        self._count_reason: str | None = None
-        self._counts = ServiceCounts(self._count)
+        plan = planner(importlib.import_module(package).BACKEND, settings)
+        models = configured_models(settings)
+        self._registry = Registry(settings, plan, models, topology.most_web_processes(settings))
+        self._registry.on_first = self._on_first_engine
         self._web_processes: dict[int, WebProcess] = {}
-        self._models = configured_models(settings)
-        self._engines: list[SharedEngine] = []
-        """All running engines, including those about to be replaced."""
-
-        self._in_service: dict[str, SharedEngine] = {}
-        """Name -> engine of the model in service, the default model's first."""
-
-        self._reasons: dict[str, str] = {}
-        """Name -> reason why a model has no engine."""
-
-        self._changing = asyncio.Lock()
-        self._loaded = 0
-        self._loading: list[Supervisor] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changes = 0
+        """Number of changes that web processes have requested and that are not made yet."""
+
         self._next_ping: asyncio.TimerHandle | None = None
         self._stopping = False
         self._accepting = False
@@ -113,17 +78,14 @@ class Cluster:
                 raise ConfigurationError("no folder for temporary files is writable")
             self._metrics_folder = folder
             self._watch()
-            plans = {name: await self._planned(model) for name, model in self._models.items()}
-            default, *others = self._models.values()
-            loading = self._spawn(self._load(default, plans[default.description.name]))
+            self._starting = starting = self._spawn(self._registry.start())
             try:
                 if self._settings.web_processes == "auto":
-                    await loading
-                keepers = [self._spawn(self._keep(index)) for index in range(self._count)]
-                await loading
-                for model in others:
-                    await self._load_beside(model, plans[model.description.name])
-                await asyncio.gather(*keepers)
+                    await starting
+                count = self._registry.web_processes
+                keepers = [self._spawn(self._keep(index)) for index in range(count)]
+                await starting
+                await asyncio.gather(self._registry.start_others(), *keepers)
             except ConfigurationError:
                 if not self._stopping:  # otherwise the start was aborted
                     raise
@@ -151,8 +113,7 @@ class Cluster:
         self._stopping = True
         for web_process in self._web_processes.values():
             web_process.popen.send_signal(number)
-        for supervisor in self._loading:
-            supervisor.abort_start()
+        self._registry.stop()
 
     async def _end(self) -> None:
         """Ends all processes and tasks that were started."""
@@ -160,8 +121,7 @@ class Cluster:
         if self._next_ping:
             self._next_ping.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for engine in self._engines:
-            await asyncio.to_thread(engine.supervisor.close)
+        await self._registry.close()
 
     # -- web processes --
 
@@ -171,7 +131,11 @@ class Cluster:
         while not self._stopping:
             try:
                 web_process = WebProcess.start(
-                    index, self._count, self._package, self._listener, self._metrics_folder
+                    index,
+                    self._registry.web_processes,
+                    self._package,
+                    self._listener,
+                    self._metrics_folder,
                 )
             except OSError as error:  # out of memory or processes, perhaps only for a while
                 if not self._accepting:
@@ -180,14 +144,13 @@ class Cluster:
                 await asyncio.sleep(RESTART_S)
                 continue
             self._web_processes[index] = web_process
-            for engine in self._in_service.values():
-                engine.send_to(web_process)
-            for name, reason in self._reasons.items():
-                web_process.send("out_of_service", model=name, reason=reason)
+            joining = self._spawn(self._join(web_process))
             with web_process.sock, contextlib.suppress(ConnectionError):
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
             code = web_process.popen.wait()
+            web_process.end_changes()
+            await joining
             await asyncio.sleep(SIGNAL_S)  # the signal that ended it may have been sent to us, too
             self._on_death(web_process, code)
             await asyncio.sleep(RESTART_S if code > 0 else 0)
@@ -201,19 +164,52 @@ class Cluster:
                 web_process.connections, web_process.unanswered = message["count"], 0
                 self._watch()
             case "load":
-                self._spawn(self._change(web_process, self._load_requested(message)))
+                self._spawn(self._change(web_process, self._load(message)))
             case "unload":
-                self._spawn(self._change(web_process, self._unload(message["model"])))
+                self._spawn(self._change(web_process, self._registry.unload(message["model"])))
+            case "done":
+                web_process.on_done(message["id"], message["error"])
             case "released":
-                for engine in self._engines:
+                for engine in self._registry.engines:
                     if engine.key == message["key"]:
-                        engine.release(web_process)
+                        engine.release(web_process.index)
+
+    async def _join(self, web_process: WebProcess) -> None:
+        """Tells a new web process what is in service. Raises ConfigurationError at the start only."""
+        try:
+            await self._registry.add(web_process)
+            await self._starting
+        except ConfigurationError:
+            if not self._accepting:
+                web_process.popen.kill()
+                raise
+        await web_process.begin()
+
+    async def _change(self, web_process: WebProcess, work: Coroutine[Any, Any, None]) -> None:
+        """Makes a change requested by a web process, and replies to it."""
+        error = None
+        self._changes += 1
+        self._watch()
+        try:
+            await work
+        except ConfigurationError as reason:
+            error = str(reason)
+        self._changes -= 1
+        self._watch()
+        web_process.send("changed", error=error)
+
+    async def _load(self, message: dict[str, Any]) -> None:
+        """Puts a model into service. Raises ConfigurationError."""
+        path, version, name = (message[key] for key in ("path", "version", "model"))
+        model = await asyncio.to_thread(Model.read, Path(path), version, name)
+        await self._registry.load(model)
 
     def _on_ready(self, web_process: WebProcess) -> None:
         if self._accepting:
             web_process.send("accept")
         elif (
-            sum(process.ready for process in self._web_processes.values()) == self._count
+            sum(process.ready for process in self._web_processes.values())
+            == self._registry.web_processes
             and not self._stopping
         ):
             self._accepting = True
@@ -221,28 +217,31 @@ class Cluster:
             for process in self._web_processes.values():
                 process.send("accept")
             host, port = self._listener.getsockname()[:2]
-            logger().info("listening", host=host, port=port, web_processes=self._count)
+            logger().info("listening", host=host, port=port, web_processes=self._registry.web_processes)
 
     def _on_death(self, web_process: WebProcess, code: int) -> None:
         """Cancels the dead web process's items in all engines. Raises ConfigurationError."""
-        del self._web_processes[web_process.index]
-        for engine in self._engines:
-            engine.supervisor.cancel_requests_of(web_process.index)
-            engine.release(web_process)
         index = web_process.index
-        self._counts.in_flight[index] = self._counts.connections[index] = 0
+        del self._web_processes[index]
+        self._registry.remove(web_process)
+        counts = self._registry.counts
+        counts.in_flight[index], counts.connections[index] = 0, UNKNOWN
         self._watch()
         if not self._stopping:
-            logger().error("a web process died", web=web_process.index, exit_code=code)
+            logger().error("a web process died", web=index, exit_code=code)
             if code > 0 and not self._accepting:
                 raise ConfigurationError(f"a web process ended with exit code {code}")
 
     def _watch(self) -> None:
-        """Schedules pings while web processes may have connections; TCP and gRPC report none."""
+        """Schedules pings while web processes may have connections, or make a change.
+
+        TCP and gRPC report no connections.
+        """
         needed = (
             self._stopping
             or self._settings.tcp_port is not None
             or self._settings.grpc_port is not None
+            or self._changes > 0
             or any(web_process.connections for web_process in self._web_processes.values())
         )
         if needed and self._next_ping is None:
@@ -258,81 +257,13 @@ class Cluster:
             if web_process.ready or self._stopping:  # must not kill a web process that is slow to start
                 web_process.ping()
 
-    # -- engines --
-
-    async def _planned(self, model: Model) -> EnginePlan:
-        return await asyncio.to_thread(self._plan, model)  # may start a process
-
-    async def _load(self, model: Model, plan: EnginePlan) -> None:
-        """Puts a version of a model into service. Raises ConfigurationError."""
-        name = model.description.name
-        settings = settings_beside_others(model, self._settings, next(iter(self._models)))
-        backend, signatures = plan
-        supervisor = Supervisor(backend, model, signatures, settings, self._counts, self._count)
-        self._loading.append(supervisor)
-        try:
-            if self._stopping:
-                supervisor.abort_start()
-            await asyncio.to_thread(supervisor.start)
-        finally:
-            self._loading.remove(supervisor)
-        if not self._loaded and self._settings.web_processes == "auto":
-            task = task_of(model, self._settings, supervisor.report.schemas, signatures)
-            self._count, self._count_reason = balance.web_processes(self._settings, supervisor, task)
-        supervisor.report.web_processes = self._count
-        supervisor.report.web_processes_reason = self._count_reason
-        engine = self._in_service[name] = SharedEngine(self._loaded, supervisor)
-        self._engines.append(engine)
-        self._loaded += 1
-        for web_process in self._web_processes.values():
-            engine.send_to(web_process)
-
-    async def _load_beside(self, model: Model, plan: EnginePlan) -> None:
-        """Puts a model other than the default into service, or reports why that is impossible."""
-        try:
-            async with self._changing:
-                await self._load(model, plan)
-        except ConfigurationError as error:
-            if self._stopping:
-                raise
-            self._withdraw(model.description.name, str(error))
-
-    async def _change(self, web_process: WebProcess, work: Coroutine[Any, Any, None]) -> None:
-        """Makes a change requested by a web process, after all earlier changes, and replies to it."""
-        error = None
-        try:
-            async with self._changing:
-                await work
-        except ConfigurationError as reason:
-            error = str(reason)
-        web_process.send("changed", error=error)
-
-    async def _load_requested(self, message: dict[str, Any]) -> None:
-        """Puts a model into service and closes the engine of its previous version."""
-        before = self._in_service.get(message["model"])
-        model = Model.read(Path(message["path"]), message["version"], message["model"])
-        await self._load(model, await self._planned(model))
-        self._reasons.pop(message["model"], None)
-        if before:
-            await self._close(before)
-
-    async def _unload(self, name: str) -> None:
-        engine = self._in_service.pop(name, None)
-        self._withdraw(name, UNLOADED)
-        if engine:
-            await self._close(engine)
-
-    def _withdraw(self, name: str, reason: str) -> None:
-        """Tells all web processes, including those started later, that a model is out of service."""
-        self._reasons[name] = reason
-        for web_process in self._web_processes.values():
-            web_process.send("out_of_service", model=name, reason=reason)
-
-    async def _close(self, engine: SharedEngine) -> None:
-        """Closes an engine once no web process uses it any more."""
-        await engine.unused.wait()
-        self._engines.remove(engine)
-        await asyncio.to_thread(engine.supervisor.close)
+    def _on_first_engine(self, supervisor: Supervisor) -> None:
+        """Settles the number of web processes."""
+        if self._settings.web_processes == "auto":
+            signatures, schemas = supervisor.layout.signatures, supervisor.report.schemas
+            task = task_of(supervisor.model, self._settings, schemas, signatures)
+            count, reason = balance.web_processes(self._settings, supervisor, task)
+            self._registry.web_processes, self._registry.web_processes_reason = count, reason
 
 
 def metrics_parent() -> Path | None:

@@ -1,24 +1,31 @@
 """A web process as the parent sees it."""
 
+import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from serving.cluster import messages
-from serving.engine.supervisor import Supervisor
+from serving.engine.registry import Engine
+from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.system import python
 
 MOST_UNANSWERED = 5  # counted, not timed: a pause of all processes leaves at most one unanswered
 
+Answer = asyncio.Future[str | None]
+"""Why a web process cannot make a change; None when it is done, or when the process has died."""
+
 
 @dataclass
 class WebProcess:
-    """A web process and the parent's end of the socket to it."""
+    """A web process and the parent's end of the socket to it; a `Member` of the registry."""
 
     index: int
     popen: subprocess.Popen[bytes]
@@ -30,9 +37,19 @@ class WebProcess:
     unanswered: int = 0
     """Number of pings since its last reply."""
 
+    pending: dict[int, Answer] = field(default_factory=dict)
+    """Changes that it has not made yet, by number."""
+
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
     @classmethod
     def start(
-        cls, index: int, count: int, package: str, listener: socket.socket, metrics_folder: Path
+        cls,
+        index: int,
+        count: int,
+        package: str,
+        listener: socket.socket,
+        metrics_folder: Path,
     ) -> "WebProcess":
         """Starts `frontend.py` as one of `count` web processes. Raises OSError."""
         ours, theirs = messages.pair()
@@ -57,15 +74,50 @@ class WebProcess:
         with contextlib.suppress(OSError):
             messages.send(self.sock, kind, **fields)
 
-    def send_engine(self, key: int, engine: Supervisor) -> None:
-        """Sends a model's engine, to be used from now on."""
-        fds = engine.engine_fds(self.index)
+    async def prepare(self, engine: Engine) -> None:
+        """See `Member`."""
+        await done(self._send_engine(engine))
+
+    async def serve(self, engine: Engine) -> None:
+        """See `Member`."""
+        answers = [] if engine.is_used_by(self.index) else [self._send_engine(engine)]
+        await done(*answers, self._request("serve", key=engine.key))
+
+    async def discard(self, engine: Engine) -> None:
+        """See `Member`."""
+        await done(self._request("discard", key=engine.key))
+
+    async def withdraw(self, name: str, reason: str) -> None:
+        """See `Member`."""
+        await done(self._request("withdraw", model=name, reason=reason))
+
+    async def begin(self) -> None:
+        """Tells the process that it knows all that is in service, so it may answer requests."""
+        await done(self._request("begin"))
+
+    def _send_engine(self, engine: Engine) -> Answer:
+        return self._request("prepare", **messages.engine_fields(engine.handle(self.index)))
+
+    def _request(self, kind: str, **fields: Any) -> Answer:
+        """Sends a change at once, so that changes arrive in the order of these calls."""
+        number = next(self._numbers)
+        answer = self.pending[number] = asyncio.get_running_loop().create_future()
         try:
-            messages.send_engine(self.sock, key, engine.model, fds, engine.report)
+            messages.send(self.sock, kind, id=number, **fields)
         except BlockingIOError:  # it has stopped reading messages, and needs this one
             self.kill()
-        except OSError:  # it has died, which the parent notices on the socket
-            pass
+        except OSError:  # it has died
+            self.on_done(number, None)
+        return answer
+
+    def on_done(self, number: int, error: str | None) -> None:
+        """Ends the change with this number."""
+        self.pending.pop(number).set_result(error)
+
+    def end_changes(self) -> None:
+        """Ends all changes, because the process has died."""
+        for number in list(self.pending):
+            self.on_done(number, None)
 
     def ping(self) -> None:
         """Checks that the event loop runs; kills the process after too many unanswered pings."""
@@ -80,3 +132,10 @@ class WebProcess:
         logger().error("a web process does not answer", web=self.index)
         self.ready = False
         self.popen.kill()
+
+
+async def done(*answers: Answer) -> None:
+    """Returns when all changes are made. Raises ConfigurationError if one cannot be made."""
+    errors = [error for answer in answers if (error := await answer) is not None]
+    if errors:
+        raise ConfigurationError(errors[0])

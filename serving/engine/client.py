@@ -187,6 +187,7 @@ class EngineClient:
                 self._release(slot)
         self._publish()
         self._loop.add_reader(self._fds.done_fd, self._on_done)
+        self._watch()  # a worker that hangs must be noticed even if no new request comes
 
     @property
     def health(self) -> Health:

@@ -162,6 +162,10 @@ def anonymous_file(size: int) -> int:
     return fd
 
 
+UNKNOWN = 2**31 - 1
+"""Number of connections of a web process that does not accept any yet."""
+
+
 class ServiceCounts:
     """Counts for the whole service, shared by all engines; each web process writes its own entry.
 
@@ -177,6 +181,7 @@ class ServiceCounts:
         both = memoryview(mmap.mmap(fd, PAGE)).cast("i")
         self.in_flight = both[:frontends]  # of all engines
         self.connections = both[len(both) // 2 :][:frontends]  # updated when one is accepted
+        """HTTP connections of each web process; UNKNOWN for one that is being replaced."""
 
     @property
     def alone(self) -> bool:

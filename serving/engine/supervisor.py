@@ -246,7 +246,6 @@ class Supervisor:
         process.failed_starts, process.has_failed = 0, False
         if self._report is None:
             self._report = report
-            report.web_processes = self.layout.frontends
         if report.device_type != self._report.device_type:
             first, other = self._report.device_type, report.device_type
             self._fail_start(f"one worker runs on {first}, another on {other}: {report.info}")

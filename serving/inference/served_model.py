@@ -17,7 +17,7 @@ import numpy as np
 from serving.engine import gpu_monitor
 from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import Health
-from serving.engine.provider import EngineHandle
+from serving.engine.registry import EngineHandle
 from serving.engine.statistics import BatchTotals, Timings, Totals
 from serving.errors import (
     DeadlineExceededError,
@@ -175,8 +175,12 @@ class ServedModel:
             self._left = asyncio.Event()
             await self._left.wait()
         await self.client.drained()
+        self.release()
+
+    def release(self) -> None:
+        """Releases the engine at once; requests without an answer fail."""
         self.client.close()
-        await self.handle.release()
+        self.handle.release()
 
     def check_open(self) -> None:
         """Raises DrainingError or UnavailableError if no requests are accepted."""

@@ -1,14 +1,13 @@
 """The models in service, for all protocols of a web process: startup, versions, readiness, shutdown."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from serving.engine import topology
-from serving.engine.provider import UNLOADED, EngineHandle, EngineProvider, OutOfService
+from serving.engine.registry import UNLOADED, EngineHandle, RegistryAccess
 from serving.engine.report import REPORT
 from serving.errors import (
     ConfigurationError,
@@ -30,12 +29,12 @@ class InferenceService:
     """Holds, loads, switches and unloads the models in service; created by `app.create_app`."""
 
     def __init__(
-        self, settings: Settings, provider: EngineProvider, configured: Mapping[str, Model]
+        self, settings: Settings, registry: RegistryAccess, configured: Mapping[str, Model]
     ) -> None:
         """`configured` maps names to the models to serve, the default model first."""
         self.settings = settings
-        self.metrics = Metrics(provider.shares_ports)
-        self.provider = provider
+        self.metrics = Metrics(registry.shares_ports)
+        self.registry = registry
         self.configured = configured
         self.models: dict[str, ServedModel] = {}
         """Name -> model in service, the default model first; every change replaces the whole dict."""
@@ -49,73 +48,65 @@ class InferenceService:
         self._traffic = Traffic()
         self._not_ready = False
         self._draining = False
-        self._changing = asyncio.Lock()
-        self._changes: set[asyncio.Task[None]] = set()
+        self._prepared: dict[int, ServedModel] = {}
+        """Engine's number -> model that may go into service."""
+
+        self._leaving: dict[ServedModel, asyncio.Task[None]] = {}
+        """Models that have left service, until their requests have been answered."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serves until the block ends; the block begins when the default model is ready."""
         self.threads.start()
-        engines = self.provider.engines()
-        first = await anext(engines)
-        if isinstance(first, OutOfService):  # it was unloaded before this process replaced a dead one
-            await self.withdraw(*first)
-        else:
-            await self.adopt(first)
-        others = asyncio.get_running_loop().create_task(self._follow(engines))
         try:
+            await self.registry.join(self)
             yield
         finally:
             self._draining = True
-            self.provider.stop_loading()
-            await others
+            self.registry.stop()
             models, self.models = self.models, {}
-            for model in models.values():
-                model.client.close()
-                await model.handle.release()
+            for task in self._leaving.values():
+                task.cancel()
+            for model in (*models.values(), *self._leaving, *self._prepared.values()):
+                model.release()
+            await self.registry.close()
             self.threads.close()
 
-    async def _follow(self, engines: AsyncIterator[EngineHandle | OutOfService]) -> None:
-        """Adopts the engines that follow the default model's, until the service ends."""
-        with suppress(ConfigurationError):  # raised when the service shuts down
-            async for engine in engines:
-                if isinstance(engine, OutOfService):
-                    await self.withdraw(*engine)
-                    continue
-                try:
-                    await self.adopt(engine)
-                except ConfigurationError as error:
-                    await engine.release()
-                    await self.withdraw(engine.model.description.name, str(error))
+    # called by the registry
 
-    async def withdraw(self, name: str, reason: str) -> None:
-        """Takes a model out of service; returns when all its accepted requests have been answered."""
-        if name in self.configured:
-            self.reasons[name] = reason
-        models = dict(self.models)
-        old = models.pop(name, None)
-        self.models = models
-        if unloaded := reason == UNLOADED:
-            logger().warning("model unloaded", model=name)
-        else:
-            logger().error("a model cannot be served", model=name, reason=reason)
-        self.metrics.engines.withdraw(name, failed=not unloaded)
-        if old:
-            await old.close()
+    async def prepare(self, handle: EngineHandle) -> None:
+        """Builds all that is needed to serve an engine; `serve` puts it into service.
 
-    async def adopt(self, handle: EngineHandle) -> None:
-        """Puts an engine into service; returns when its predecessor has answered all its requests."""
-        new = ServedModel(handle, self.settings, self.metrics, self.threads, self._traffic)
+        Raises ConfigurationError, and releases the engine then.
+        """
+        try:
+            new = await asyncio.to_thread(
+                ServedModel, handle, self.settings, self.metrics, self.threads, self._traffic
+            )
+            new.client.open()
+        except Exception as error:  # libraries raise types of their own, such as for a tokeniser's file
+            handle.release()
+            raise ConfigurationError(str(error)) from error
+        self._prepared[handle.key] = new
+
+    def discard(self, key: int) -> None:
+        """Releases a prepared engine that will not serve."""
+        if new := self._prepared.pop(key, None):
+            new.release()
+
+    def serve(self, key: int) -> None:
+        """Puts a prepared engine into service; its predecessor still answers all its requests."""
+        new = self._prepared.pop(key, None)
+        if new is None:
+            return
         new.draining = self._draining
-        new.client.open()
-        name = new.description.name
+        name, report = new.description.name, new.report
         self.reasons.pop(name, None)
         old, served = self.models.get(name), {**self.models, name: new}
         self.models = {
             known: served[known] for known in {**self.configured, **served} if known in served
         }
         self.metrics.engines.follow(name, new.client.memory, new.web_processes)
-        report = handle.report
         info = report.info
         if info.fallback:
             tell = logger().warning if topology.gpu_is_possible() else logger().info
@@ -129,11 +120,33 @@ class InferenceService:
             precision_reason=info.precision_reason,
             backend=info.backend,
             trials=[asdict(trial) for trial in info.trials],
-            instances=handle.fds.layout.workers,
+            instances=new.workers,
             **REPORT.dump_python(report, mode="json", exclude={"info", "schemas"}),
         )
+        self._retire(old)
+
+    def withdraw(self, name: str, reason: str) -> None:
+        """Takes a model out of service; it still answers all its requests."""
+        if name in self.configured:
+            self.reasons[name] = reason
+        models = dict(self.models)
+        old = models.pop(name, None)
+        self.models = models
+        if unloaded := reason == UNLOADED:
+            logger().warning("model unloaded", model=name)
+        else:
+            logger().error("a model cannot be served", model=name, reason=reason)
+        self.metrics.engines.withdraw(name, failed=not unloaded)
+        self._retire(old)
+
+    def _retire(self, old: ServedModel | None) -> None:
+        """Releases a model's engine once all its requests have been answered."""
         if old:
-            await old.close()
+            task = asyncio.get_running_loop().create_task(old.close())
+            self._leaving[old] = task
+            task.add_done_callback(lambda _: self._leaving.pop(old, None))
+
+    # called by the protocols
 
     async def load(self, name: str, version: str | None = None) -> str:
         """Puts a model, or another version of it, into service without failing requests.
@@ -143,11 +156,13 @@ class InferenceService:
         cannot be served.
         """
         try:
-            model = Model.read(self._path(name), version, name)
+            model = await asyncio.to_thread(Model.read, self._path(name), version, name)
             version = model.description.version
             self._check_names(model)
-            await self._change(partial(self._load, model))
+            self._check_not_draining()
+            await self.registry.load(model)
         except ConfigurationError as error:
+            self._check_not_draining()
             what = f"version {version}" if version else name
             raise InvalidRequestError(f"{what} cannot be served: {error}") from error
         logger().warning("version loaded", model=name, version=version)
@@ -158,34 +173,15 @@ class InferenceService:
 
         Raises NotFoundError, DrainingError, or UnavailableError if the model is still being loaded.
         """
-        if name not in self.reasons:
-            self.model(name)
-            await self._change(partial(self.provider.unload, name, self.withdraw))
-
-    async def _change(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs a change after all earlier ones; it continues if the caller is cancelled.
-
-        Stopping halfway would leave workers behind.
-        """
-
-        async def in_turn() -> None:
-            async with self._changing:
-                self._check_not_draining()
-                try:
-                    await work()
-                except ConfigurationError:
-                    self._check_not_draining()
-                    raise
-
-        change = asyncio.get_running_loop().create_task(in_turn())
-        self._changes.add(change)  # the loop itself keeps weak references only
-        change.add_done_callback(self._changes.discard)
-        await asyncio.shield(change)
-
-    async def _load(self, model: Model) -> None:
-        served = self.models.get(model.description.name)
-        if served is None or served.description.version != model.description.version:
-            await self.provider.load(model, self.adopt)
+        if name in self.reasons:
+            return
+        self.model(name)
+        self._check_not_draining()
+        try:
+            await self.registry.unload(name)
+        except ConfigurationError:
+            self._check_not_draining()
+            raise
 
     def _path(self, name: str) -> Path:
         """Returns the path of a model, a folder or an .onnx file. Raises NotFoundError."""
@@ -217,7 +213,7 @@ class InferenceService:
         self._draining = True
         for model in self.models.values():
             model.draining = True
-        self.provider.stop_loading()
+        self.registry.stop()
 
     async def drained(self) -> None:
         """Returns when every accepted request has been answered."""

@@ -56,12 +56,15 @@ class KeyCheck:
 
     def check(self, authorization: str) -> None:
         """Checks an Authorization header or the gRPC metadata of that name. Raises UnauthorizedError."""
-        if self._key is None:
-            return
-        scheme, _, token = authorization.partition(" ")
-        given = token.strip().encode("latin-1", "replace")
-        if scheme.lower() != "bearer" or not self.matches(given):
+        if not self.accepts(authorization):
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+
+    def accepts(self, authorization: str) -> bool:
+        """Returns whether an Authorization header has the key; True if no key is set."""
+        if self._key is None:
+            return True
+        scheme, _, token = authorization.partition(" ")
+        return scheme.lower() == "bearer" and self.matches(token.strip().encode("latin-1", "replace"))
 
     def matches(self, given: bytes) -> bool:
         """Returns whether `given` is the key; True if no key is set."""

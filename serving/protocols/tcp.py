@@ -154,7 +154,7 @@ class TcpServer:
         if self.service.settings.tcp_port is None:
             yield
             return
-        listener = bind(self.service.settings, self.service.provider.shares_ports)
+        listener = bind(self.service.settings, self.service.registry.shares_ports)
         host, port = listener.getsockname()[:2]
         server = await asyncio.start_server(
             self._on_connection, sock=listener, backlog=BACKLOG, limit=CHUNK_BYTES

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serving.engine import describe
-from serving.engine.provider import EnginePlan, Planner
+from serving.engine.registry import EnginePlan, Planner
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings

@@ -3,14 +3,14 @@
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from urllib.parse import urlsplit
 
 import psutil
 import requests
 
-from serving.engine.provider import EngineHandle, LocalEngines, Planner
+from serving.engine.registry import EngineHandle, LocalRegistry, Planner
 from serving.model import configured_models
 from serving.settings import Settings
 from tests import servers
@@ -39,21 +39,35 @@ def programs(server: psutil.Process, module: str) -> list[psutil.Process]:
 
 @contextmanager
 def fake_service(
-    settings: dict[str, str], program: str = "serving", **more: str
+    settings: dict[str, str], program: str = "serving", package: str = "tests.fake", **more: str
 ) -> Iterator[tuple[str, psutil.Process]]:
-    """A fake service's URL and its main process."""
+    """A service's URL and its main process; the backend is a fake unless `package` names another."""
     named = {f"SERVING_{name.upper()}": value for name, value in more.items()}
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
-    command_line = [program, "tests.fake", "--port", str(port)]
+    command_line = [program, package, "--port", str(port)]
     with servers.running(command_line, f"{url}/health/ready", {**settings, **named}) as process:
         yield url, psutil.Process(process.pid)
 
 
-async def local_engine(settings: Settings, plan: Planner) -> EngineHandle:
+@asynccontextmanager
+async def local_engine(settings: Settings, plan: Planner) -> AsyncIterator[EngineHandle]:
     """The engine of the model that the settings name, in this process."""
-    handle = await anext(LocalEngines(settings, plan, configured_models(settings)).engines())
-    assert isinstance(handle, EngineHandle)
-    return handle
+    registry = LocalRegistry(settings, plan, configured_models(settings))
+    await registry.start()
+    try:
+        yield registry.engines[0].handle(0)
+    finally:
+        await registry.close()
+
+
+def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> requests.Response:
+    """Loads a version of a model."""
+    return requests.post(
+        f"{url}/v2/repository/models/{model}/load",
+        json={"parameters": {"version": version}},
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=60,
+    )
 
 
 def predict(url: str, picture: bytes, **headers: str) -> requests.Response:

@@ -59,15 +59,14 @@ async def served(
     named = {"model_dir": str(folder), "instances": "1", "log_level": "error", "queue_size": "32"}
     for name, chosen in {**named, "max_queue_delay_us": "100000", **settings}.items():
         monkeypatch.setenv(f"SERVING_{name.upper()}", chosen)
-    handle = await local_engine(Settings(), planner(BACKEND, Settings()))
-    client = EngineClient(handle.fds, lambda *_: None)
-    client.open()
-    try:
-        yield Engine(client)
-        await asyncio.wait_for(client.drained(), 20)
-    finally:
-        client.close()
-        await handle.release()
+    async with local_engine(Settings(), planner(BACKEND, Settings())) as handle:
+        client = EngineClient(handle.fds, lambda *_: None)
+        client.open()
+        try:
+            yield Engine(client)
+            await asyncio.wait_for(client.drained(), 20)
+        finally:
+            client.close()
 
 
 def column(outcomes: Sequence[ItemResult], place: int) -> Array:

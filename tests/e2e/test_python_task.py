@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from serving.engine.client import EngineClient
-from serving.engine.provider import EngineHandle
+from serving.engine.registry import EngineHandle
 from serving.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -59,14 +59,13 @@ async def engine(
     monkeypatch.setenv("FAKE_GATE", str(folder / "gate"))
     monkeypatch.setenv("FAKE_SIZES", str(folder / "sizes"))
     chosen = Settings()
-    handle = await local_engine(chosen, planner("no:Backend", chosen))
-    client = EngineClient(handle.fds, lambda *_: None)
-    client.open()
-    try:
-        yield handle, client
-    finally:
-        client.close()
-        await handle.release()
+    async with local_engine(chosen, planner("no:Backend", chosen)) as handle:
+        client = EngineClient(handle.fds, lambda *_: None)
+        client.open()
+        try:
+            yield handle, client
+        finally:
+            client.close()
 
 
 async def ask(client: EngineClient, data: bytes, deadline: float | None = None) -> tuple[int, str]:

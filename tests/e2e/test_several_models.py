@@ -75,7 +75,7 @@ def change(url: str, name: str, what: str) -> requests.Response:
 
 def states(url: str) -> dict[str, tuple[str, str]]:
     """What the repository's index says of the names that models have of their own."""
-    index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
+    index = requests.post(f"{url}/v2/repository/index", headers=KEY, timeout=10).json()
     return {row["name"]: (row["state"], row["reason"]) for row in index}
 
 
@@ -106,9 +106,11 @@ def test_each_is_asked_by_its_name(service: tuple[str, psutil.Process]) -> None:
     assert unknown.status_code == 404
     assert "the models are first, second, third" in unknown.json()["detail"]
     index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
-    assert {row["name"] for row in index} - {"fourth", "fifth", "empty"} == {
+    assert {row["name"] for row in index} == {
         form for name in NAMES for form in (name, f"{name}_photos", f"{name}_numbers")
     }
+    assert {(row["state"], row["reason"]) for row in index} == {("READY", "")}
+    assert {"fourth", "fifth", "empty"} <= set(states(url))  # only with a key
 
 
 def test_each_is_counted_apart(service: tuple[str, psutil.Process]) -> None:
@@ -141,21 +143,22 @@ def test_models_are_loaded_and_unloaded_while_others_answer(
     others = [senders.submit(keep_asking, name) for name in ("first", "second")]
     sometimes = senders.submit(keep_asking, "third")
     before = len(programs(server, WORKER))
-    for _ in range(2):
-        assert change(url, "third", "unload").status_code == 200
-        assert len(programs(server, WORKER)) == before - 1
-        gone = ask(url, "/predict/third")
-        assert (gone.status_code, gone.json()["code"]) == (503, "unavailable")
-        assert "third is not in service: unloaded" in gone.json()["detail"]
-        assert states(url)["third"] == ("UNAVAILABLE", "unloaded")
-        assert about(url, "/health/ready")["models"]["third"] == "unavailable"
-        assert (
-            'serving_ready_workers{model="third"}' not in requests.get(url + "/metrics", timeout=10).text
-        )
-        assert change(url, "third_photos", "load").status_code == 200
-        assert ask(url, "/predict/third").json()["prediction"] == "third-5"
-        assert len(programs(server, WORKER)) == before
-    stop.set()
+    try:
+        for _ in range(2):
+            assert change(url, "third", "unload").status_code == 200
+            assert len(programs(server, WORKER)) == before - 1
+            gone = ask(url, "/predict/third")
+            assert (gone.status_code, gone.json()["code"]) == (503, "unavailable")
+            assert "third is not in service: unloaded" in gone.json()["detail"]
+            assert states(url)["third"] == ("UNAVAILABLE", "unloaded")
+            assert about(url, "/health/ready")["models"]["third"] == "unavailable"
+            metrics = requests.get(f"{url}/metrics", timeout=10).text
+            assert 'serving_ready_workers{model="third"}' not in metrics
+            assert change(url, "third_photos", "load").status_code == 200
+            assert ask(url, "/predict/third").json()["prediction"] == "third-5"
+            assert len(programs(server, WORKER)) == before
+    finally:
+        stop.set()
     assert {status for answers in others for status in answers.result()} == {200}
     assert sometimes.result() <= {200, 503}
 
@@ -407,9 +410,8 @@ def test_the_default_serves_while_another_loads_or_fails(
         known = about(url, "/v1/models")["models"]
         assert known == [row["modelName"] for row in about(url, "/models")["models"]]
         assert {"second", "second_photos", "second_numbers"} < set(known)
-        index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
-        (row,) = (row for row in index if row["name"] == "second")
-        assert (row["state"], "commanded" in row["reason"]) == ("UNAVAILABLE", True)
+        state, reason = states(url)["second"]
+        assert (state, "commanded" in reason) == ("UNAVAILABLE", True)
         assert ask(url, "/predict/third").json()["prediction"] == "third-5"
         assert metric(url, 'serving_ready_workers{model="second"}') == 0  # which an alert asks for
         assert metric(url, 'serving_ready_workers{model="third"}') == 1

@@ -18,7 +18,7 @@ import pytest
 
 from serving.engine.client import EngineClient, ItemResult
 from serving.engine.memory import State
-from serving.engine.provider import EngineHandle, EnginePlan
+from serving.engine.registry import EngineHandle, EnginePlan
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -181,15 +181,14 @@ async def running(
         monkeypatch.setenv(name, value)
     plan = EnginePlan(BACKEND, tuple(kind.signature for kind in kinds))
     others = workers()
-    handle = await local_engine(Settings(), lambda _: plan)
-    engine = Engine(handle, list(kinds), Path(settings["FAKE_GATE"]))
-    engine.workers = [worker for worker in workers() if worker not in others]
-    try:
-        async with engine.used(kinds[0]):
-            yield engine
-    finally:
-        engine.client.close()
-        await handle.release()
+    async with local_engine(Settings(), lambda _: plan) as handle:
+        engine = Engine(handle, list(kinds), Path(settings["FAKE_GATE"]))
+        engine.workers = [worker for worker in workers() if worker not in others]
+        try:
+            async with engine.used(kinds[0]):
+                yield engine
+        finally:
+            engine.client.close()
 
 
 @pytest.fixture(scope="module")

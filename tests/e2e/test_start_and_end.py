@@ -13,12 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import requests
 
 from serving.cluster.parent import metrics_parent
 from tests import servers
 from tests.e2e.conftest import write_model
-from tests.e2e.services import fake_service, predict
+from tests.e2e.services import fake_service, predict, switch
 from tests.fake.backend import command
 from tests.servers import wait_for
 
@@ -249,19 +248,13 @@ def test_a_signal_while_a_version_loads_ends_it(
         ThreadPoolExecutor(1) as executor,
     ):
         (tmp_path / "loading").touch()
-        switching = executor.submit(
-            requests.post,
-            f"{url}/admin/version",
-            json={"version": "2"},
-            headers={"Authorization": "Bearer chief"},
-            timeout=60,
-        )
+        switching = executor.submit(switch, url, "2")
         wait_for(lambda: (tmp_path / "loading.held").exists())
         assert predict(url, command(class_index=3)).json()["prediction"] == "3"
         children = server.children(recursive=True)
         server.terminate()
         answer = switching.result()
-        assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+        assert (answer.status_code, answer.json()["error"]) == (503, "the service is shutting down")
         assert not psutil.wait_procs([server, *children], timeout=20)[1]
 
 

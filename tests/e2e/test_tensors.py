@@ -18,7 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.engine.provider import LocalEngines
+from serving.engine.registry import LocalRegistry
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -61,8 +61,8 @@ async def engine(
         monkeypatch.setenv(name, value)
     chosen = Settings()
     models = configured_models(chosen)
-    provider = LocalEngines(chosen, planner(BACKEND, chosen), models)
-    service = InferenceService(chosen, provider, models)
+    registry = LocalRegistry(chosen, planner(BACKEND, chosen), models)
+    service = InferenceService(chosen, registry, models)
     async with service.running():
         yield service
 

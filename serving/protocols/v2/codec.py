@@ -36,7 +36,7 @@ from serving.protocols.fields import commas, without_texts
 from serving.tensors import Array
 
 HEADER = "Inference-Header-Content-Length"
-MAX_TENSORS = 64
+MAX_TENSORS = 1024
 LENGTH = struct.Struct("<I")
 
 OTHER_COMMAS = 16 * 1024  # commas in a request that do not separate tensor elements

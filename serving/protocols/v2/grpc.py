@@ -186,9 +186,10 @@ class Service:
         request_context.set_timings(answer.timings)
         return messages.encode(call, answer)
 
-    async def repository_index(self, request: Message, _: Context, __: RequestContext) -> Message:
+    async def repository_index(self, request: Message, context: Context, _: RequestContext) -> Message:
         """Returns the same as `POST /v2/repository/index`."""
-        return ParseDict({"models": self.repository.index(request.ready)}, pb.RepositoryIndexResponse())
+        rows = await self.repository.index(request.ready, authorization(context))
+        return ParseDict({"models": rows}, pb.RepositoryIndexResponse())
 
     async def model_load(self, request: Message, context: Context, _: RequestContext) -> Message:
         """Loads a version, like `POST /v2/repository/models/NAME/load`."""
@@ -217,7 +218,7 @@ async def running(
 ) -> AsyncIterator[None]:
     """Serves gRPC until the block ends. Raises ConfigurationError if the port is taken."""
     settings = pipeline.service.settings
-    limits = options(settings, pipeline.service.provider.shares_ports)
+    limits = options(settings, pipeline.service.registry.shares_ports)
     server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=CALLS)
     server.add_generic_rpc_handlers(Service(pipeline, catalog, tracer).handlers())
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

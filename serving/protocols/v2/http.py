@@ -137,7 +137,8 @@ def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelC
     )
     async def index(request: Request) -> Response:
         async with pipeline.small_reader.read(request) as content:
-            return json_response(repository.index(only_ready(content)))
+            authorization = request.headers.get("authorization", "")
+            return json_response(await repository.index(only_ready(content), authorization))
 
     @router.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
     async def load(model: str, request: Request) -> Response:

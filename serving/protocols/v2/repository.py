@@ -1,5 +1,6 @@
 """The model repository extension: lists, loads and unloads models and versions."""
 
+import asyncio
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -66,6 +67,8 @@ class Repository:
         self._service = service
         self._catalog = catalog
         self._check_admin = KeyCheck(service.settings.admin_key)
+        keys = (service.settings.api_key, service.settings.admin_key)
+        self._keys = [KeyCheck(key) for key in keys if key]
 
     def check_allowed(self, authorization: str) -> None:
         """Checks the admin key. Raises NotSupportedError if none is set, or UnauthorizedError."""
@@ -73,11 +76,16 @@ class Repository:
             raise NotSupportedError("models can be loaded only if SERVING_ADMIN_KEY is set")
         self._check_admin.check(authorization)
 
-    def index(self, only_ready: bool) -> list[dict[str, Any]]:
-        """Lists every name with its versions, and the folders in the store.
+    async def index(self, only_ready: bool, authorization: str) -> list[dict[str, Any]]:
+        """Lists every name with its versions, and the folders in the store; reads their descriptions.
 
-        Versions in service are READY.
+        Versions in service are READY. If a key is set, requests without one of the keys see only these.
         """
+        if self._keys and not any(key.accepts(authorization) for key in self._keys):
+            only_ready = True
+        return await asyncio.to_thread(self._index, only_ready)
+
+    def _index(self, only_ready: bool) -> list[dict[str, Any]]:
         service = self._service
         rows = []
         for entry in self._catalog.entries.values():

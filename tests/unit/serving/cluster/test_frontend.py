@@ -9,7 +9,7 @@ import pytest
 
 from serving.app import create_app
 from serving.cluster import frontend
-from serving.cluster.remote_engine import RemoteEngines
+from serving.cluster.remote_registry import RemoteRegistry
 from serving.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -35,9 +35,9 @@ class Accepting(frontend.InheritedServer):
 
     def __init__(self, listener: socket.socket, counts: list[int]) -> None:
         settings = Settings()
-        provider = RemoteEngines(Mock())
-        app = create_app(settings, "no:Backend", provider=provider)
-        super().__init__(app, settings, provider, listener)
+        registry = RemoteRegistry(Mock())
+        app = create_app(settings, "no:Backend", registry)
+        super().__init__(app, settings, registry, listener)
         self.connections.most = 16
         self.accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.own = counts[0]

@@ -16,8 +16,9 @@ import pytest
 from serving.cluster import balance, messages
 from serving.cluster import parent as cluster
 from serving.cluster.web_process import MOST_UNANSWERED, WebProcess
-from serving.engine.memory import EngineFds, SlotLayout
-from serving.engine.provider import EnginePlan
+from serving.engine import registry as engine_registry
+from serving.engine.memory import UNKNOWN, EngineFds, SlotLayout
+from serving.engine.registry import Engine, EnginePlan
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -45,7 +46,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
     made = cluster.Cluster("tests.fake", Settings(web_processes=2))
     made._listener, made._metrics_folder = Mock(), Mock()
-    made._plan = lambda _: PLAN
+    made._registry._plan = lambda _: PLAN
     return made
 
 
@@ -81,7 +82,7 @@ def tell(parent: cluster.Cluster, web_process: WebProcess, connections: int) -> 
 
 async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -> None:
     """Asks for a version of the default model, and returns when the parent has answered."""
-    message = {**messages.identity(parent._models["food11"]), "type": "load", "version": version}
+    message = {**messages.identity(version_of_food11("1")), "type": "load", "version": version}
     parent._on_message(web_process, message)
     await asyncio.gather(*parent._tasks)
 
@@ -194,11 +195,13 @@ async def test_the_connections_of_a_dead_web_process_are_gone(
     parent: cluster.Cluster, web_processes: list[End]
 ) -> None:
     tell(parent, web_processes[0][0], 2)
-    for counts in (parent._counts.connections, parent._counts.in_flight):
+    shared = parent._registry.counts
+    for counts in (shared.connections, shared.in_flight):
         counts[0], counts[1] = 2, 1
     parent._on_death(web_processes[0][0], -9)
     assert parent._next_ping is None
-    assert list(parent._counts.connections) == list(parent._counts.in_flight) == [0, 1]
+    assert list(shared.in_flight) == [0, 1]
+    assert list(shared.connections) == [UNKNOWN, 1]  # the other one need not leave connections to it
 
 
 @pytest.mark.parametrize("port", ["tcp_port", "grpc_port"])
@@ -229,80 +232,69 @@ def version_of_food11(version: str) -> Model:
     return Model.read(Settings().model_dir, version)
 
 
-async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(web_processes: list[End]) -> None:
-    silent, _ = web_processes[0]
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            messages.send(silent.sock, "ping")
-    engine = Mock(model=version_of_food11("1"), report=reported())
-    engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
-    cluster.SharedEngine(0, engine).send_to(silent)
-    assert silent.popen.wait(20) == -9
-
-
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
-    """The supervisors of versions 1 and 2, as the parent loads them."""
+    """The supervisors of versions 1 and 2, as the registry starts them."""
     made = [Mock(model=version_of_food11(version), report=reported()) for version in ("1", "2")]
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
-    monkeypatch.setattr(cluster, "Supervisor", Mock(side_effect=made))
+    monkeypatch.setattr(engine_registry, "Supervisor", Mock(side_effect=made))
     monkeypatch.setattr(cluster, "planner", lambda *_: lambda _: PLAN)
     return made
 
 
-async def test_an_engine_without_users_ends_at_once(
+async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
+    web_processes: list[End], engines: list[Mock]
+) -> None:
+    silent, _ = web_processes[0]
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            messages.send(silent.sock, "ping")
+    serving = asyncio.ensure_future(silent.serve(Engine(0, engines[0])))
+    await asyncio.sleep(0)
+    assert silent.popen.wait(20) == -9
+    silent.end_changes()
+    await serving
+
+
+@pytest.mark.usefixtures("engines")
+async def test_a_change_ends_when_the_web_process_has_made_it_or_has_died(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    (first, its_end), (second, other_end) = web_processes
+    for web_process, _ in web_processes:
+        await parent._registry.add(web_process)
+    starting = asyncio.ensure_future(parent._registry.start())
+    loop = asyncio.get_running_loop()
+    for end in (its_end, other_end):
+        message = json.loads(await loop.sock_recv(end, messages.MAX_MESSAGE))
+        assert (message["type"], message["version"], message["id"]) == ("prepare", "1", 0)
+    parent._on_message(first, {"type": "done", "id": 0, "error": None})
+    second.end_changes()
+    message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
+    assert (message["type"], message["key"]) == ("serve", 0)
+    assert not starting.done()
+    parent._on_message(first, {"type": "done", "id": 1, "error": None})
+    second.end_changes()
+    await starting
+
+
+async def test_who_asks_for_a_change_hears_when_it_is_made(
     parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
 ) -> None:
     asker, its_end = web_processes[0]
-    parent._web_processes.clear()  # all are being replaced
-    await parent._load(parent._models["food11"], PLAN)
+    await parent._registry.start()  # all web processes are being replaced
     await load(parent, asker, "2")
     assert engines[0].close.called
     assert received(its_end) == ["changed"]
-
-
-async def test_an_engine_ends_when_its_last_user_has_released_it(
-    parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
-) -> None:
-    (first, its_end), (second, _) = web_processes
-    await parent._load(parent._models["food11"], PLAN)
-    switching = asyncio.create_task(load(parent, first, "2"))
-    loop = asyncio.get_running_loop()
-    for version in ("1", "2"):
-        message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
-        assert (message["type"], message["version"]) == ("engine", version)
-    parent._on_message(first, {"type": "released", "key": 0})
-    assert not engines[0].close.called
-    parent._on_death(second, -9)
-    engines[0].cancel_requests_of.assert_called_once_with(second.index)
-    await switching
-    assert json.loads(its_end.recv(messages.MAX_MESSAGE)) == {"type": "changed", "error": None}
-    assert engines[0].close.called
-    assert not engines[1].close.called
-    assert [engine.supervisor for engine in parent._engines] == [engines[1]]
-
-
-async def test_a_web_process_that_starts_after_an_unload_hears_of_it(
-    parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
-) -> None:
-    (first, its_end), (second, other_end) = web_processes
-    await parent._load(parent._models["food11"], PLAN)
-    parent._on_message(first, {"type": "unload", "model": "food11"})
-    loop = asyncio.get_running_loop()
-    for expected in ("engine", "out_of_service"):
-        message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
-        assert message["type"] == expected
-    parent._on_message(second, {"type": "released", "key": 0})
-    assert not engines[0].close.called  # the other has not given it back
-    parent._on_message(first, {"type": "released", "key": 0})
+    parent._on_message(asker, {"type": "unload", "model": "food11"})
+    await asyncio.sleep(0)
+    pings = [parent._next_ping]
     await asyncio.gather(*parent._tasks)
-    assert engines[0].close.called
     assert received(its_end) == ["changed"]
-    assert received(other_end) == ["engine", "out_of_service"]
-    assert (parent._in_service, parent._reasons) == ({}, {"food11": "unloaded"})
-    await load(parent, first, "2")
-    assert parent._reasons == {}
+    pings.append(parent._next_ping)
+    assert [ping is not None for ping in pings] == [True, False]  # one that hangs must not hold it up
+    assert parent._registry.reasons == {"food11": "unloaded"}
 
 
 @pytest.mark.parametrize(("device", "count", "why"), [("cpu", 4, "8 cores, 1.5"), ("cuda:0", 7, "GPU")])
@@ -316,9 +308,10 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
     for engine, batch_ms in zip(engines, ({4: 6.0, 1: 3.0}, {4: 0.01}), strict=True):
         engine.layout = replace(LAYOUT, slots=14, frontends=7, workers=8)
         engine.report = reported(device, batch_cap=4, batch_ms=batch_ms)
-    await parent._load(parent._models["food11"], PLAN)
-    await parent._load(parent._models["food11"], PLAN)
-    assert [call.args[-1] for call in cluster.Supervisor.call_args_list] == [8, count]  # type: ignore[attr-defined]
+    await parent._registry.start()
+    await parent._registry.load(version_of_food11("2"))
+    calls = engine_registry.Supervisor.call_args_list  # type: ignore[attr-defined]
+    assert [call.args[-1] for call in calls] == [8, count]
     for engine in engines:
         assert engine.report.web_processes == count
         assert why in engine.report.web_processes_reason

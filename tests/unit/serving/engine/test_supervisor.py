@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.engine.memory import ServiceCounts
-from serving.engine.provider import EnginePlan, LocalEngines
+from serving.engine.registry import EnginePlan, LocalRegistry
 from serving.engine.supervisor import Supervisor
 from serving.engine.worker_args import REFRESH_HEARTBEAT
 from serving.engine.worker_process import WorkerProcess
@@ -44,19 +44,17 @@ def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
     started: list[Supervisor] = []
     monkeypatch.setattr(Supervisor, "_start_due", started.append)
     models = configured_models(Settings())
-    provider = LocalEngines(Settings(), lambda _: EnginePlan("no:Backend", abandoning(provider)), models)
-
-    async def first() -> None:
-        await anext(provider.engines())
-
+    registry = LocalRegistry(
+        Settings(), lambda _: EnginePlan("no:Backend", abandoning(registry)), models
+    )
     with pytest.raises(ConfigurationError, match="shutting down"):
-        asyncio.run(first())
+        asyncio.run(registry.start())
     assert not started
 
 
-def abandoning(provider: LocalEngines) -> tuple[Signature, ...]:
+def abandoning(registry: LocalRegistry) -> tuple[Signature, ...]:
     """The signatures of a model whose service is ended while they are read."""
-    provider.stop_loading()
+    registry.stop()
     return image_signatures((2, 2), 2)
 
 

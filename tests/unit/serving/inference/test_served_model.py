@@ -6,7 +6,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from serving.engine.memory import EngineFds, SlotLayout
-from serving.engine.provider import EngineHandle
+from serving.engine.registry import EngineHandle
 from serving.inference.served_model import Input, ServedModel, Traffic
 from serving.metrics import Metrics
 from serving.model import Model
@@ -93,5 +93,5 @@ def served(model: Model, device: str, worker_ms: float, workers: int, web_proces
     )
     batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
     report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
-    handle = EngineHandle(model, EngineFds(0, layout, 0, 0, (0, 0), 0, 0), report, Mock())
+    handle = EngineHandle(0, model, EngineFds(0, layout, 0, 0, (0, 0), 0, 0), report, Mock())
     return ServedModel(handle, Settings(), Metrics(), Mock(), Traffic())

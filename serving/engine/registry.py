@@ -1,0 +1,439 @@
+"""Registry: the one owner of what is in service, for the whole service.
+
+It runs where the engines run: in the only web process or, if there are several, in their parent. Every
+change goes through it, one after the other: start, load, switch, unload. An engine's states are
+`loading -> serving -> draining -> gone`. An engine serves when every web process has prepared it, and
+its predecessor is closed when no web process uses it any more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from serving.engine.memory import EngineFds, ServiceCounts
+from serving.engine.report import WorkerReport
+from serving.engine.supervisor import Supervisor
+from serving.errors import ConfigurationError
+from serving.model import Model
+from serving.settings import Settings
+from serving.tensors import Signature
+
+UNLOADED = "unloaded"
+"""The reason of a model that was unloaded on request."""
+
+ENDING = "the service is shutting down"
+
+
+class State(StrEnum):
+    """State of an engine."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class EnginePlan(NamedTuple):
+    """What a model's workers run."""
+
+    backend: str
+    """Name of a `backends.base.Backend`, as `module:class`."""
+
+    signatures: tuple[Signature, ...]
+    """Ways to call the network; warm-up measures the first."""
+
+
+Planner = Callable[[Model], EnginePlan]
+
+
+@dataclass(frozen=True)
+class EngineHandle:
+    """An engine with ready workers, as seen by one web process."""
+
+    key: int
+    """Number of the engine in its registry."""
+
+    model: Model
+    fds: EngineFds
+    report: WorkerReport
+
+    release: Callable[[], None]
+    """Releases the engine when the web process has stopped using it."""
+
+
+class Engine:
+    """The engine of one version of a model, and the web processes that use it."""
+
+    def __init__(self, key: int, supervisor: Supervisor) -> None:
+        self.key = key
+        self.supervisor = supervisor
+        self.state = State.LOADING
+        self.unused = asyncio.Event()
+        self.unused.set()
+        self._users: set[int] = set()
+
+    @property
+    def model(self) -> Model:
+        """The version that it computes."""
+        return self.supervisor.model
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.model.description.name
+
+    def handle(self, member: int) -> EngineHandle:
+        """Returns what the web process with this index needs, and counts it as a user."""
+        self._users.add(member)
+        self.unused.clear()
+        fds, report = self.supervisor.engine_fds(member), self.supervisor.report
+        return EngineHandle(self.key, self.model, fds, report, partial(self.release, member))
+
+    def is_used_by(self, member: int) -> bool:
+        """Whether the web process has the engine's handle."""
+        return member in self._users
+
+    def release(self, member: int) -> None:
+        """Removes a web process from the users."""
+        self._users.discard(member)
+        if not self._users:
+            self.unused.set()
+
+
+class Member(Protocol):
+    """A web process, as the registry sees it. Calls return when the web process has done so or died."""
+
+    index: int
+
+    async def prepare(self, engine: Engine) -> None:
+        """Builds all that is needed to serve an engine. Raises ConfigurationError."""
+
+    async def serve(self, engine: Engine) -> None:
+        """Answers the model's requests with this engine from now on. One that it has not got yet is
+        prepared first. Raises ConfigurationError.
+        """
+
+    async def discard(self, engine: Engine) -> None:
+        """Releases an engine that it has prepared, but that will not serve."""
+
+    async def withdraw(self, name: str, reason: str) -> None:
+        """Takes a model out of service."""
+
+
+class WebSide(Protocol):
+    """The part of a web process that answers requests: `inference.service.InferenceService`."""
+
+    async def prepare(self, handle: EngineHandle) -> None:
+        """See `Member`. Releases the engine if it raises ConfigurationError."""
+
+    def serve(self, key: int) -> None:
+        """Serves a prepared engine; ignores one that it has not prepared."""
+
+    def discard(self, key: int) -> None:
+        """See `Member`."""
+
+    def withdraw(self, name: str, reason: str) -> None:
+        """See `Member`."""
+
+
+class RegistryAccess(Protocol):
+    """What a web process asks of the registry, in the same process or in the parent."""
+
+    shares_ports: bool
+    """Whether other web processes listen on the same ports."""
+
+    async def join(self, web: WebSide) -> None:
+        """Returns when the default model is in service, or is known to be unloaded.
+
+        The registry then calls `web` for every change. Raises ConfigurationError.
+        """
+
+    async def load(self, model: Model) -> None:
+        """Puts a model, or another version of it, into service everywhere. Raises ConfigurationError.
+
+        Continues if the caller is cancelled. If it fails, what was in service before stays so.
+        """
+
+    async def unload(self, name: str) -> None:
+        """Takes a model out of service and ends its engine. Raises ConfigurationError."""
+
+    def stop(self) -> None:
+        """Makes pending loads raise ConfigurationError; none begins any more."""
+
+    async def close(self) -> None:
+        """Ends all engines."""
+
+
+class Registry:
+    """Starts engines and tells the web processes which one serves each model."""
+
+    def __init__(
+        self, settings: Settings, plan: Planner, models: Mapping[str, Model], web_processes: int = 1
+    ) -> None:
+        """`models` maps names to the models to serve, the default model first."""
+        self.settings = settings
+        self.models = models
+        self.web_processes = web_processes
+        """Number of web processes that the engines are made for."""
+
+        self.web_processes_reason: str | None = None
+        """Why `auto` chose this number."""
+
+        self.counts = ServiceCounts(web_processes)
+        self.engines: list[Engine] = []
+        """All that run, in every state."""
+
+        self.reasons: dict[str, str] = {}
+        """Name -> reason why a model is out of service."""
+
+        self.members: dict[int, Member] = {}
+        self.on_first: Callable[[Supervisor], None] = lambda _: None
+        """Called with the first engine before any web process gets it."""
+
+        self._plan = plan
+        self._plans: dict[str, EnginePlan] = {}
+        self._started = 0
+        self._starting: set[Supervisor] = set()
+        self._changing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+
+    # start and end
+
+    async def start(self) -> None:
+        """Puts the default model into service. Raises ConfigurationError, also if another model cannot
+        be planned.
+        """
+        for name, model in self.models.items():
+            self._plans[name] = await self._planned(model)
+        async with self._changing:
+            await self._start(next(iter(self.models)))
+
+    async def start_others(self) -> None:
+        """Puts the other models into service, or reports why that is impossible.
+
+        Leaves out those that were loaded or unloaded meanwhile.
+        """
+        for name in list(self.models)[1:]:
+            async with self._changing:
+                if self.serving(name) or name in self.reasons:
+                    continue
+                try:
+                    await self._start(name)
+                except ConfigurationError as error:
+                    if self._stopped:
+                        return
+                    await self._withdraw(name, str(error))
+
+    async def _start(self, name: str) -> None:
+        await self._replace(self.models[name], self._plans[name])
+
+    def stop(self) -> None:
+        """See `RegistryAccess`."""
+        self._stopped = True
+        for supervisor in self._starting:
+            supervisor.abort_start()
+
+    async def close(self) -> None:
+        """See `RegistryAccess`; the web processes must have ended, or released their engines."""
+        self.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for engine in self.engines:
+            await asyncio.to_thread(engine.supervisor.close)
+
+    # web processes
+
+    async def add(self, member: Member) -> None:
+        """Tells a new web process what is in service. Raises ConfigurationError if it cannot serve a
+        model; that model is out of service there, and the others are in service.
+        """
+        self.members[member.index] = member
+        for name, reason in list(self.reasons.items()):
+            if self.reasons.get(name) == reason:  # still
+                await member.withdraw(name, reason)
+        failure = None
+        for engine in [engine for engine in self.engines if engine.state is State.SERVING]:
+            if engine.state is State.SERVING:  # still
+                try:
+                    await member.serve(engine)
+                except ConfigurationError as error:
+                    failure = error
+                    await member.withdraw(engine.name, str(error))
+        if failure:
+            raise failure
+
+    def remove(self, member: Member) -> None:
+        """Cancels the requests of a web process that has died, and releases its engines."""
+        if self.members.get(member.index) is member:
+            del self.members[member.index]
+        for engine in self.engines:
+            engine.supervisor.cancel_requests_of(member.index)
+            engine.release(member.index)
+
+    # changes
+
+    def serving(self, name: str) -> Engine | None:
+        """Returns the engine that serves a model."""
+        engines = (engine for engine in self.engines if engine.state is State.SERVING)
+        return next((engine for engine in engines if engine.name == name), None)
+
+    async def load(self, model: Model) -> None:
+        """See `RegistryAccess`."""
+
+        async def change() -> None:
+            now = self.serving(model.description.name)
+            if now is None or now.model.description.version != model.description.version:
+                await self._replace(model, await self._planned(model))
+
+        await self._in_turn(change)
+
+    async def unload(self, name: str) -> None:
+        """See `RegistryAccess`."""
+
+        async def change() -> None:
+            if engine := self.serving(name):
+                engine.state = State.DRAINING
+                await self._withdraw(name, UNLOADED)
+                await self._end(engine)
+
+        await self._in_turn(change)
+
+    async def _in_turn(self, change: Callable[[], Awaitable[None]]) -> None:
+        """Makes a change after all earlier ones; stopping halfway would leave workers behind."""
+
+        async def work() -> None:
+            async with self._changing:
+                if self._stopped:
+                    raise ConfigurationError(ENDING)
+                await change()
+
+        await asyncio.shield(self.spawn(work()))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task that `close` awaits."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the event loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _planned(self, model: Model) -> EnginePlan:
+        return await asyncio.to_thread(self._plan, model)  # may start a process
+
+    async def _replace(self, model: Model, plan: EnginePlan) -> None:
+        """Starts an engine, and lets it serve instead of the model's previous one.
+
+        If a web process cannot serve it, it is closed and the previous one still serves. Raises
+        ConfigurationError.
+        """
+        engine = Engine(self._started, await self._started_supervisor(model, plan))
+        self._started += 1
+        self.engines.append(engine)
+        try:
+            await all_of(member.prepare(engine) for member in self.members.values())
+        except ConfigurationError:
+            await all_of(member.discard(engine) for member in self.members.values())
+            await self._end(engine)
+            raise
+        before = self.serving(engine.name)
+        engine.state = State.SERVING
+        self.reasons.pop(engine.name, None)
+        if before:
+            before.state = State.DRAINING
+        await all_of(self._serve(member, engine) for member in self.members.values())
+        if before:
+            await self._end(before)
+
+    async def _serve(self, member: Member, engine: Engine) -> None:
+        """Lets a web process serve an engine; one that has just started may be unable to."""
+        try:
+            await member.serve(engine)
+        except ConfigurationError as error:
+            await member.withdraw(engine.name, str(error))
+
+    async def _started_supervisor(self, model: Model, plan: EnginePlan) -> Supervisor:
+        settings = settings_beside_others(model, self.settings, next(iter(self.models)))
+        supervisor = Supervisor(
+            plan.backend, model, plan.signatures, settings, self.counts, self.web_processes
+        )
+        self._starting.add(supervisor)
+        try:
+            if self._stopped:
+                supervisor.abort_start()
+            await asyncio.to_thread(supervisor.start)
+        finally:
+            self._starting.remove(supervisor)
+        if not self._started:
+            self.on_first(supervisor)
+        supervisor.report.web_processes = self.web_processes
+        supervisor.report.web_processes_reason = self.web_processes_reason
+        return supervisor
+
+    async def _withdraw(self, name: str, reason: str) -> None:
+        self.reasons[name] = reason
+        await all_of(member.withdraw(name, reason) for member in self.members.values())
+
+    async def _end(self, engine: Engine) -> None:
+        """Closes an engine once no web process uses it any more."""
+        engine.state = State.DRAINING
+        await engine.unused.wait()
+        self.engines.remove(engine)
+        await asyncio.to_thread(engine.supervisor.close)
+        engine.state = State.GONE
+
+
+class LocalRegistry(Registry):
+    """The registry of the only web process."""
+
+    shares_ports = False
+
+    async def join(self, web: WebSide) -> None:
+        """See `RegistryAccess`."""
+        await self.add(LocalMember(web))
+        await self.start()
+        self.spawn(self.start_others())
+
+
+class LocalMember:
+    """The only web process, in which the registry itself runs."""
+
+    index = 0
+
+    def __init__(self, web: WebSide) -> None:
+        self._web = web
+
+    async def prepare(self, engine: Engine) -> None:
+        """See `Member`."""
+        await self._web.prepare(engine.handle(self.index))
+
+    async def serve(self, engine: Engine) -> None:
+        """See `Member`; it has prepared every engine."""
+        self._web.serve(engine.key)
+
+    async def discard(self, engine: Engine) -> None:
+        """See `Member`."""
+        self._web.discard(engine.key)
+
+    async def withdraw(self, name: str, reason: str) -> None:
+        """See `Member`."""
+        self._web.withdraw(name, reason)
+
+
+async def all_of(calls: Iterable[Awaitable[None]]) -> None:
+    """Awaits all calls, then raises the first error, if any."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def settings_beside_others(model: Model, common: Settings, default: str) -> Settings:
+    """Returns a model's settings, in which `auto` instances means one for all but the default model.
+
+    `default` is the default model's name. Raises ConfigurationError.
+    """
+    settings = model.settings(common)
+    if settings.instances == "auto" and model.description.name != default:
+        return settings.model_copy(update={"instances": 1})
+    return settings
