@@ -5,6 +5,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from fastapi_onnx.openvino_session import (
 from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
 from fastapi_onnx.signature import graph_signature
 from serving.backends import precision_check
-from serving.backends.base import BackendInfo
+from serving.backends.base import BackendInfo, Trial
 from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate
 from serving.backends.shared_choice import shared_choice
 from serving.description import Kind
@@ -58,6 +59,10 @@ class Network:
         """
         self._session = session
         self._choice = choice
+        self._largest_size = (choice and choice.largest_size) or float("inf")
+        self._reference = cache(lambda: session)
+        """Opens the session for items of larger sizes."""
+
         kind = kind_of(model.description.task)
         self._compared = kind.outputs
         self._empty: dict[str, Array] = {}
@@ -79,7 +84,9 @@ class Network:
         choice = cpu_choice(model, signature, settings, scratch)
         if scratch:
             forget_others(scratch, choice.precision if choice.runtime == OPENVINO else "")
-        return cls(model, open_candidate(model, choice, settings, scratch), choice, signature)
+        network = cls(model, open_candidate(model, choice, settings, scratch), choice, signature)
+        network._reference = cache(lambda: open_candidate(model, choice.trials[0], settings, scratch))
+        return network
 
     @classmethod
     def on_gpu(cls, model: Model, settings: Settings, device: "Device", provider: str) -> "Network":
@@ -116,10 +123,12 @@ class Network:
         if self._empty:
             return [self._image_logits(inputs[0], shrink)]
         names = [spec.name for spec in signature.outputs]
+        sizes = signature.sizes([array[0] for array in inputs]).values()
+        session = self._session if max(sizes, default=0) <= self._largest_size else self._reference()
         if not signature.is_batched:
             inputs = [array.reshape(array.shape[1:]) for array in inputs]
         feed = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
-        outputs = self._session.run(names, feed, shrink)
+        outputs = session.run(names, feed, shrink)
         return [
             array[None] if array.ndim == len(spec.shape) else array
             for spec, array in zip(signature.outputs, outputs, strict=True)
@@ -150,7 +159,8 @@ class Network:
         return [by_name[name] for name in self._compared if name in by_name] or outputs
 
     def trim(self) -> None:
-        """Shrinks the session's memory to the size that a small batch needs."""
+        """Shrinks memory to the size that a small batch needs; larger items open the reference again."""
+        self._reference.cache_clear()
         signature = self.signature
         for length in EXAMPLE_LENGTHS:
             batch = examples(signature, signature.batch_size or 1, signature.sizes_at(length))
@@ -203,7 +213,6 @@ def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: 
         load,
         lambda: precision_check.samples(model, signature),
         memory_limit(model, settings),
-        apart=scratch is not None,  # in a worker, whose memory and life it would cost
     )
 
 
@@ -241,7 +250,7 @@ def memory_limit(model: Model, settings: Settings) -> float:
 
 
 def open_candidate(
-    model: Model, candidate: Candidate | Choice, settings: Settings, scratch: Path | None
+    model: Model, candidate: Candidate | Choice | Trial, settings: Settings, scratch: Path | None
 ) -> Session:
     """Opens the model's file for a runtime and a precision. Raises ConfigurationError."""
     path = model.file(INT8 if candidate.precision == "int8" else FP32)

@@ -17,7 +17,7 @@ from serving.model import Model
 from serving.settings import Settings
 from serving.tensors import Array, Signature
 
-EXAMPLES = ((2, 32), (1, 16), (3, 47))
+EXAMPLES = ((2, 32), (1, 1), (2, 2), (1, 3), (1, 7), (1, 16), (3, 47))
 """Texts and tokens of each; the first is timed."""
 
 
@@ -123,7 +123,7 @@ def examples(model: Model, network: ByName) -> list[Inputs]:
     for count, length in EXAMPLES:
         length = min(length, most)
         mask = torch.ones(count, length, dtype=torch.int64)
-        mask[0, length // 2 :] = 0
+        mask[0, (length + 1) // 2 :] = 0
         words = torch.arange(count * length).view(count, length) % bounds(network)["input_ids"]
         values: dict[str, Tensor] = {"input_ids": words * mask, "attention_mask": mask}
         made.append(tuple(values.get(name, torch.zeros_like(mask)) for name in network.inputs))

@@ -33,6 +33,10 @@ class Trial:
     memory_mb: float | None = None
     """Private memory that loading and computing took, in MB; None if not measured."""
 
+    largest_size: int | None = None
+    """Largest compared size of varying axes; the reference computes items that are larger along any.
+    None if no axis varies, or if it was not compared."""
+
     chosen: bool = False
 
 

@@ -1,8 +1,8 @@
 """Choice of runtime and precision on a CPU: measures a backend's candidates at load.
 
 The first instance measures for all instances. The first candidate is the reference. Another candidate is
-chosen if its answers agree with the reference's and if it takes at least a tenth less time than the best
-candidate so far.
+chosen if its answers agree with the reference's at all compared sizes, and if it takes at least a tenth
+less time than the best candidate so far.
 """
 
 import ctypes
@@ -20,11 +20,10 @@ import numpy as np
 
 from serving.backends import precision_check
 from serving.backends.base import Trial
-from serving.backends.precision_check import Samples
+from serving.backends.precision_check import TOGETHER, Compare, Samples
 from serving.backends.shared_choice import shared_choice
 from serving.description import Kind
 from serving.errors import ConfigurationError
-from serving.logging import logger
 from serving.model import Model
 from serving.settings import Settings
 from serving.system.pdeathsig import die_with_parent
@@ -42,9 +41,17 @@ QUICK_MS = 1.0
 MAX_INT8_DIFFERENCE = 0.05
 """Largest accepted `precision_check.mean_difference` for an int8 file between two runtimes."""
 
-TOGETHER = 4  # items in the timed batch
+MAX_ITEM_EXCESS = 0.1
+"""By how much more an int8 file may differ in a further batch, which has few items.
+
+Its limit is for the mean of eight items; single ones differed by up to three times as much.
+"""
+
 MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 4, 40, 0.2
-MAX_TRIALS_S = 300  # after this time the measuring process is killed
+MAX_PROCESS_S = 180  # after this time a process that measures is killed
+MAX_FURTHER_S, MAX_FURTHER_ITEMS = 3, 50
+"""The reference's time for further batches: some seconds, and the time of some items."""
+
 MAX_REASON = 300  # characters of a library's message
 PRECISIONS = ("int8", "bf16", "fp32")  # lower ones first
 
@@ -70,7 +77,10 @@ class Choice:
     precision: str
     reason: str
     trials: list[Trial]
-    """All candidates with their measurements."""
+    """All candidates with their measurements; the reference is the first if several were measured."""
+
+    largest_size: int | None = None
+    """See `Trial.largest_size`."""
 
 
 def wanted_device(settings: Settings) -> str:
@@ -116,13 +126,12 @@ def choose(
     load: Callable[[Candidate], Infer],
     samples: Callable[[], Samples],
     memory_mb: float = math.inf,
-    apart: bool = False,
 ) -> Choice:
     """Returns the runtime and precision to use; the same for all instances of a model.
 
     If the settings name a precision, only candidates in that precision are considered. `load` loads a
-    candidate to compute `samples`. Each may take up to `memory_mb` MB of private memory. `apart` means
-    to measure in a child process, see `in_a_fork`. Raises ConfigurationError if no candidate is left.
+    candidate to compute `samples`, in a worker in a child process, see `in_a_fork`. Each may take up to
+    `memory_mb` MB of private memory. Raises ConfigurationError if no candidate is left.
     """
     wanted = settings.precision
     if wanted != "auto":
@@ -146,32 +155,45 @@ def choose(
         return Choice(reference.runtime, reference.precision, reason, refused)
 
     def measure() -> list[dict[str, Any]]:
-        return [asdict(trial) for trial in tried(usable, load, samples(), memory_mb)]
+        run = in_a_fork if scratch else attempt
+        return [asdict(trial) for trial in tried(usable, load, samples, memory_mb, run)]
 
-    run = partial(in_a_fork, measure, reference) if apart else measure
-    trials = [Trial(**fields) for fields in shared_choice(scratch, "choice", run)]
+    trials = [Trial(**fields) for fields in shared_choice(scratch, "choice", measure)]
     best = next(trial for trial in trials if trial.chosen)
     reason = best.reason
     if best is trials[0]:
         others = (*trials[1:], *refused)
         reason = "; ".join(f"{other.runtime} in {other.precision}: {other.reason}" for other in others)
-    return Choice(best.runtime, best.precision, reason or best.reason, [*trials, *refused])
+    return Choice(best.runtime, best.precision, reason, [*trials, *refused], best.largest_size)
+
+
+def attempt(compute: Callable[[], Any]) -> tuple[Any, str]:
+    """Returns what `compute` returns, and an empty string; or None, and why it failed."""
+    try:
+        return compute(), ""
+    except Exception as error:  # every library has its own exception types
+        return None, " ".join(str(error).split())[:MAX_REASON]
 
 
 def tried(
     candidates: Sequence[Candidate],
     load: Callable[[Candidate], Infer],
-    samples: Samples,
+    samples: Callable[[], Samples],
     memory_mb: float = math.inf,
+    run: Callable[[Callable[[], Any]], tuple[Any, str]] = attempt,
 ) -> list[Trial]:
     """Measures the candidates and returns their trials, exactly one of them `chosen`.
 
-    Raises what loading or computing the reference, the first candidate, raises.
+    `run` is `attempt` or `in_a_fork`. If the reference, the first candidate, fails, it is chosen:
+    loading it will show why.
     """
     reference, *others = candidates
-    expected, its_ms = timed_answers(load(reference), samples)
-    its_ms = round(its_ms, 3)
     name = reference.precision
+    answers, error = run(lambda: reference_answers(load(reference), samples()))
+    if error:
+        reason = f"not tried: {name} in {reference.runtime} cannot be measured: {error}"
+        return [Trial(one.runtime, one.precision, reason, chosen=one is reference) for one in candidates]
+    expected, its_ms = answers
     best = Trial(reference.runtime, name, "the reference", its_ms, chosen=True)
     trials, agreeing = [best], [best]
     for candidate in others:
@@ -182,7 +204,8 @@ def tried(
         elif faster:
             trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
         else:
-            trial = measured(candidate, load, samples, expected)
+            found, error = run(partial(measured, candidate, partial(load, candidate), samples, expected))
+            trial = found or replace(trial, reason=f"it cannot be used: {error}")
             objection = trial.reason or disagreement(trial, candidate, memory_mb)
             if not objection:
                 agreeing.append(trial)
@@ -205,21 +228,55 @@ def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
     return lower and (known.runtime == candidate.runtime or candidate.precision == "fp32")
 
 
+def reference_answers(infer: Infer, samples: Samples) -> tuple[list[Any], float]:
+    """Computes the samples and, while there is time, the further batches.
+
+    Returns the outputs for all samples, then those for each further batch, or None if it is refused; and
+    the milliseconds per item.
+    """
+    outputs, ms = timed_answers(infer, samples)
+    answers: list[Any] = [outputs]
+    end = time.perf_counter() + MAX_FURTHER_S + MAX_FURTHER_ITEMS * ms / 1000
+    s_per_element = ms / 1000 / sum(array[:1].size for array in samples.inputs)
+    for _, batch in samples.further():
+        started, elements = time.perf_counter(), sum(array.size for array in batch)
+        if ms < QUICK_MS or started + elements * s_per_element > end:
+            break
+        answers.append(attempt(partial(infer, batch))[0])
+        s_per_element = min(s_per_element, (time.perf_counter() - started) / elements)
+    return answers, ms
+
+
 def measured(
-    candidate: Candidate, load: Callable[[Candidate], Infer], samples: Samples, expected: list[Array]
+    candidate: Candidate, load: Callable[[], Infer], samples: Callable[[], Samples], expected: list[Any]
 ) -> Trial:
-    """Returns a trial with the candidate's time, difference and memory, or with the reason it failed."""
-    trial = Trial(candidate.runtime, candidate.precision, "")
-    compare = "mean" if candidate.precision == "int8" else samples.compare
-    before = own_memory_mb()
-    try:
-        infer = load(candidate)
-        answers, ms = timed_answers(infer, samples)
-        difference = precision_check.difference(expected, answers, compare)
-    except Exception as error:  # every library has its own exception types
-        return replace(trial, reason=f"it cannot be used: {' '.join(str(error).split())[:MAX_REASON]}")
-    memory = max(0.0, own_memory_mb() - before)
-    return replace(trial, ms=round(ms, 3), difference=round(difference, 5), memory_mb=round(memory, 1))
+    """Returns a trial with the candidate's time, difference and memory.
+
+    If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
+    `expected` or from call to call, and what the library raises. Batches that the reference refuses are
+    computed, too, because they might end the process, but not compared.
+    """
+    made, before, largest = samples(), own_memory_mb(), 0
+    infer = load()
+    outputs, ms = timed_answers(infer, made)
+    memory = round(max(0.0, own_memory_mb() - before), 1)
+    compare: Compare = "mean" if candidate.precision == "int8" else made.compare
+    difference = round(precision_check.difference(expected[0], outputs, compare), 5)
+    compare = "probabilities" if compare == "softmax" else compare
+    most = candidate.max_difference + (MAX_ITEM_EXCESS if compare == "mean" else 0)
+    further = expected[1:] if difference <= candidate.max_difference else []
+    for (size, batch), wanted in zip(made.further(), further, strict=False):
+        if wanted is None:
+            attempt(partial(infer, batch))
+            continue
+        found, again, largest = infer(batch), infer(batch), max(largest, size)
+        shapes = ", ".join(str(list(array.shape)) for array in batch)
+        if any(one.tobytes() != other.tobytes() for one, other in zip(found, again, strict=True)):
+            raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
+        gap = precision_check.difference(wanted, found, compare)
+        if gap > most:
+            raise ValueError(f"differs by {gap:.5f} for inputs {shapes}; at most {most:.3f} is accepted")
+    return Trial(candidate.runtime, candidate.precision, "", ms, difference, memory, largest or None)
 
 
 def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
@@ -244,58 +301,45 @@ def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
     Returns the outputs [N, ...], and the milliseconds per item over a single item and a batch, each the
     shortest time of several rounds.
     """
-
-    def part(first: int, count: int) -> list[Array]:
-        return [array[first : first + count] for array in samples.inputs]
-
-    alone = samples.batch_size or 1
-    starts = range(0, len(samples.inputs[0]), alone)
-    answers = [infer(part(first, alone)) for first in starts]
-    least = dict.fromkeys({alone, samples.batch_size or TOGETHER}, math.inf)
+    alone = samples.signature.batch_size or 1
+    answers = [infer(samples.part(first, alone)) for first in range(0, len(samples.inputs[0]), alone)]
+    least = dict.fromkeys({alone, samples.signature.batch_size or TOGETHER}, math.inf)
     end = time.perf_counter() + MAX_TRIAL_S
     for turn in range(MAX_ROUNDS):
         for size in least:
-            batch = part(0, size)
+            batch = samples.part(0, size)
             started = time.perf_counter()
             infer(batch)
             least[size] = min(least[size], time.perf_counter() - started)
         if turn + 1 >= MIN_ROUNDS and time.perf_counter() > end:
             break
     outputs = [np.concatenate(output) for output in zip(*answers, strict=True)]
-    return outputs, 1000 * sum(least.values()) / sum(least)
+    return outputs, round(1000 * sum(least.values()) / sum(least), 3)
 
 
-def in_a_fork(measure: Callable[[], list[dict[str, Any]]], reference: Candidate) -> list[dict[str, Any]]:
-    """Runs `measure` in a child process, so that loaded libraries and crashes do not affect this one.
+def in_a_fork(compute: Callable[[], Any]) -> tuple[Any, str]:
+    """Makes an `attempt` in a child process: loaded libraries and crashes do not affect this one.
 
-    If the child dies early, the reference is chosen. The parent must not have computed anything yet,
-    because the child would lack the libraries' threads. Raises ConfigurationError if `measure` does.
+    This one must not have computed anything yet, because the child would lack the libraries' threads.
+    The child is killed after MAX_PROCESS_S.
     """
     context, parent = get_context("fork"), os.getpid()
     receiver, sender = context.Pipe(duplex=False)
 
     def run() -> None:
         die_with_parent(parent)
-        try:
-            sender.send(measure())
-        except ConfigurationError as error:
-            sender.send(error)
-        except Exception as error:  # the reference failed; loading it again will show why
-            logger().warning("the ways to compute the model cannot be compared", reason=str(error))
+        sender.send(attempt(compute))
 
     child = context.Process(target=run)
     child.start()
     sender.close()
     try:
-        result = receiver.recv() if receiver.poll(MAX_TRIALS_S) else None
-    except EOFError:
+        result = receiver.recv() if receiver.poll(MAX_PROCESS_S) else (None, "it takes too long")
+    except (EOFError, OSError):  # it died, perhaps while it sent the result
         result = None
     child.kill()
     child.join()
-    if isinstance(result, ConfigurationError):
-        raise result
-    reason = "the comparison with other ways ended early"
-    return result or [asdict(Trial(reference.runtime, reference.precision, reason, chosen=True))]
+    return result or (None, f"its process ended with code {child.exitcode}; a negative one is a signal")
 
 
 def own_memory_mb() -> float:

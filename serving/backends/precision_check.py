@@ -1,8 +1,8 @@
 """Precision check: compares a network's answers with those of fp32 at load, on made-up inputs."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,9 @@ from serving.task_kinds import kind_of
 from serving.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec
 
 SAMPLES, TOKENS = 8, 32
+TOGETHER = 4  # items of a batch that is timed and compared
+NARROW = (1, 2, 3, 7)  # sizes at which kernels compute remainders
+MAX_ELEMENTS = 2**24  # of an item; larger ones are not compared
 MAX_DIFFERENCE = 0.02
 """Largest accepted difference in a probability for fp16 and bf16."""
 
@@ -50,7 +53,7 @@ def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
     return drawn
 
 
-Compare = Literal["softmax", "relative", "mean"]
+Compare = Literal["softmax", "probabilities", "relative", "mean"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,32 @@ class Samples:
     """[N, ...] for each input."""
 
     compare: Compare = "softmax"
-    batch_size: int = 0
-    """The network's fixed batch size; 0 means any size."""
+    signature: Signature = field(default=Signature("fixed sizes", (), ()))
+    """How the network is called: its fixed batch size, and the axes that vary."""
+
+    def part(self, first: int, count: int) -> list[Array]:
+        """Returns a batch of `count` inputs."""
+        return [array[first : first + count] for array in self.inputs]
+
+    def further(self) -> Iterator[tuple[int, list[Array]]]:
+        """Generates batches to compare: of one input, of several, and of one of other sizes.
+
+        All varying axes have a size of NARROW, 16, 32, 64 or 256, or their limits. If there are several,
+        each is also narrow while the others have such a size. The size comes before its batch; 0 comes
+        before a narrow batch, and before those of the usual size.
+        """
+        signature, fixed = self.signature, self.signature.batch_size
+        yield from ((0, self.part(0, count)) for count in (fixed or 1, fixed or TOGETHER))
+        most = max((signature.limits[axis] for axis in signature.input_axes), default=0)
+        sizes = {min(size, most) for size in (*NARROW, *EXAMPLE_LENGTHS, TOKENS, most)}
+        for size in sorted(sizes - {0}):
+            full = signature.sizes_at(size)
+            if signature.elements(full) > MAX_ELEMENTS:
+                return
+            narrow = [full | {axis: small} for axis in full for small in NARROW if small < full[axis]]
+            for each in (*narrow, full) if len(full) > 1 else (full,):
+                shapes = [(fixed or 1, *spec.sized(each)) for spec in signature.inputs]
+                yield size * (each is full), list(map(np.resize, self.inputs, shapes))
 
 
 def samples(model: Model, signature: Signature) -> Samples:
@@ -70,11 +97,10 @@ def samples(model: Model, signature: Signature) -> Samples:
     kind = kind_of(model.description.task)
     if not kind.plain_graph:
         return Samples([sample_images(model.description.pipeline.output_size)])
+    inputs = random_inputs(signature, signature.batch_size or SAMPLES, EXAMPLE_LENGTHS[0])
     if "text" in kind.needs:
         inputs = token_inputs(signature, sample_tokens(model)[: signature.batch_size or None])
-        return Samples(inputs, kind.compare or "relative", signature.batch_size)
-    inputs = random_inputs(signature, signature.batch_size or SAMPLES, EXAMPLE_LENGTHS[0])
-    return Samples(inputs, "relative", signature.batch_size)
+    return Samples(inputs, kind.compare or "relative", signature)
 
 
 def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
@@ -113,8 +139,9 @@ def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compa
     """Returns how far outputs are from the expected ones; infinite for other types, shapes or NaN.
 
     `softmax`: the largest difference in a probability along the last axis, or 1 if the most probable
-    class differs anywhere. `relative`: the largest difference in a number, as a share of the largest
-    number of its output. `mean`: see `mean_difference`.
+    class differs anywhere. `probabilities`: the same, except that the class may differ. `relative`: the
+    largest difference in a number, as a share of the largest number of its output. `mean`: see
+    `mean_difference`.
     """
     worst = 0.0
     for wanted, array in zip(expected, found, strict=True):
@@ -122,14 +149,13 @@ def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compa
             return float("inf")
         if compare == "mean":
             worst = max(worst, mean_difference(wanted, array))
-        elif compare == "softmax":
-            same_best = np.array_equal(wanted.argmax(-1), array.argmax(-1))
+        elif compare in ("softmax", "probabilities"):
+            same_best = compare != "softmax" or np.array_equal(wanted.argmax(-1), array.argmax(-1))
             worst = max(worst, max_difference(wanted, array) if same_best else 1.0)
         elif not np.array_equal(np.isfinite(wanted), np.isfinite(array)):
             return float("inf")
         elif wanted.size:
-            exact = np.where(np.isfinite(wanted), wanted, 0).astype(np.float64)
-            seen = np.where(np.isfinite(array), array, 0).astype(np.float64)
+            exact, seen = (np.where(np.isfinite(a), a, 0).astype(np.float64) for a in (wanted, array))
             scale = max(float(np.abs(exact).max()), float(np.finfo(np.float32).tiny))
             worst = max(worst, float(np.abs(exact - seen).max()) / scale)
     return worst

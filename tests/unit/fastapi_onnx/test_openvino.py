@@ -1,10 +1,11 @@
 """OpenVINO as the runtime of `fastapi_onnx`: the same answers as ONNX Runtime, or ONNX Runtime's."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from onnx import TensorProto
 from benchmarks import text_model
 from fastapi_onnx import network, openvino_session
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.openvino_session import OPENVINO
+from fastapi_onnx.openvino_session import OPENVINO, OpenVinoSession
 from serving.backends import choice, precision_check
 from serving.backends.base import BackendInfo
 from serving.backends.choice import Candidate, Infer
@@ -158,7 +159,7 @@ def killed(_: Sequence[Array]) -> list[Array]:
     ("load", "reason"),
     [
         (refused, "it cannot be used: OpenVINO does not support"),
-        (lambda _: killed, "the comparison with other ways ended early"),
+        (lambda _: killed, "it cannot be used: its process ended with code -9"),
     ],
     ids=["unknown operator", "crash"],
 )
@@ -176,10 +177,69 @@ def test_what_the_runtime_cannot_compute_is_left_to_the_reference(
         tmp_path,
         lambda candidate: compute if candidate == reference else load(candidate),
         lambda: precision_check.Samples([np.zeros((8, 1), np.float32)]),
-        apart=True,
     )
     assert (taken.runtime, taken.precision) == ("a", "fp32")
     assert reason in taken.reason
+
+
+def open_picture(folder: Path, **limits: int) -> Model:
+    """Returns a convolution of pictures with open height and width, FP32 [N, 3, H, W] to [N, 8]."""
+    weights = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
+    made = graphs.model(
+        [
+            graphs.node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
+            graphs.node("Relu", "c", "r"),
+            graphs.node("GlobalAveragePool", "r", "p"),
+            graphs.node("Flatten", "p", "y"),
+        ],
+        [graphs.value("x", axes=["N", 3, "H", "W"])],
+        [graphs.value("y", axes=["N", 8])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    description = {"name": "open", "version": "1", "task": "tensor", "limits": limits}
+    (folder / "model.json").write_text(json.dumps(description))
+    return Model.read(graphs.saved(made, folder, "1"))
+
+
+@pytest.mark.parametrize("wrong_width", [0, 2], ids=["right", "wrong where narrow"])
+def test_open_sizes_are_computed_as_by_onnx_runtime_inside_and_outside_of_what_was_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_width: int
+) -> None:
+    widths: list[int] = []
+    run = OpenVinoSession.run
+
+    def recorded(
+        self: OpenVinoSession, names: Sequence[str], inputs: Mapping[str, Array], shrink: bool = False
+    ) -> list[Array]:
+        widths.append(inputs["x"].shape[-1])
+        outputs = run(self, names, inputs, shrink)
+        return [array * (1.3 if widths[-1] == wrong_width else 1) for array in outputs]
+
+    monkeypatch.setattr(OpenVinoSession, "run", recorded)
+    monkeypatch.setattr(choice, "QUICK_MS", 0)
+    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
+    monkeypatch.setattr(precision_check, "MAX_ELEMENTS", 3 * 64 * 64)  # the next are 256 and the limits
+    model = open_picture(tmp_path, H=512, W=512)
+    (tmp_path / "scratch").mkdir()
+    backend, info = loaded(model, tmp_path / "scratch", cpu_runtime="auto")
+    assert not widths  # the comparison is in other processes
+    exact, _ = loaded(model, cpu_runtime="onnxruntime")
+    (trial,) = [trial for trial in info.trials if trial.runtime == OPENVINO]
+    if wrong_width:
+        assert (trial.chosen, trial.largest_size) == (False, None)
+        assert "differs by 0.3" in trial.reason
+        assert "[1, 3, 1, 2]" in trial.reason
+    else:
+        assert (trial.chosen, trial.largest_size) == (True, 64)
+    (signature,) = backend.signatures(model)
+    random = np.random.default_rng(1)
+    for size in ((64, 64), (1, 1), (7, 3), (64, 1), (2, 50), (65, 2), (1, 512), (300, 200), (5, 2)):
+        inputs = [random.random((2, 3, *size), np.float32)]
+        expected, found = (each.infer(signature, inputs)[0] for each in (exact, backend))
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert widths == ([] if wrong_width else [64, 1, 3, 1, 50, 2])
+    backend.trim()  # closes the reference
+    np.testing.assert_allclose(backend.infer(signature, inputs)[0], expected, rtol=1e-4)
 
 
 def test_a_graph_of_unknown_meaning_is_not_computed_less_exactly(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """int8 of a text classifier: `servery quantise`, and what the ONNX backend makes of it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,9 +73,9 @@ def test_auto_serves_it_where_it_is_fit_and_faster(
     tried = []
 
     def measured(
-        candidates: list[Candidate], _load: object, samples: Samples, _memory_mb: float
+        candidates: list[Candidate], _load: object, samples: Callable[[], Samples], *_: object
     ) -> list[Trial]:
-        tried.append((candidates[1].max_difference, [array.shape for array in samples.inputs]))
+        tried.append((candidates[1].max_difference, [array.shape for array in samples().inputs]))
         reports = [Trial(each.runtime, each.precision, "faster") for each in candidates]
         return [reports[0], replace(reports[1], chosen=True)]
 

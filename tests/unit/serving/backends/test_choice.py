@@ -52,7 +52,7 @@ def compare(reference: Infer, *others: tuple[Candidate, Infer], memory_mb: float
     """Returns the trials of fp32 and these candidates."""
     fp32 = Candidate("a", "fp32")
     networks = dict([(fp32, reference), *others])
-    return tried(list(networks), networks.__getitem__, Samples([IMAGES]), memory_mb)
+    return tried(list(networks), networks.__getitem__, lambda: Samples([IMAGES]), memory_mb)
 
 
 @pytest.mark.parametrize(
