@@ -257,8 +257,7 @@ def measured(
     computed, too, because they might end the process, but not compared.
     """
     made, before, largest = samples(), own_memory_mb(), 0
-    infer = load()
-    outputs, ms = timed_answers(infer, made)
+    outputs, ms = timed_answers(infer := load(), made)
     memory = round(max(0.0, own_memory_mb() - before), 1)
     compare: Compare = "mean" if candidate.precision == "int8" else made.compare
     difference = round(precision_check.difference(expected[0], outputs, compare), 5)

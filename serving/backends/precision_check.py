@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -81,8 +81,7 @@ class Samples:
         signature, fixed = self.signature, self.signature.batch_size
         yield from ((0, self.part(0, count)) for count in (fixed or 1, fixed or TOGETHER))
         most = max((signature.limits[axis] for axis in signature.input_axes), default=0)
-        sizes = {min(size, most) for size in (*NARROW, *EXAMPLE_LENGTHS, TOKENS, most)}
-        for size in sorted(sizes - {0}):
+        for size in sorted({min(n, most) for n in (*NARROW, *EXAMPLE_LENGTHS, TOKENS, most)} - {0}):
             full = signature.sizes_at(size)
             if signature.elements(full) > MAX_ELEMENTS:
                 return
@@ -99,6 +98,8 @@ def samples(model: Model, signature: Signature) -> Samples:
         return Samples([sample_images(model.description.pipeline.output_size)])
     inputs = random_inputs(signature, signature.batch_size or SAMPLES, EXAMPLE_LENGTHS[0])
     if "text" in kind.needs:
+        most = model.description.text_pipeline.max_tokens
+        signature = replace(signature, limits=dict.fromkeys(signature.limits, most))
         inputs = token_inputs(signature, sample_tokens(model)[: signature.batch_size or None])
     return Samples(inputs, kind.compare or "relative", signature)
 

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serving.backends import choice
+from fastapi_onnx.backend import OnnxBackend
+from serving.backends import choice, precision_check
 from serving.backends.base import Trial
 from serving.backends.choice import MAX_ITEM_EXCESS, Candidate, Infer, choose, tried
 from serving.backends.precision_check import NARROW, Compare, Samples, random_inputs
-from serving.settings import Settings
+from serving.model import Model
+from serving.settings import ROOT, Settings
 from serving.tensors import Array, Signature, TensorSpec
 
 OPEN = Signature(
@@ -92,6 +94,15 @@ def test_one_open_axis_has_all_its_sizes_once_and_fixed_sizes_none() -> None:
     assert batches == [(1, 3, 8, 8), (4, 3, 8, 8)]
     pairs = Signature("pairs", image.inputs, (), batch_size=2)
     assert {batch[0].shape for _, batch in samples(pairs).further()} == {(2, 3, 8, 8)}
+
+
+def test_texts_are_compared_up_to_their_most_tokens() -> None:
+    model = Model.read(ROOT / "models" / "sentiment")
+    signature = OnnxBackend().signatures(model)[0]
+    made = precision_check.samples(model, signature)
+    assert model.description.text_pipeline.max_tokens == 256
+    assert [size for size, _ in made.further()][2:] == [1, 2, 3, 7, 16, 32, 64, 256]
+    assert {array.shape for array in made.inputs} == {(8, 32)}
 
 
 def test_what_needs_too_much_memory_is_not_made_up() -> None:
