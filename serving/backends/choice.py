@@ -220,7 +220,7 @@ def tried(
 
 
 def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
-    """Returns whether `known`, which agrees, makes trying `candidate` pointless.
+    """Returns whether `candidate` need not be tried: `known` agrees and is certain to be faster.
 
     That is so if its precision is lower and either the runtime is the same or the candidate is in fp32.
     """
