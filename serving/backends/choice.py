@@ -172,7 +172,7 @@ def attempt(compute: Callable[[], Any]) -> tuple[Any, str]:
     try:
         return compute(), ""
     except Exception as error:  # every library has its own exception types
-        return None, " ".join(str(error).split())[:MAX_REASON]
+        return None, " ".join((str(error) or repr(error)).split())[:MAX_REASON]
 
 
 def tried(
