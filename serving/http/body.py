@@ -38,7 +38,9 @@ LARGE = 64 * 1024  # bytes; larger bodies are processed on a thread
 FAST = 1
 WORTH_IT = 512  # bytes; smaller responses fit into one packet anyway
 
-HALF_SURROGATE = re.compile(rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])")
+HALF_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F]"
+)
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks the syntax without building anything
 T = Any  # depends on the decoder's type
 
@@ -136,7 +138,7 @@ def decode_json(
             SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
             raise InvalidRequestError(f"the {name} does not match the schema: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec reports it as truncated data
+        if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec reports malformed or truncated data
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
         raise InvalidJsonError(f"the {name} is not JSON: {error}"[:200]) from error
 

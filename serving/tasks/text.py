@@ -112,9 +112,14 @@ class TextTask(Task):
         check(texts)
         text, *pair = texts.values()
         try:
-            return self._tokenizer.encode(text, pair[0] if pair else None)
+            encoding = self._tokenizer.encode(text, pair[0] if pair else None)
         except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
             raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
+        kept = set(encoding.sequence_ids)
+        for number, name in enumerate(texts):
+            if number not in kept:
+                raise InvalidTextError(f"the {name} has no characters that the model knows")
+        return encoding
 
     def arrays(self, encoding: Encoding) -> list[Array]:
         """Returns the graph's inputs, each [tokens]."""
@@ -124,12 +129,10 @@ class TextTask(Task):
         """Splits the last text of an encoding into windows; `names` of the texts are for messages.
 
         Returns where that text's tokens are, and its windows; a text that fits has only one. Raises
-        InvalidTextError or TextTooLongError.
+        TextTooLongError.
         """
         sequences = np.array(encoding.sequence_ids, float)  # NaN for special tokens
         places = np.flatnonzero(sequences == len(names) - 1)
-        if not places.size:
-            raise InvalidTextError(f"the {names[-1]} has no characters that the model knows")
         part = slice(int(places[0]), int(places[-1]) + 1)
         count = part.stop - part.start
         room = self._most_tokens - (len(sequences) - count)

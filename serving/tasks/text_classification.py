@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 from pydantic import BaseModel, Field
 
-from serving.errors import ConfigurationError, InvalidTextError, TextTooLongError
+from serving.errors import ConfigurationError, TextTooLongError
 from serving.model import Model
 from serving.task_kinds import TEXT_CLASSIFICATION, kind_of
 from serving.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
@@ -54,8 +54,6 @@ class TextClassification(TextTask, Classification):
             raise TextTooLongError(
                 f"the text has {count} tokens; at most {self._most_tokens} are accepted"
             )
-        if not count:
-            raise InvalidTextError("the text has no characters that the model knows")
         return Prepared([self.arrays(encoding)], truncated=bool(encoding.overflowing))
 
     @classmethod

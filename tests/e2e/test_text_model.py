@@ -123,6 +123,11 @@ def test_the_text_as_the_body(url: str, kind: str | None) -> None:
         (b'{"text": "a', "application/json", 400, "invalid_json"),
         (b'{"text": "a\xff"}', "application/json", 400, "invalid_json"),
         (b'{"text": "a\\ud83d"}', "application/json", 400, "invalid_text"),
+        (b'{"text": "\\udfff"}', "application/json", 400, "invalid_text"),
+        (b'{"text": "\\uD83D\\uDE00\\uDE00"}', "application/json", 400, "invalid_text"),
+        (b'{"text": "\\ud83d\\ude00', "application/json", 400, "invalid_json"),
+        (b'{"text": "\\u200b"}', "application/json", 400, "invalid_text"),
+        (b'{"text": ["warm", "\\u0000"]}', "application/json", 400, "invalid_text"),
     ],
 )
 def test_what_is_no_text(url: str, body: bytes, kind: str, status: int, code: str) -> None:

@@ -313,6 +313,7 @@ def test_words_of_several_tokens() -> None:
         ("\ud83d", "soup", InvalidTextError, "the question contains an unpaired UTF-16 surrogate"),
         ("what", "soup \udfff", InvalidTextError, "the context contains an unpaired UTF-16 surrogate"),
         ("what", "\0", InvalidTextError, "the context has no characters that the model knows"),
+        ("\u200b", "soup", InvalidTextError, "the question has no characters that the model knows"),
         ("é" * (MAX_BYTES // 4), "é" * (MAX_BYTES // 4 + 1), TextTooLongError, f"at most {MAX_BYTES}"),
     ],
 )

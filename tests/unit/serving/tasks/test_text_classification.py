@@ -289,6 +289,11 @@ def test_a_text_of_too_many_tokens_is_refused_or_truncated(tmp_path: Path) -> No
         ({"text": "warm", "text_pair": " "}, InvalidTextError, "empty"),
         ({"text": "warm \ud83d"}, InvalidTextError, "surrogate"),
         ({"text": "warm", "text_pair": "\udfff"}, InvalidTextError, "surrogate"),
+        *(
+            ({"text": text}, InvalidTextError, "the text has no characters that the model knows")
+            for text in ("\0", "\u200b", "\ufeff", "\a\a", "\u00ad")
+        ),
+        ({"text": "warm", "text_pair": "\0"}, InvalidTextError, "the text_pair has no characters"),
         ({"text": "a" * (MAX_BYTES + 1)}, TextTooLongError, f"at most {MAX_BYTES}"),
         (
             {"text": "é" * (MAX_BYTES // 4), "text_pair": "é" * (MAX_BYTES // 4 + 1)},
@@ -309,7 +314,12 @@ def test_texts_that_are_none(
 @pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
 def test_hostile_texts_are_answered_or_refused(tmp_path: Path, tokenizer: Tokenizer, text: str) -> None:
     folder = saved(tmp_path, tokenizer)
-    truncated = tokens(made(folder, Settings(long_text="truncate")), text=text)[0]
+    truncating = made(folder, Settings(long_text="truncate"))
+    if not tokenizer.encode(text, add_special_tokens=False).ids:
+        with pytest.raises(InvalidTextError, match="no characters that the model knows"):
+            truncating.preprocess({"text": text})
+        return
+    truncated = tokens(truncating, text=text)[0]
     assert 1 <= len(truncated) <= 64
     if len(tokenizer.encode(text).ids) <= 64:
         assert tokens(made(folder), text=text)[0] == truncated
