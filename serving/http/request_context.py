@@ -19,7 +19,7 @@ from serving.logging import LEVELS, logger
 from serving.metrics import Metrics
 
 CLIENT_GONE = 499  # nginx's number for a client that disconnected; only the log and the metrics show it
-HIDDEN = "the server failed; the request may be retried"
+HIDDEN = "internal error; search the server's log for this request_id"
 HEALTH_PATH = "/grpc.health.v1.Health/Check"
 QUIET_PATHS = {
     "/health/live",

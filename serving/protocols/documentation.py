@@ -33,7 +33,7 @@ CODES = {
     413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
     415: ("unsupported content type", "unsupported_media_type"),
     422: ("the request does not match the schema", "invalid_request"),
-    500: ("server error; the request may be retried", "internal_error"),
+    500: ("the server or the model's own code failed", "internal_error"),
     503: ("no free slot, shutting down, or not ready", "overloaded"),
     504: ("the deadline passed", "deadline_exceeded"),
 }

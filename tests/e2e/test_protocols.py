@@ -17,6 +17,7 @@ from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
+from serving.http.request_context import HIDDEN
 from tests import servers
 from tests.e2e.conftest import SharedService, write_model
 from tests.e2e.services import WORKER, fake_service, predict, programs
@@ -170,7 +171,7 @@ def test_grpc_tells_nothing_of_what_went_wrong_inside(fake_settings: dict[str, s
         with pytest.raises(InferenceServerException) as caught:
             client.infer("food_classifier", [tensor])
         assert caught.value.status() == "StatusCode.INTERNAL"
-        assert caught.value.message() == "the server failed; the request may be retried"
+        assert caught.value.message() == HIDDEN
         path = "/inference.GRPCInferenceService/ModelInfer"
         labels = f'code="internal_error",model="fake",path="{path}",status="500"'
         assert metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1
