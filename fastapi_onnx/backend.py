@@ -1,6 +1,6 @@
 """Backend for ONNX files, on a CPU or a CUDA GPU; the engine's workers load and call it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,9 @@ class OnnxBackend:
         """Returns how a graph is called with its own tensors. Raises ConfigurationError."""
         return (signature_of(model),)
 
-    def compare_items(self, model: Model, signatures: Sequence[Signature]) -> tuple[Signature, ...]:
+    def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:
         """See `GraphReader`; raises ConfigurationError."""
-        return tuple(with_compared_items(model, signature) for signature in signatures)
+        return with_compared_items(model, signature)
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""

@@ -5,10 +5,10 @@ request of all its items at once is answered as the graph would. Called by `back
 described, in a process of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto
@@ -17,74 +17,72 @@ from fastapi_onnx.network import Network, graph_path
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from fastapi_onnx.shared_weights import CPU
 from fastapi_onnx.signature import graph_signature
+from serving.backends.independence import ITEMS, Infer, difference_alone, with_checked_texts
 from serving.backends.precision_check import EXACT, MAX_DIFFERENCE, difference, random_inputs
 from serving.model import Model
 from serving.system import cpus
-from serving.task_kinds import kind_of
-from serving.tensors import EXAMPLE_LENGTHS, NOT_COMPARED, Array, Signature, check_outputs
+from serving.tensors import EXAMPLE_LENGTHS, NOT_COMPARED, Signature, check_outputs
 
-ITEMS = 3
+QUANTISED = 0.1
+"""Largest difference in a graph that computes scales of int8 from its input: of the whole batch."""
 
 
-def with_compared_items(model: Model, signature: Signature) -> Signature:
-    """Returns the signature, or if items depend on each other, one without a batch axis.
+def with_compared_items(model: Model, signature: Signature) -> Iterator[Signature]:
+    """Yields a signature without a batch axis if items depend on each other, or one with a note.
 
-    Graphs of tasks are left out, and those that compute scales of int8 from their input: of the whole
-    batch. Raises ConfigurationError for a graph that cannot be served without the batch axis.
+    For texts, see `with_checked_texts`. Other quantised graphs are left out. Raises ConfigurationError
+    for a graph that cannot be served without the batch axis.
     """
-    if kind_of(model.description.task).needs or signature.batch_size == 1:
-        return signature
-    path = graph_path(model)
-    graph = onnx.load(path, load_external_data=False).graph
-    if any("Quantize" in node.op_type for node in graph.node):
-        return signature
+    path, is_text = graph_path(model), model.description.text is not None
+    largest = tolerance(onnx.load(path, load_external_data=False).graph, signature)
+    is_skipped = signature.batch_size == 1 or largest == QUANTISED
+    if not signature.is_batched or (is_skipped and not is_text):
+        return
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # opens sooner
     options.intra_op_num_threads = cpus.usable()
     options.log_severity_level = 4  # a refused input is not the service's error
     try:
         session = OnnxRuntimeSession(ort.InferenceSession(path, options, providers=[CPU]))
-        alone, again = differences(Network(model, session, signature=signature))
+        infer = partial(Network(model, session, signature=signature).infer, signature)
+        if is_text:
+            yield from with_checked_texts(model, infer, signature, largest)
+            return
+        alone, again = differences(signature, infer)
     except Exception:  # the runtime's, which has a type per cause
-        return replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
+        yield replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
+        return
+    if again > largest:
+        yield replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
+    elif alone > largest:
+        note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
+        yield graph_signature(path, model.description, note)
+
+
+def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
+    """Returns the largest difference that the graph's precision explains."""
+    if any("Quantize" in node.op_type for node in graph.node):
+        return QUANTISED
     has_half = any(weights.data_type == TensorProto.FLOAT16 for weights in graph.initializer)
     has_half |= any(spec.dtype == "float16" for spec in (*signature.inputs, *signature.outputs))
-    largest = MAX_DIFFERENCE if has_half else EXACT
-    if again > largest:
-        return replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
-    if alone <= largest:
-        return signature
-    note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
-    return graph_signature(path, model.description.limits, note)
+    return MAX_DIFFERENCE if has_half else EXACT
 
 
-def differences(network: Network) -> tuple[float, float]:
+def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
     """Returns how far items computed alone, and once more together, are from the same ones together.
 
-    See `precision_check.difference`. Raises the runtime's errors, and ValueError.
+    See `precision_check.difference`. Raises the runtime's errors.
     """
-    signature = network.signature
     size = signature.batch_size or ITEMS
     lengths = EXAMPLE_LENGTHS if signature.input_axes else EXAMPLE_LENGTHS[:1]
     for length in lengths:
         inputs = random_inputs(signature, size, length)
         try:
-            together = network.infer(signature, inputs)
+            together = infer(inputs)
             break
         except Exception:  # the runtime's: the network does not take this length
             if length == lengths[-1]:
                 raise
+    again = difference(together, infer(inputs), "relative")
     check_outputs(signature, together, size, signature.sizes_at(length))
-    again = network.infer(signature, inputs)
-    items = range(min(size, ITEMS))
-    alone = [one_alone(network, inputs, item) for item in items]
-    columns = [np.concatenate(column) for column in zip(*alone, strict=True)]
-    same = [array[: len(items)] for array in together]
-    return difference(same, columns, "relative"), difference(together, again, "relative")
-
-
-def one_alone(network: Network, inputs: Sequence[Array], item: int) -> list[Array]:
-    """Computes an item of a batch alone, or with copies of itself where the batch size is fixed."""
-    copies = network.signature.batch_size or 1
-    outputs = network.infer(network.signature, [array[[item] * copies] for array in inputs])
-    return [array[:1] for array in outputs]
+    return difference_alone(infer, inputs, [None] * min(size, ITEMS), signature.batch_size), again

@@ -179,7 +179,7 @@ def signature_of(model: Model, scratch: Path | None = None) -> Signature:
         return Signature("image", (pixels,), (), normalises=True)
 
     def read() -> Any:
-        signature = graph_signature(graph_path(model), model.description.limits)
+        signature = graph_signature(graph_path(model), model.description)
         return SIGNATURE.dump_python(signature, mode="json")
 
     return SIGNATURE.validate_python(shared_choice(scratch, "signature", read))

@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from fastapi_onnx.normalisation import model_inputs
+from serving.description import ModelDescription
 from serving.errors import ConfigurationError
 from serving.tensors import Signature, TensorSpec, axes_of
 
@@ -24,7 +25,6 @@ TYPES = {
 }
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 MOST_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
-DEFAULT_LIMIT = 512
 LARGEST_BATCH = 128  # items; no engine fills larger batches
 BATCH = "batch"
 """Name of the batch axis where the graph has none."""
@@ -36,14 +36,14 @@ ZIPMAP_CURE = "; convert the classifier again, with skl2onnx's options={'zipmap'
 Axis = int | str
 
 
-def graph_signature(path: Path, limits: Mapping[str, int], objection: str = "") -> Signature:
-    """Returns how the graph in a file is called; `limits` are those of model.json.
+def graph_signature(path: Path, description: ModelDescription, objection: str = "") -> Signature:
+    """Returns how the graph in a file is called, which the model's description may say in part.
 
     `objection` is a reason, from outside the file, why the first axis is not a batch dimension. Raises
     ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:
-        return TensorGraph(onnx.load(path, load_external_data=False), limits, objection).signature()
+        return TensorGraph(onnx.load(path, load_external_data=False), description, objection).signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own
@@ -54,11 +54,11 @@ def graph_signature(path: Path, limits: Mapping[str, int], objection: str = "") 
 class TensorGraph:
     """Inputs and outputs of a graph."""
 
-    def __init__(self, model: onnx.ModelProto, limits: Mapping[str, int], objection: str = "") -> None:
+    def __init__(self, model: onnx.ModelProto, description: ModelDescription, objection: str) -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
-        self._limits = limits
+        self._description, self._limits = description, description.limits
         inputs = model_inputs(model.graph)
-        batch, differing = find_batch(inputs, limits)
+        batch, differing = find_batch(inputs, self._limits)
         forget_weights(model.graph)
         stated = [axes(value) for value in model.graph.output]
         for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
@@ -109,7 +109,7 @@ class TensorGraph:
             "tensor",
             self._inputs,
             self._outputs,
-            limits={axis: self._limits.get(axis, DEFAULT_LIMIT) for axis in varying},
+            limits={axis: self._description.limit(axis) for axis in varying},
             batch_size=1 if self._alone else batch_size,
             is_batched=self._batch is not None,
             batch_note=self._objection,

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,12 @@ from torch import nn
 from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
-from fastapi_pt.tokens import TokenNetwork, signature_of
+from fastapi_pt.tokens import TokenNetwork, signature_of, token_network
 from serving.backends import precision_check
 from serving.backends.base import BackendInfo, Trial
 from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate, wanted_device
 from serving.backends.device_errors import translate_errors
+from serving.backends.independence import with_checked_texts
 from serving.backends.precision_check import Samples
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -41,13 +42,15 @@ class TorchBackend:
             raise ConfigurationError("PyTorch cannot serve ONNX graphs; use fastapi_onnx")
         return (signature_of(model),)
 
-    def compare_items(
-        self,
-        model: Model,  # noqa: ARG002 of the other backend's graphs
-        signatures: Sequence[Signature],
-    ) -> tuple[Signature, ...]:
-        """Returns the signatures as they are: texts share batches."""
-        return tuple(signatures)
+    def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:
+        """See `GraphReader`; raises ConfigurationError."""
+        network = token_network(model)
+
+        def infer(inputs: Sequence[Array]) -> Sequence[Array]:
+            with torch.inference_mode():
+                return [output.numpy() for output in network(*map(torch.from_numpy, inputs))]
+
+        return with_checked_texts(model, infer, signature)
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""

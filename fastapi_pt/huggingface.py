@@ -26,8 +26,6 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 LENGTH = "sequence_length"
 """Name of the axis of the tokens."""
 
-DEFAULT_LIMIT = 512
-
 
 class ByName(nn.Module):
     """Network with inputs and outputs in a fixed order, as tracing needs."""
@@ -94,7 +92,7 @@ def signature_of(model: Model) -> Signature:
         "tensor",
         tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in taken),
         tuple(TensorSpec(name, "float32", (size,)) for name in kind.outputs),
-        limits={LENGTH: model.description.limits.get(LENGTH, DEFAULT_LIMIT)},
+        limits={LENGTH: model.description.limit(LENGTH)},
         failure_is_client_error=True,
     )
 

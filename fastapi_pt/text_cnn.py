@@ -104,6 +104,6 @@ def signature_of(model: Model) -> Signature:
         "tensor",
         tuple(TensorSpec(name, "int64", (LENGTH,)) for name in INPUTS),
         (TensorSpec(LOGITS, "float32", (len(model.labels),)),),
-        limits={LENGTH: model.description.text_pipeline.max_tokens},
+        limits={LENGTH: model.description.limit(LENGTH)},
         failure_is_client_error=True,
     )

@@ -31,6 +31,9 @@ Kind = Literal[
     "model_quantized.pt",
 ]
 GRAPH: Kind = "model.onnx"
+DEFAULT_LIMIT = 512
+"""Maximum size of a tensor axis that varies, if nothing states one."""
+
 INT8_KINDS: tuple[Kind, ...] = ("model_quantized.onnx", "model_quantized.pt")
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -238,6 +241,10 @@ class ModelDescription(BaseModel):
         if self.text is None:
             raise ConfigurationError(f"{self.name} does not take texts; its task is {self.task}")
         return self.text
+
+    def limit(self, axis: str) -> int:
+        """Returns the maximum size of an axis that varies; in a text model that is its tokens."""
+        return self.text.max_tokens if self.text else self.limits.get(axis, DEFAULT_LIMIT)
 
     def json_text(self) -> str:
         """Returns one line of JSON for Triton's `ModelConfig`, without digests, verdicts and names."""

@@ -36,10 +36,10 @@ NO_LIMIT = 10**6
 """Tokenisers without a limit state a larger number than this."""
 
 BEHIND_PADDING = {
-    *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet"),
+    *("camembert", "data2vec-text", "ernie_m", "esm", "ibert", "longformer", "luke", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
-"""Model types that count positions from `pad_token_id` + 1."""
+"""Model types that count positions from `pad_token_id` + 1; its default in transformers is 1."""
 
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's number of a filter -> its name; without `nearest`, which no network is trained with."""
@@ -91,10 +91,11 @@ class Config(File):
     @property
     def positions(self) -> int | None:
         """Number of tokens that the network has positions for; None if unknown or unlimited."""
-        most = self.max_position_embeddings
-        if most is None or most <= 0:
-            return None
-        return most - (self.pad_token_id or 0) - 1 if self.model_type in BEHIND_PADDING else most
+        most = max(self.max_position_embeddings or 0, 0)
+        if self.model_type in BEHIND_PADDING:
+            padding = 1 if self.pad_token_id is None else self.pad_token_id
+            return (most or DEFAULT_TOKENS) - padding - 1
+        return most or None
 
     @property
     def labels(self) -> list[str]:

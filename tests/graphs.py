@@ -9,6 +9,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from fastapi_onnx.backend import OnnxBackend
+from serving.model import Model
+from serving.tensors import Signature
+
 Axes = Sequence[int | str | None] | None
 
 
@@ -39,6 +43,12 @@ def saved(made: onnx.ModelProto, folder: Path, version: str | None = None) -> Pa
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(made, path)
     return folder
+
+
+def compared(read: Model) -> Signature:
+    """How ONNX Runtime serves a model's graph, after made-up items have been compared."""
+    (declared,) = OnnxBackend().signatures(read)
+    return [declared, *OnnxBackend().compare_items(read, declared)][-1]
 
 
 def two_by_two(batch: int | str | None = "N") -> onnx.ModelProto:
@@ -89,6 +99,28 @@ def question_answering(
     ]
     inputs = [value(name, TensorProto.INT64, axes) for name in names]
     return model(nodes, inputs, [value(name, axes=axes) for name in outputs], weights)
+
+
+def last_token_classifier(embeddings: NDArray[np.float32], positions: int = 64) -> onnx.ModelProto:
+    """Inputs `input_ids` and `attention_mask`; `logits` are the `embeddings` of the last place.
+
+    The graph fails for a text of more tokens than `positions`.
+    """
+    weights = [
+        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
+        numpy_helper.from_array(np.zeros((positions + 1, 1), np.float32), "positions"),
+        numpy_helper.from_array(np.array(-1), "last"),
+    ]
+    nodes = [
+        node("Gather", "input_ids last", "ids", axis=1),
+        node("Gather", "embeddings ids", "embedded"),
+        node("Shape", "input_ids", "length", start=1),
+        node("Gather", "positions length", "position"),
+        node("Add", "embedded position", "logits"),
+    ]
+    axes = ("batch_size", "sequence_length")
+    inputs = [value(name, TensorProto.INT64, axes) for name in ("input_ids", "attention_mask")]
+    return model(nodes, inputs, [value("logits", axes=["batch_size", embeddings.shape[1]])], weights)
 
 
 def text_classifier(

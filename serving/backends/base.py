@@ -1,6 +1,6 @@
 """Backend protocol, implemented by `fastapi_onnx` and `fastapi_pt` and called by the workers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -103,11 +103,11 @@ class GraphReader(Protocol):
     def signatures(self, model: Model) -> tuple[Signature, ...]:
         """Reads the file's inputs and outputs. Raises ConfigurationError if they cannot be served."""
 
-    def compare_items(self, model: Model, signatures: Sequence[Signature]) -> tuple[Signature, ...]:
+    def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:
         """Computes made-up items together and alone; items that affect each other cannot share a batch.
 
-        Returns the signatures to serve. Raises ConfigurationError if such a graph cannot be served. The
-        call may crash the process, or take so long that it is killed.
+        Yields the signature to serve whenever more is known; nothing if that is the given one. Raises
+        ConfigurationError if the graph cannot be served. It may crash the process, or take too long.
         """
 
 

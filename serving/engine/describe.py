@@ -5,7 +5,7 @@ never import an inference library and a file that crashes the process does not t
 Called before an engine is created.
 
 The process first writes the signatures that the file declares. It then computes made-up items and writes
-the signatures to serve. If that crashes or takes too long, the graph is served as declared.
+the signature to serve whenever it knows more. If it crashes or takes too long, the last one is served.
 """
 
 import json
@@ -31,8 +31,8 @@ from serving.tensors import NOT_COMPARED, Signature
 
 SIGNATURES = TypeAdapter(tuple[Signature, ...])
 TIMEOUT_S = 120
-COMPARE_S = 1.0
-"""Time limit in seconds for opening the graph and computing made-up items."""
+COMPARE_S, TEXTS_S = 1.0, 10.0
+"""Time limits in seconds for opening the graph and computing made-up items, or made-up texts."""
 
 
 def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
@@ -87,10 +87,10 @@ def main(backend: str, folder: str, version: str, parent: str) -> None:
         declared = reader.signatures(model)
         write(signatures=SIGNATURES.dump_python(declared, mode="json"))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel kills us even inside a library call
-        signal.setitimer(signal.ITIMER_REAL, COMPARE_S)
-        compared = reader.compare_items(model, declared)
+        signal.setitimer(signal.ITIMER_REAL, TEXTS_S if model.description.text else COMPARE_S)
+        for compared in reader.compare_items(model, *declared):
+            write(signatures=SIGNATURES.dump_python((compared,), mode="json"))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        write(signatures=SIGNATURES.dump_python(compared, mode="json"))
     except ConfigurationError as error:
         write(error=str(error))
 

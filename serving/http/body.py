@@ -38,9 +38,7 @@ LARGE = 64 * 1024  # bytes; larger bodies are processed on a thread
 FAST = 1
 WORTH_IT = 512  # bytes; smaller responses fit into one packet anyway
 
-HALF_SURROGATE = re.compile(
-    rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F]"
-)
+HALF_SURROGATE = re.compile(rb"\\u(?i:d[89ab])..(?!\\u(?i:d[c-f]))|(?<!\\u(?i:d[89ab])..)\\u(?i:d[c-f])")
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks the syntax without building anything
 T = Any  # depends on the decoder's type
 

@@ -85,17 +85,18 @@ class TextTask(Task):
         outputs = tuple(cls.outputs_of(parts.model, graph))
         check_inputs(graph.inputs, parts.model.description.name)
         inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
+        most = min(graph.limits[axis] for axis in graph.input_axes)
         tokens = Signature(
             "tokens",
             tuple(replace(spec, shape=(LENGTH,)) for spec in inputs),
             outputs,
-            limits={LENGTH: min(pipeline.max_tokens, cls.window or pipeline.max_tokens)},
-            pads=pipeline.pad_token_id is not None and MASK in (spec.name for spec in inputs),
+            limits={LENGTH: min(most, cls.window or most)},
+            pads=graph.pads,
             batch_size=graph.batch_size,
+            batch_note=graph.batch_note,
             checks_finite=True,
         )
-        limits = dict.fromkeys(graph.limits, pipeline.max_tokens)
-        return tokens, replace(graph, inputs=inputs, limits=limits)
+        return tokens, replace(graph, inputs=inputs, pads=False)
 
     def likely_items(self, size: int) -> int:
         """Estimates the number of windows for a text of `size` bytes."""
@@ -214,5 +215,5 @@ def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
 
 def filled(spec: TensorSpec, pipeline: TextPipeline) -> TensorSpec:
     """Returns an input's spec with its values for padding and for warm-up."""
-    padding = pipeline.pad_token_id if spec.name == IDS else 0
-    return replace(spec, padding=padding or 0, example=int(spec.name in (IDS, MASK)))
+    padding = pipeline.pad_token_id or 0 if spec.name == IDS else 0
+    return replace(spec, padding=padding, example=int(spec.name in (IDS, MASK) and padding != 1))

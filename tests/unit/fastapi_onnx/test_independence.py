@@ -20,9 +20,7 @@ from tests.graphs import model, node, value
 
 def described(made: onnx.ModelProto, folder: Path) -> Signature:
     """The signature to serve."""
-    backend, read = OnnxBackend(), Model.read(graphs.saved(made, folder / "graph"))
-    (signature,) = backend.compare_items(read, backend.signatures(read))
-    return signature
+    return graphs.compared(Model.read(graphs.saved(made, folder / "graph")))
 
 
 def graph(
@@ -139,6 +137,12 @@ def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader:
     assert signature.is_batched
     assert signature.batch_note.startswith(NOT_COMPARED)
     assert said in signature.batch_note
+
+
+def test_what_is_known_before_a_delay_is_kept(tmp_path: Path) -> None:
+    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    (signature,) = describe.signatures("tests.fake.graph_readers:Slow", read)
+    assert signature.batch_note == "known"
 
 
 def test_the_describing_process_compares(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def served(case: Case, folder: Path) -> dict[str, Array]:
         (folder / "model.json").write_text(json.dumps(described))
         model = Model.read(folder)
         try:
-            signatures = backend.compare_items(model, backend.signatures(model))
+            signatures = (graphs.compared(model),)
             break
         except ConfigurationError as error:
             if not (needed := LIMIT_NEEDED.search(str(error))):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,7 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.signature import DEFAULT_LIMIT, graph_signature
+from fastapi_onnx.signature import graph_signature
+from serving.description import DEFAULT_LIMIT, ModelDescription
 from serving.engine import describe
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -21,11 +23,13 @@ from tests import graphs
 from tests.graphs import Axes, model, node, value
 
 BACKEND = "fastapi_onnx.backend:OnnxBackend"
+DESCRIBED: dict[str, Any] = {"name": "made", "version": "1", "task": TENSOR}
 
 
 def signature(made: onnx.ModelProto, folder: Path, **limits: int) -> Signature:
     """Of a graph, with these limits in model.json."""
-    return graph_signature(graphs.saved(made, folder) / "model.onnx", limits)
+    path = graphs.saved(made, folder) / "model.onnx"
+    return graph_signature(path, ModelDescription(**DESCRIBED, limits=limits))
 
 
 def identity(asked: Axes, answered: Axes, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -231,7 +235,7 @@ def test_what_cannot_be_served_is_said_in_words(
 def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(ConfigurationError, match="cannot be"):
-        graph_signature(tmp_path / "model.onnx", {})
+        graph_signature(tmp_path / "model.onnx", ModelDescription(**DESCRIBED))
 
 
 @pytest.mark.parametrize("version", [None, "1"])

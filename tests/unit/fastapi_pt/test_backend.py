@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from fastapi_pt import BACKEND
 from fastapi_pt.backend import TorchBackend
 from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimised
+from fastapi_pt.huggingface import ByName
 from serving.backends import precision_check
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -19,7 +21,8 @@ from serving.settings import Settings
 from serving.system.cpus import bf16_objection
 from serving.tasks.image_classification import compute_logits
 from serving.tasks.registry import planner
-from tests import exports, graphs
+from serving.tensors import Signature, TensorSpec
+from tests import exports, graphs, servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -57,6 +60,57 @@ def test_an_export_needs_transformers(tmp_path: Path, monkeypatch: pytest.Monkey
     (model.folder / "model.safetensors").touch()
     with pytest.raises(ConfigurationError, match=r"pip install 'servery\[transformers\]'"):
         TorchBackend().signatures(model)
+
+
+class Causal(nn.Module):
+    """Network that refuses batches, as transformers' do if config.json has no padding token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tokens = exports.word_piece().get_vocab_size()
+        self.config = SimpleNamespace(vocab_size=tokens, pad_token_id=None)
+        self.embedding = nn.Embedding(tokens, 3)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, return_dict: bool
+    ) -> dict[str, torch.Tensor]:
+        """Returns the logits of the last place."""
+        if len(attention_mask) > 1:
+            raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
+        assert return_dict
+        return {"logits": self.embedding(input_ids)[:, -1]}
+
+
+def test_a_network_that_refuses_batches_computes_texts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model.read(exports.saved(tmp_path / "qwen", exports.word_piece(), {}))
+    causal = Causal()
+    network = ByName(causal, ["input_ids", "attention_mask"], ["logits"])
+    monkeypatch.setattr("fastapi_pt.backend.token_network", lambda _: network)
+    monkeypatch.setattr("fastapi_pt.tokens.token_network", lambda _: network)
+    declared = Signature(
+        "tensor",
+        tuple(TensorSpec(name, "int64", ("n",)) for name in network.inputs),
+        (TensorSpec("logits", "float32", (3,)),),
+        limits={"n": 64},
+    )
+    backend = TorchBackend()
+    *_, signature = backend.compare_items(model, declared)
+    assert (signature.pads, signature.batch_size, signature.limits) == (False, 1, {"n": 64})
+    assert "computed alone" in signature.batch_note
+    backend.load(model, Settings(device="cpu"))
+    ids = np.array([[3, 7, 5]])
+    (logits,) = backend.infer(signature, [ids, np.ones_like(ids)])
+    assert np.allclose(logits, causal.embedding.weight.detach()[5])
+
+
+def test_texts_that_padding_does_not_change_share_batches() -> None:
+    model = Model.read(servers.ROOT / "models" / "sentiment")
+    signatures = planner(BACKEND, Settings())(model).signatures
+    assert [signature.pads for signature in signatures] == [True, False]
+    assert signatures[0].limits == {"tokens": 256}
+    assert signatures[0].batch_note == ""
 
 
 def test_a_graph_in_tensors_is_not_served(tmp_path: Path) -> None:

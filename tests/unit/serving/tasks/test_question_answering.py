@@ -39,7 +39,7 @@ def saved(folder: Path, tokenizer: Tokenizer = WORD_PIECE, **changes: Any) -> Pa
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return QuestionAnswering.plan(TaskParts(model, Settings(), OnnxBackend().signatures(model)))
+    return QuestionAnswering.plan(TaskParts(model, Settings(), (graphs.compared(model),)))
 
 
 def made(folder: Path, settings: Settings | None = None) -> QuestionAnswering:

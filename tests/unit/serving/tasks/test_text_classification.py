@@ -20,6 +20,7 @@ from serving.errors import (
     RequestError,
     TextTooLongError,
 )
+from serving.huggingface import BEHIND_PADDING
 from serving.model import Model
 from serving.settings import Settings
 from serving.tasks.base import Candidate, Fields, TaskParts
@@ -30,6 +31,7 @@ from serving.tensors import Array, Signature
 from tests import exports, graphs
 
 HALF = "é" * (MAX_BYTES // 4)
+WORD_PIECE = exports.word_piece()
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
@@ -41,7 +43,7 @@ def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> P
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return TextClassification.plan(TaskParts(model, Settings(), OnnxBackend().signatures(model)))
+    return TextClassification.plan(TaskParts(model, Settings(), (graphs.compared(model),)))
 
 
 def made(folder: Path, settings: Settings | None = None) -> TextClassification:
@@ -152,6 +154,16 @@ def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
         ({"max_position_embeddings": None}, None, {"max_tokens": 512}),
         ({"max_position_embeddings": -1}, None, {"max_tokens": 512}),
         ({"model_type": "roberta", "pad_token_id": 1}, None, {"max_tokens": 62, "pad_token_id": 1}),
+        ({"model_type": "roberta", "pad_token_id": 0}, None, {"max_tokens": 63}),
+        (
+            {"model_type": "roberta", "max_position_embeddings": None, "pad_token_id": None},
+            None,
+            {"max_tokens": 510, "pad_token_id": None},
+        ),
+        *(
+            ({"model_type": kind, "pad_token_id": None}, None, {"max_tokens": 62, "pad_token_id": None})
+            for kind in sorted(BEHIND_PADDING)
+        ),
         ({"pad_token_id": None}, {}, {"pad_token_id": None}),
         (
             {"pad_token_id": None},
@@ -234,6 +246,30 @@ def test_labels_of_another_number_are_refused(tmp_path: Path) -> None:
 def test_the_planner_asks_the_backend(tmp_path: Path) -> None:
     plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(saved(tmp_path)))
     assert plan.signatures == planned(tmp_path / "made")
+
+
+def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    weights = np.random.default_rng(0).normal(size=(WORD_PIECE.get_vocab_size(), 3))
+    graphs.saved(graphs.last_token_classifier(weights.astype(np.float32)), folder)
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(folder))
+    for signature in plan.signatures:
+        assert (signature.pads, signature.batch_size) == (False, 0)
+        assert "texts of the same length" in signature.batch_note
+
+
+@pytest.mark.parametrize(("positions", "tokens"), [(62, 62), (5, 5), (70, 64)])
+def test_the_longest_text_is_one_that_the_graph_computes(
+    tmp_path: Path, positions: int, tokens: int
+) -> None:
+    folder = saved(tmp_path)  # its files state 64 tokens
+    graphs.saved(graphs.last_token_classifier(exports.embeddings(WORD_PIECE), positions), folder)
+    signatures = planned(folder)
+    assert signatures[TOKENS].limits == {"tokens": tokens}
+    assert signatures[TENSOR].limits == {"sequence_length": tokens}
+    assert made(folder).limits["tokens"] == tokens
+    with pytest.raises(TextTooLongError, match=f"at most {tokens} are accepted"):
+        made(folder).preprocess({"text": "warm " * (tokens - 1)})
 
 
 def test_a_graph_in_int8_alone(tmp_path: Path) -> None:
