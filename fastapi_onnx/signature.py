@@ -1,8 +1,8 @@
 """Signature of a graph that is asked in tensors, read from its file without the weights.
 
 The first axis of every input is the batch, unless they differ or an output does not share it: then the
-graph computes one item at a time, of its full shapes. Every other axis that has a name, or nothing, in
-place of a size varies from item to item. Called by `backend.py`.
+graph computes one item at a time, of its full shapes if another axis may be the batch. Every other axis
+that has a name, or nothing, in place of a size varies from item to item. Called by `backend.py`.
 """
 
 import itertools
@@ -26,9 +26,6 @@ TYPES = {
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 MOST_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 LARGEST_BATCH = 128  # items; no engine fills larger batches
-BATCH = "batch"
-"""Name of the batch axis where the graph has none."""
-
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
 
@@ -67,11 +64,8 @@ class TensorGraph:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
         self._objection = objection or differing
         self._read(inputs, inferred, stated, None if self._objection else batch)
-        if self._indivisible and isinstance(batch, int) and not self._objection:
-            self._objection = (
-                f"the first axis is fixed at {batch}, but the output {self._indivisible} cannot be "
-                "divided into items"
-            )
+        if self._doubt and not self._objection:
+            self._objection = self._doubt
             self._read(inputs, inferred, stated, None)
 
     def _read(
@@ -86,8 +80,11 @@ class TensorGraph:
         self._alone = batch is None
         """Whether only batches of one can be computed."""
 
-        self._indivisible = ""
-        """Name of an output that a fixed batch does not divide into items; empty if there is none."""
+        self._doubt = ""
+        """Why this axis may not be the batch; empty if no output is against it."""
+
+        self._note = ""
+        """Why items are computed one at a time; empty if outputs divide into items."""
 
         first = 0 if batch is None else 1
         self._inputs = tuple(
@@ -112,7 +109,7 @@ class TensorGraph:
             limits={axis: self._description.limit(axis) for axis in varying},
             batch_size=1 if self._alone else batch_size,
             is_batched=self._batch is not None,
-            batch_note=self._objection,
+            batch_note=self._objection or self._note,
             failure_is_client_error=True,
         )
 
@@ -127,9 +124,7 @@ class TensorGraph:
         has_batch = shape[:1] == [self._batch]
         if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
             has_batch = shape[0] not in {*self._input_axes, *self._limits}
-            note = (
-                f"its axis {shape[0]} is taken as the batch; if it is not, give it a limit in model.json"
-            )
+            note = f"its axis {shape[0]} is taken as the batch unless it has a limit in model.json"
         rest = shape[1:] if has_batch else shape
         by_data = [axis for axis in rest if isinstance(axis, str) and axis not in self._input_axes]
         for axis in by_data:
@@ -141,9 +136,29 @@ class TensorGraph:
         if by_data or not has_batch:
             self._alone = True
             if not has_batch or self._batch != 1:
-                self._indivisible = self._indivisible or name
+                self._doubt = self._doubt or self._doubt_of(name, shape, has_batch)
+                does = "depends on the data in its size" if has_batch else "gets a batch axis in front"
+                self._note = f"items are computed one at a time; the output {name} {does}"
         size = tuple(1 if axis in by_data and axis == self._batch else axis for axis in rest)
         return TensorSpec(name, kind, size, note=note if has_batch else "")
+
+    def _doubt_of(self, name: str, shape: Sequence[Axis], has_batch: bool) -> str:
+        """Returns why an output that cannot be divided into items is against the batch; empty if not.
+
+        It is if it begins with another axis that varies, or if there is one and the name of the first
+        axis does not say that it is the batch. An axis with a limit in model.json cannot be the batch.
+        """
+        batch = self._batch
+        if isinstance(batch, int):
+            return f"the first axis is fixed at {batch}, but the output {name} cannot be divided"
+        others = [axis for axis in self._input_axes if axis not in self._limits]
+        is_named = "batch" in str(batch).lower() or batch in ("B", "N")
+        if has_batch or self._description.text or (is_named and not {*others}.intersection(shape[:1])):
+            return ""
+        found = " or ".join([str(batch), *others])
+        return (
+            f"the output {name} has no axis {batch} in front; the batch may be {found}" if others else ""
+        )
 
     def _named(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> list[Axis]:
         """Returns an output's axes: as inferred from the inputs', else as stated, else by a new name."""
@@ -185,7 +200,7 @@ def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int])
             )
         firsts.setdefault((axes(value) or [NO_AXIS])[0], value.name)
     firsts.pop("", None)
-    batch = next(iter(firsts), BATCH)
+    batch = next(iter(firsts), f"{inputs[0].name}_axis_0")
     objection = batch_objection(inputs, batch, firsts, limits)
     for value in inputs:
         for place, dimension in enumerate(dimensions(value)):

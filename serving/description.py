@@ -179,7 +179,8 @@ class ModelDescription(BaseModel):
 
     limits: dict[str, PositiveInt] = {}
     """Maximum size of each tensor axis that varies, by the axis' name in the graph; 512 for axes that
-    are not listed. For a Python task: `request_bytes` and `answer_bytes`."""
+    are not listed. An axis that is listed is not the batch dimension. For a Python task: `request_bytes`
+    and `answer_bytes`."""
 
     aliases: dict[str, Literal["request", "tensor"]] = {}
     """Further names of the model, each for calls with requests or with tensors. A name for tensors

@@ -50,7 +50,7 @@ def test_independent_items_share_batches(tmp_path: Path, batch: int | str | None
 
 
 @pytest.mark.parametrize(
-    ("batch", "shape"), [("N", ("N", 4)), (None, ("batch", 4)), (2, (2, 4)), (8, (8, 4))]
+    ("batch", "shape"), [("N", ("N", 4)), (None, ("x_axis_0", 4)), (2, (2, 4)), (8, (8, 4))]
 )
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
 def test_items_that_depend_on_each_other_share_none(
@@ -143,6 +143,41 @@ def test_what_is_known_before_a_delay_is_kept(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
     (signature,) = describe.signatures("tests.fake.graph_readers:Slow", read)
     assert signature.batch_note == "known"
+
+
+@pytest.mark.parametrize("axes", [("T", "B"), (None, None), ("sequence", "batch"), ("B", "T"), (5, "B")])
+@pytest.mark.parametrize(("axis", "batched"), [(0, False), (1, True)])
+def test_steps_of_a_sequence_share_no_batch_wherever_its_axis_is(
+    tmp_path: Path, axes: Sequence[int | str | None], axis: int, batched: bool
+) -> None:
+    shaped = [*axes, 2]
+    made = model(
+        [node("CumSum", "x axis", "y")],
+        [value("x", axes=shaped)],
+        [value("y", axes=shaped)],
+        [numpy_helper.from_array(np.array(axis), "axis")],
+    )
+    signature = described(made, tmp_path)
+    assert signature.is_batched == batched
+    assert bool(signature.batch_note) == (not batched)
+    assert len(signature.inputs[0].shape) == (2 if batched else 3)
+
+
+def test_an_output_that_a_batch_does_not_divide_is_not_taken_for_one_of_items(tmp_path: Path) -> None:
+    weights = {"first": [0], "shape": [-1, 2]}
+    made = model(
+        [node("ReduceMean", "x first", "mean", keepdims=0), node("Reshape", "mean shape", "y")],
+        [value("x", axes=["T", "B", 2])],
+        [value("y", axes=["rows", 2])],  # the runtime cannot infer that these are B
+        [numpy_helper.from_array(np.array(data), name) for name, data in weights.items()],
+    )
+    with pytest.raises(ConfigurationError, match="output y along rows depends on the data"):
+        described(made, tmp_path / "open")
+    described_in = {"name": "m", "version": "1", "task": "tensor", "limits": {"rows": 9}}
+    graphs.saved(made, tmp_path, "1")
+    (tmp_path / "model.json").write_text(json.dumps(described_in))
+    signature = graphs.compared(Model.read(tmp_path))
+    assert (signature.is_batched, signature.outputs[0].shape) == (False, ("rows", 2))
 
 
 def test_the_describing_process_compares(tmp_path: Path) -> None:

@@ -145,6 +145,79 @@ def test_outputs_without_a_batch_axis_are_computed_for_one_item(
     assert (actual.outputs[0].shape, actual.batch_size) == (expected, 1)
 
 
+def mean(asked: Axes, answered: Axes, axis: int, keepdims: int = 0) -> onnx.ModelProto:
+    """`y` is the mean of `x` along an axis."""
+    weights = [numpy_helper.from_array(np.array([axis]), "axis")]
+    nodes = [node("ReduceMean", "x axis", "y", keepdims=keepdims)]
+    return model(nodes, [value("x", axes=asked)], [value("y", axes=answered)], weights)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "keepdims", "limits", "shapes"),
+    [
+        (["seq", "batch", 2], ["batch", 2], 0, {}, [("seq", "batch", 2), ("batch", 2)]),
+        (["T", "B", 2], ["B", 2], 0, {}, [("T", "B", 2), ("B", 2)]),
+        (["T", "B", 2], [1, "B", 2], 1, {}, [("T", "B", 2), (1, "B", 2)]),
+        ([None, None, 2], [None, 2], 0, {}, [("x_axis_0", "x_axis_1", 2), ("x_axis_1", 2)]),
+        (["unk__1", "unk__2"], ["unk__2"], 0, {}, [("unk__1", "unk__2"), ("unk__2",)]),
+        (["N", "M"], ["M"], 0, {}, [("N", "M"), ("M",)]),
+        (["T", 3, "n"], [3, "n"], 0, {}, [("T", 3, "n"), (3, "n")]),
+        (["T", "B", 2], ["B", 2], 0, {"T": 9}, [("T", "B", 2), ("B", 2)]),
+        (["T", "B", "n"], ["B", "n"], 0, {"n": 9}, [("T", "B", "n"), ("B", "n")]),
+    ],
+)
+def test_a_graph_whose_batch_may_be_another_axis_is_computed_whole(
+    tmp_path: Path,
+    asked: Axes,
+    answered: Axes,
+    keepdims: int,
+    limits: dict[str, int],
+    shapes: list[tuple[int | str, ...]],
+) -> None:
+    actual = signature(mean(asked, answered, 0, keepdims), tmp_path, **limits)
+    assert [spec.shape for spec in (*actual.inputs, *actual.outputs)] == shapes
+    assert (actual.is_batched, actual.batch_size) == (False, 1)
+    assert str(shapes[0][0]) in actual.batch_note
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "limits", "shapes"),
+    [
+        (["T", "B", 2], ["B", 2], {"B": 9}, [("B", 2), ("B", 2)]),
+        ([None, None, 2], [None, 2], {"x_axis_1": 9}, [("x_axis_1", 2), ("x_axis_1", 2)]),
+        (["batch", 3, "n"], [3, "n"], {}, [(3, "n"), (3, "n")]),
+        (["N", 3], [3], {}, [(3,), (3,)]),
+        (["T", 3], [3], {}, [(3,), (3,)]),
+    ],
+)
+def test_a_note_says_that_items_are_computed_one_at_a_time(
+    tmp_path: Path, asked: Axes, answered: Axes, limits: dict[str, int], shapes: list[tuple[int | str]]
+) -> None:
+    actual = signature(mean(asked, answered, 0), tmp_path, **limits)
+    assert [spec.shape for spec in (*actual.inputs, *actual.outputs)] == shapes
+    assert (actual.is_batched, actual.batch_size) == (True, 1)
+    assert "one at a time" in actual.batch_note
+    assert "y gets a batch axis" in actual.batch_note
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        (["batch_size", "sequence_length"], ["batch_size"]),
+        (["unk__12", "unk__13"], ["unk__12"]),
+        ([None, None, None, None], [None, None, None]),
+        (["batch", "channels", "height", "width"], ["batch", "height", "width"]),
+        (["b", "c", "h", "w"], ["other", "h", "w"]),
+    ],
+)
+def test_a_graph_whose_outputs_begin_as_its_inputs_is_batched(
+    tmp_path: Path, asked: Axes, answered: Axes
+) -> None:
+    actual = signature(mean(asked, answered, 1), tmp_path)
+    assert (actual.is_batched, actual.batch_size, actual.batch_note) == (True, 0, "")
+    assert len(actual.inputs[0].shape) == len(asked or ()) - 1
+
+
 @pytest.mark.parametrize(
     ("made", "shapes", "said"),
     [
