@@ -121,9 +121,8 @@ def examples(model: Model, network: ByName) -> list[Inputs]:
     most = model.description.text_pipeline.max_tokens
     made = []
     for count, length in EXAMPLES:
-        if getattr(network.network.config, "pad_token_id", 0) is None:
-            count = 1  # transformers refuses others
-        length = min(length, most)
+        refuses = getattr(network.network.config, "pad_token_id", 0) is None  # as transformers does
+        count, length = 1 if refuses else count, min(length, most)
         mask = torch.ones(count, length, dtype=torch.int64)
         mask[0, (length + 1) // 2 :] = 0
         words = torch.arange(count * length).view(count, length) % bounds(network)["input_ids"]

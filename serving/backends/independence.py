@@ -16,6 +16,9 @@ from serving.model import Model
 from serving.tensors import Array, Signature
 
 ITEMS, TOKENS = 3, 16
+LONGEST = 4096
+"""Tokens of the longest text that is tried; more would take too much memory."""
+
 EQUAL_LENGTHS = "padding changes a text's results: only texts of the same length share a batch"
 ONE_BY_ONE = "a batch of texts fails, or changes their results: each is computed alone"
 Infer = Callable[[Sequence[Array]], Sequence[Array]]
@@ -51,7 +54,7 @@ def with_checked_texts(
     pad = model.description.text_pipeline.pad_token_id
     most = min(signature.limits[axis] for axis in signature.input_axes)
     count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
-    shape = signature.batch_size or ITEMS, most
+    shape = signature.batch_size or ITEMS, min(most, LONGEST)
     tokens = np.random.default_rng(0).integers(count // 2, count, shape)
     tokens -= tokens == (pad or 0)
 
@@ -76,6 +79,6 @@ def with_checked_texts(
     else:
         checked = replace(signature, batch_size=1, batch_note=ONE_BY_ONE)
     yield checked
-    if not share([most], most):
-        most = bisect_left(range(1, most), True, key=lambda end: not share([end], end)) or most
+    if not share(shape[1:], shape[1]):
+        most = bisect_left(range(1, shape[1]), True, key=lambda end: not share([end], end)) or most
     yield replace(checked, limits={**signature.limits, **dict.fromkeys(signature.input_axes, most)})

@@ -73,8 +73,7 @@ class ModelResponse(BaseModel):
     max_batch_size: int
     batched: bool = Field(description="Whether the tensors of its graph begin with the batch dimension.")
     batch_note: str | None = Field(
-        description="Why they do not, why items are computed alone or only beside others of their size, "
-        "or why it is unknown whether items of a batch are independent."
+        description="Why they do not, why items do not share batches, or why it is unknown if they may."
     )
     web_processes: int
     web_processes_reason: str | None = Field(description="Why `auto` chose this number.")

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.backends.independence import EQUAL_LENGTHS, ONE_BY_ONE, with_checked_texts
+from serving.backends.independence import EQUAL_LENGTHS, LONGEST, ONE_BY_ONE, with_checked_texts
 from serving.model import Model
 from serving.tensors import Array, Signature, TensorSpec
 from tests import exports
@@ -116,6 +116,12 @@ def test_the_longest_text_is_the_one_that_the_network_computes(
     first, found = checked(tmp_path, network, most)
     assert first.limits == {AXIS: 64}  # served if the longest text takes too long
     assert found.limits == {AXIS: min(most, 64)}
+
+
+@pytest.mark.parametrize(("most", "found"), [(514, 514), (LONGEST - 1, LONGEST - 1), (LONGEST, 10**5)])
+def test_the_longest_text_that_is_tried_has_a_bound(tmp_path: Path, most: int, found: int) -> None:
+    *_, signature = checked(tmp_path, mean, most, tokens=10**5)
+    assert signature.limits == {AXIS: found}
 
 
 def test_a_network_that_computes_nothing_keeps_its_limit(tmp_path: Path) -> None:
