@@ -201,7 +201,10 @@ REQUEST_ERRORS = {
 
 REQUEST_CLIENT_ERROR = ("The request was not accepted.", "")
 CLIENT_ERROR = ("The photo was not accepted.", "Choose another one.")
-SERVER_ERROR = ("Something went wrong on the server.", "Try again in a moment.")
+SERVER_ERROR = (
+    "Something went wrong on the server.",
+    "If this continues, contact the site's administrator.",
+)
 
 
 def error(code: str, status: int, view: View = "photos", detail: str = "") -> ErrorWords:

@@ -264,7 +264,7 @@ def test_strange_metadata_is_survived(stub: StubApi, client: FlaskClient, metada
         ),
         (error(400, "never_heard_of"), "The request was not accepted.", "Stub says never_heard_of."),
         (error(503, "overloaded", 4), "The model is busy.", "Try again in a moment."),
-        (error(500, "internal_error"), "Something went wrong on the server.", "Try again in a moment."),
+        (error(500, "internal_error"), "Something went wrong on the server.", "If this continues"),
         (Reply(200, b"<html>"), "The model returned an invalid response.", "Try again. If this"),
     ],
 )
