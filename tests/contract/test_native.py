@@ -347,12 +347,20 @@ def test_metrics_count_what_happened(backend_url: str) -> None:
 
     ok = 'serving_requests_total{code="ok",model="food11",path="/predict",status="200"}'
     bad = 'serving_requests_total{code="invalid_image",model="food11",path="/predict",status="400"}'
-    before = [value(name) for name in (ok, bad, 'serving_infer_seconds_count{model="food11"}')]
+    named = bad.replace("/predict", "/predict/{model}")
+    infer, total = (f'serving_{name}_seconds_count{{model="food11"}}' for name in ("infer", "request"))
+    before = [value(name) for name in (ok, bad, named, infer, total)]
     post_json(backend_url, {"image": ENCODED})
-    requests.post(f"{backend_url}/predict", data=b"no picture", timeout=10)
-    after = [value(name) for name in (ok, bad, 'serving_infer_seconds_count{model="food11"}')]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1]
+    for path in ("/predict", "/predict/food11"):
+        requests.post(f"{backend_url}{path}", data=b"no picture", timeout=10)
+    after = [value(name) for name in (ok, bad, named, infer, total)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1, 1, 3]
     assert value('serving_free_slots{model="food11"}') == 256
+
+
+def test_an_unknown_models_name_is_not_in_the_metrics(backend_url: str) -> None:
+    assert requests.post(f"{backend_url}/predict/nobody", data=PHOTO, timeout=10).status_code == 404
+    assert "nobody" not in requests.get(f"{backend_url}/metrics", timeout=10).text
 
 
 def test_the_example_in_the_documents_works(backend_url: str) -> None:
