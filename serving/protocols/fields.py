@@ -92,6 +92,11 @@ def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
+def given(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
+    """Returns a value of JSON; None if it is left out or null."""
+    return None if isinstance(raw, msgspec.UnsetType) or bytes(memoryview(raw)[:5]) == b"null" else raw
+
+
 def commas(text: bytes | memoryview | msgspec.Raw) -> int:
     """Counts commas, which bounds the number of JSON elements before they are built."""
     return bytes(text).count(b",")

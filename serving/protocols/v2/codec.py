@@ -32,7 +32,7 @@ from serving.protocols.columns import (
     raw_array,
 )
 from serving.protocols.datatypes import BYTES, DTYPES
-from serving.protocols.fields import commas, without_texts
+from serving.protocols.fields import commas, given, without_texts
 from serving.tensors import Array
 
 HEADER = "Inference-Header-Content-Length"
@@ -66,17 +66,20 @@ class RequestedOutput(msgspec.Struct):
 
 
 class InferJson(msgspec.Struct):
-    """The JSON part of a request; keys that the protocol does not have are skipped."""
+    """The JSON part of a request; keys that the protocol does not have are skipped.
+
+    Clients that build it from a class send null for what they leave out.
+    """
 
     inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
-    id: str = ""
+    id: str | None = None
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     outputs: Annotated[list[RequestedOutput], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
 
 
 REQUEST = msgspec.json.Decoder(InferJson)
 SCHEMA = msgspec.json.schema(InferJson)
-SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
+SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None])
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
 
 
@@ -118,7 +121,7 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
         values_of(entry, request.inputs, count, tail),
         shape=request.inputs[0].shape,
         outputs=check_outputs(entry, wanted, binary),
-        id=request.id,
+        id=request.id or "",
         timeout_us=whole_number(parameters, "timeout"),
         candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
@@ -149,7 +152,7 @@ def values_of(
         if "binary_data_size" not in parameters:
             values[tensor.name] = json_values(tensor, spec, count)
             continue
-        if tensor.data is not msgspec.UNSET:
+        if given(tensor.data):
             raise InvalidRequestError(f"{tensor.name} has both data and binary_data_size")
         size = whole_number(parameters, "binary_data_size", 2**40)
         if size > len(left) or (tensor is inputs[-1] and size != len(left)):
@@ -165,11 +168,12 @@ def values_of(
 
 def json_values(tensor: InputTensor, spec: ColumnSpec, count: int) -> Values:
     """Returns an input's values from its JSON."""
-    if isinstance(tensor.data, msgspec.UnsetType):
+    data = given(tensor.data)
+    if data is None:
         raise InvalidRequestError(f"{tensor.name} has neither data nor binary_data_size")
     if spec.datatype == BYTES:
-        return json_texts(tensor.data, math.prod(tensor.shape), spec)
-    return json_numbers(tensor.data, tensor.shape, spec, count)
+        return json_texts(data, math.prod(tensor.shape), spec)
+    return json_numbers(data, tensor.shape, spec, count)
 
 
 def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: int) -> Values:
@@ -180,12 +184,14 @@ def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: i
 
 
 def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
-    """Parses a `parameters` object. Raises InvalidRequestError."""
-    if isinstance(raw, msgspec.UnsetType):
+    """Parses a `parameters` object, without its nulls. Raises InvalidRequestError."""
+    text = given(raw)
+    if text is None:
         return {}
-    if len(memoryview(raw)) > MAX_PARAMETERS_BYTES:
+    if len(memoryview(text)) > MAX_PARAMETERS_BYTES:
         raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
-    parameters: Parameters = decode_json(SCALARS, raw) or {}
+    decoded: Parameters = decode_json(SCALARS, text)
+    parameters = {name: value for name, value in decoded.items() if value is not None}
     check_parameters(parameters)
     return parameters
 

@@ -20,7 +20,7 @@ Version = Annotated[int, msgspec.Meta(ge=1, le=10**10 - 1)]
 class IndexRequest(msgspec.Struct):
     """The body of an index request, which may be empty."""
 
-    ready: bool = False
+    ready: bool | None = False
 
 
 class Specific(msgspec.Struct):
@@ -130,7 +130,7 @@ class Repository:
 def only_ready(body: bytes) -> bool:
     """Parses an index request. Raises InvalidJsonError or InvalidRequestError."""
     request: IndexRequest = decode_json(INDEX, body or b"{}")
-    return request.ready
+    return bool(request.ready)
 
 
 def requested_version(body: bytes) -> str | None:

@@ -18,7 +18,7 @@ from serving.http.body import packed, unpack
 from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.columns import WantedOutput, call_of, columns_of
-from serving.protocols.v2.codec import decode
+from serving.protocols.v2.codec import decode, encode
 from serving.tasks.base import Field
 
 PHOTO = CatalogEntry(
@@ -149,6 +149,42 @@ def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int)
     else:
         assert [source.size for source in question.inputs] == [len(element) for element in elements]
         assert [image_in(source) for source in question.inputs] == [*map(image_of, elements)]
+
+
+NULLS: list[dict[str, Any]] = [
+    {"id": None},
+    {"parameters": None},
+    {"parameters": {"timeout": None, "top_k": None, "binary_data_output": None, "x": None}},
+    {"outputs": None},
+    {"outputs": [{"name": "o", "parameters": None}]},
+    {"outputs": [{"name": "o", "parameters": {"classification": None, "binary_data": None}}]},
+    {"id": None, "parameters": None, "outputs": None},
+]
+
+
+@pytest.mark.parametrize("more", NULLS)
+@pytest.mark.parametrize(
+    "of_input", [{}, {"parameters": None}, {"parameters": {"binary_data_size": None}}]
+)
+def test_null_means_left_out(more: dict[str, Any], of_input: dict[str, Any]) -> None:
+    tensor = {"name": "i", "datatype": "FP32", "shape": [3, 2, 2], "data": [0.5] * 12}
+    call = decode(json.dumps({"inputs": [tensor | of_input], **more}).encode(), None, ARRAY, MOST)
+    assert (call.id, call.timeout_us, call.candidates) == ("", 0, 1)
+    assert call.outputs == [WantedOutput("o")]
+    answer = Answer(Mock(), [], [np.ones((1, 2), np.float32)], Timings(0, 0, 0))
+    body, _ = encode(call, answer)
+    assert json.loads(body)["outputs"][0]["data"] == [1, 1]
+    assert b"null" not in body
+
+
+def test_data_may_be_null_before_binary_data() -> None:
+    tensor = {"name": "i", "datatype": "FP32", "shape": [1, 3, 2, 2], "data": None}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 48}}]}).encode()
+    call = decode(head + bytes(48), str(len(head)), ARRAY, MOST)
+    assert call.tensors is not None
+    assert not call.tensors[0].any()
+    with pytest.raises(InvalidRequestError, match="neither data nor binary_data_size"):
+        decode(json.dumps({"inputs": [tensor]}).encode(), None, ARRAY, MOST)
 
 
 def test_numbers_are_a_view_of_the_body() -> None:
