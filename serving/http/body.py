@@ -134,7 +134,8 @@ def decode_json(
             return decoder.decode(data)
         except msgspec.ValidationError as error:
             SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
-            raise InvalidRequestError(f"the {name} does not match the schema: {error}") from error
+            text = f"the {name} does not match the schema: {error}"  # may contain a key of any length
+            raise InvalidRequestError(text[:400]) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec reports malformed or truncated data
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error

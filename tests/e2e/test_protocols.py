@@ -212,6 +212,7 @@ def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tm
             {"parameters": {"version": "../1"}},
             {"parameters": {"config": "{"}},
             {"parameters": {"config": "{}", "file:1/model.onnx": "AAAA"}},
+            {"parameters": {"config": '{"max_batch_size": 8}'}},
             [1],
         ):
             answer = requests.post(
@@ -245,8 +246,12 @@ def test_versions_are_loaded_by_grpc(fake_settings: dict[str, str], tmp_path: Pa
         client.load_model("food_classifier", headers=chief)
         assert client.is_model_ready("fake", "1")
         files = {"file:1/model.onnx": b"model"}
-        for options in ({"config": "{"}, {"config": "{}", "files": files}):
-            with pytest.raises(InferenceServerException, match="INVALID_ARGUMENT"):
+        for options, name in (
+            ({"config": "{"}, "config"),
+            ({"config": "{}", "files": files}, "file:1/model.onnx"),
+            ({"config": '{"max_batch_size": 8}'}, "max_batch_size"),
+        ):
+            with pytest.raises(InferenceServerException, match=f"INVALID_ARGUMENT.*{name}"):
                 client.load_model("food_classifier", headers=chief, **options)
 
 

@@ -6,7 +6,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from serving.errors import ConfigurationError, NotFoundError, NotSupportedError
+from serving.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    NotFoundError,
+    NotSupportedError,
+)
 from serving.http.body import decode_json
 from serving.inference.service import InferenceService
 from serving.model import Model, stored_models
@@ -23,20 +28,20 @@ class IndexRequest(msgspec.Struct):
     ready: bool | None = False
 
 
-class Specific(msgspec.Struct):
+class Specific(msgspec.Struct, forbid_unknown_fields=True):
     """`specific` of a configuration's `version_policy`."""
 
     versions: Annotated[list[Version], msgspec.Meta(min_length=1, max_length=1)]
 
 
-class VersionPolicy(msgspec.Struct):
+class VersionPolicy(msgspec.Struct, forbid_unknown_fields=True):
     """`version_policy` of a configuration."""
 
     specific: Specific | None = None
 
 
-class LoadConfig(msgspec.Struct):
-    """The part of a client's configuration that is honoured."""
+class LoadConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """The part of a client's configuration that is applied; the rest is refused."""
 
     version_policy: VersionPolicy | None = None
 
@@ -136,13 +141,13 @@ def only_ready(body: bytes) -> bool:
 def requested_version(body: bytes) -> str | None:
     """Parses a load request. Raises InvalidJsonError or InvalidRequestError."""
     request: LoadRequest = decode_json(LOAD, body or b"{}")
-    parameters = request.parameters
-    if parameters is None:
-        return None
-    if parameters.version is not None:
-        return parameters.version
+    parameters = request.parameters or LoadParameters()
     if parameters.config is None:
-        return None
-    config: LoadConfig = decode_json(CONFIG, parameters.config.encode())
+        return parameters.version
+    name = "config (only version_policy.specific is applied)"
+    config: LoadConfig = decode_json(CONFIG, parameters.config.encode(), name)
     specific = config.version_policy.specific if config.version_policy else None
-    return str(specific.versions[0]) if specific else None
+    version = str(specific.versions[0]) if specific else parameters.version
+    if parameters.version not in (None, version):
+        raise InvalidRequestError(f"version is {parameters.version}, but {version} in config")
+    return version
