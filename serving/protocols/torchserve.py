@@ -136,11 +136,17 @@ def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog
 
 
 def answer(task: Task, top: Sequence[Candidate]) -> Any:
-    """Returns the labels with their probabilities or, if there are no labels, the native answer."""
+    """Returns the labels with their probabilities or, if there are no labels, the native answer.
+
+    If several of the classes have the same label, it gets the probability of the best one.
+    """
     if not task.labels:
         return task.to_json(top, with_top=False)
     label, probability = (field.name for field in task.answer)
-    return {candidate[label]: candidate[probability] for candidate in top}
+    answers: dict[str, float] = {}
+    for candidate in top:
+        answers.setdefault(candidate[label], candidate[probability])
+    return answers
 
 
 def describe(entry: CatalogEntry) -> dict[str, Any]:
