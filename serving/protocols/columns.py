@@ -25,6 +25,9 @@ from serving.tasks.base import Fields
 from serving.tensors import Array
 
 MAX_DIMS = 8
+OTHER_KINDS = {b"{": 'objects or {"b64": ...}', b'"': "text", b"n": "null", b"]": "empty lists"}
+"""First byte of a value in JSON -> what is sent in place of numbers."""
+
 Values = list[str] | list[bytes] | Array
 
 
@@ -252,6 +255,18 @@ def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
         ) from error
     except ValueError as error:
         raise InvalidRequestError(f"{spec.name} has lists of different lengths") from error
+
+
+def count_of(raw: msgspec.Raw, spec: ColumnSpec) -> int:
+    """Counts the numbers in JSON lists before they are built.
+
+    Raises InvalidRequestError for lists that begin with another kind of value.
+    """
+    first = bytes(memoryview(raw)[:256]).translate(None, b" \t\r\n[")[:1]
+    if kind := OTHER_KINDS.get(first):
+        shape = [*spec.dims]
+        raise InvalidRequestError(f"{spec.name} takes {spec.datatype} of the shape {shape}, not {kind}")
+    return commas(raw) + 1
 
 
 def depth_of(raw: msgspec.Raw) -> int:

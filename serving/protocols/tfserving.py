@@ -18,10 +18,10 @@ from serving.errors import InvalidBase64Error, InvalidRequestError, NotFoundErro
 from serving.http.body import LARGE, decode_json, json_response
 from serving.inference.served_model import Answer, check_count
 from serving.protocols.catalog import CatalogEntry, ColumnSpec, ModelCatalog
-from serving.protocols.columns import ColumnCall, Values, call_of, check_size, fits, json_array
+from serving.protocols.columns import ColumnCall, Values, call_of, check_size, count_of, fits, json_array
 from serving.protocols.datatypes import BYTES, DATATYPES
 from serving.protocols.documentation import ErrorText, documented_call, documented_errors
-from serving.protocols.fields import commas
+from serving.protocols.fields import given
 from serving.protocols.pipeline import DirectRoute, Pipeline
 from serving.tensors import Array
 
@@ -63,16 +63,15 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     body: PredictRequest = decode_json(REQUEST, content)
     if body.signature_name != SIGNATURE:
         raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
-    if (body.instances is msgspec.UNSET) == (body.inputs is msgspec.UNSET):
-        raise InvalidRequestError("send either instances or inputs")
-    given = body.inputs if body.instances is msgspec.UNSET else body.instances
-    assert isinstance(given, msgspec.Raw)  # noqa: S101 one of the two is set
+    sent = [raw for value in (body.instances, body.inputs) if (raw := given(value))]
+    if len(sent) != 1:
+        raise InvalidRequestError("send either instances or inputs; null counts as left out")
     most = most if entry.is_batched else 0
-    check_size(given, entry, max(1, most))
-    by_rows = given is body.instances
+    check_size(sent[0], entry, max(1, most))
+    by_rows = sent[0] is body.instances
     if by_rows and not entry.is_batched:
         raise InvalidRequestError(f"{entry.name} has no batch dimension: send inputs, not instances")
-    parts = rows(given, entry, most) if by_rows else columns(given, entry)
+    parts = rows(sent[0], entry, most) if by_rows else columns(sent[0], entry)
     values = {
         spec.name: column(msgspec.Raw(parts[spec.name]), spec, most)
         for spec in entry.inputs
@@ -112,7 +111,7 @@ def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
     by_name = {
         name: bytes(raw)
         for index, name in enumerate(known_names(entry))
-        if (raw := getattr(named, f"_{index}")) is not msgspec.UNSET
+        if (raw := given(getattr(named, f"_{index}")))
     }
     if spec := entry.default_input:
         if list(by_name) == ["b64"]:
@@ -121,7 +120,7 @@ def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
             return {spec.name: by_name[ALIAS]}
     if len(entry.inputs) == 1 and list(by_name) != [entry.inputs[0].name]:
         raise InvalidRequestError(
-            f"the only input is {entry.inputs[0].name}, not {', '.join(by_name)[:80]!r}"
+            f"the only input is {entry.inputs[0].name}, not {', '.join(by_name)[:80] or 'null'}"
         )
     for spec in entry.inputs:
         if spec.name not in by_name and not spec.is_optional:
@@ -185,7 +184,7 @@ def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
 
 def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
     """Parses numbers to [N, *dims]."""
-    count, of_one = commas(raw) + 1, spec.largest
+    count, of_one = count_of(raw, spec), spec.largest
     if count > of_one * most or (-1 not in spec.dims and count % of_one):
         raise InvalidRequestError(f"each {spec.name} needs {of_one} numbers; the request has {count}")
     is_scalar = spec.field is not None and spec.dims == (1,)

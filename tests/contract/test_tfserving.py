@@ -140,6 +140,43 @@ def test_hostile_tensors(backend_url: str, values: Any) -> None:
     check_error(post(backend_url, {"inputs": values}, f"{TENSORS}:predict"), 400, "")
 
 
+@pytest.mark.parametrize("key", ["instances", "inputs"])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([{"b64": ENCODED}], ("input takes FP32", "b64")),
+        ([{"input": {"b64": ENCODED}}], ("input", "FP32", "b64")),
+        ([ENCODED, ENCODED], ("input takes FP32", "text")),
+        ([], ("input takes FP32", "empty")),
+        ([[]], ("input takes FP32", "empty")),
+        ([None], ("input takes FP32", "null")),
+        (None, ("instances", "inputs", "null")),
+        ({"input": None}, ("input",)),
+        ([1.0], ("input needs 150528 numbers", "has 1")),
+    ],
+    ids=range(9),
+)
+def test_what_is_not_numbers_is_not_counted(
+    backend_url: str, key: str, values: Any, words: tuple[str, ...]
+) -> None:
+    answer = post(backend_url, {key: values}, f"{TENSORS}:predict")
+    check_error(answer, 400, "")
+    text = answer.json()["error"]
+    assert all(word in text for word in words)
+    assert ("has 1" in text) == (values == [1.0])
+
+
+@pytest.mark.parametrize("values", [[], None])
+def test_no_photos(backend_url: str, values: Any) -> None:
+    words = "instances" if values is None else "1 to 4096 inputs"
+    check_error(post(backend_url, {"instances": values}), 400, words)
+
+
+def test_null_beside_rows_counts_as_left_out(backend_url: str) -> None:
+    answer = post(backend_url, {"instances": [{"INPUT_IMAGE": ENCODED, "data": None}], "inputs": None})
+    assert answer.status_code == 200
+
+
 def test_errors_of_the_paths(backend_url: str) -> None:
     base = f"{backend_url}/v1"
     check_error(requests.get(f"{base}/models/x", timeout=10), 404, "no model")

@@ -433,8 +433,11 @@ def test_hostile_json(backend_url: str, body: Any, words: str) -> None:
     ("tensor", "words"),
     [
         ({**FLOATS, "data": [1, 2, 3]}, "3 numbers"),
-        ({**FLOATS, "data": [[[[]]] * 1000]}, "1000 numbers"),
-        ({**FLOATS, "data": ["1"] * (3 * 224 * 224)}, "does not match the schema"),
+        ({**FLOATS, "data": [[[[]]] * 1000]}, "input takes FP32"),
+        ({**FLOATS, "data": []}, "empty"),
+        ({**FLOATS, "data": [{"b64": "AAAA"}]}, "b64"),
+        ({**FLOATS, "data": None}, "neither data"),
+        ({**FLOATS, "data": ["1"] * (3 * 224 * 224)}, "not text"),
         ({**FLOATS, "data": [True] * (3 * 224 * 224)}, "does not match the schema"),
         ({**FLOATS, "data": [[1.0], [1.0, 2.0]]}, "nested like"),
         ({**FLOATS, "data": [[[[1.0], [1.0] * (3 * 224 * 224 - 1)]]]}, "different lengths"),

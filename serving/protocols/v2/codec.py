@@ -26,6 +26,7 @@ from serving.protocols.columns import (
     check_outputs,
     check_size,
     columns_of,
+    count_of,
     depth_of,
     item_shape,
     json_array,
@@ -269,8 +270,8 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: in
     if depth not in (1, len(shape)):
         raise InvalidRequestError(f"the data of {name} must be flat, or nested like the shape")
     needed = math.prod(shape)
-    if needed and commas(raw) != needed - 1:
-        raise InvalidRequestError(f"{name} has {commas(raw) + 1} numbers, but its shape has {needed}")
+    if needed and (sent := count_of(raw, spec)) != needed:
+        raise InvalidRequestError(f"{name} has {sent} numbers, but its shape has {needed}")
     array = json_array(raw, depth, spec)
     wanted = tuple(shape) if depth > 1 else (needed,)
     if array.shape != wanted:

@@ -6,12 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from serving.errors import (
-    ConfigurationError,
-    InvalidRequestError,
-    NotFoundError,
-    NotSupportedError,
-)
+from serving.errors import ConfigurationError, InvalidRequestError, NotFoundError, NotSupportedError
 from serving.http.body import decode_json
 from serving.inference.service import InferenceService
 from serving.model import Model, stored_models
