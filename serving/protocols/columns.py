@@ -25,6 +25,9 @@ from serving.tasks.base import Fields
 from serving.tensors import Array
 
 MAX_DIMS = 8
+MAX_CLASS_TEXTS = 1 << 18
+"""Maximum number of texts in one output of the classification extension."""
+
 OTHER_KINDS = {b"{": 'objects or {"b64": ...}', b'"': "text", b"n": "null", b"]": "empty lists"}
 """First byte of a value in JSON -> what is sent in place of numbers."""
 
@@ -366,22 +369,29 @@ def number_array(spec: ColumnSpec, values: Sequence[Any]) -> Array:
 def tensor_column(
     spec: ColumnSpec, index: int, wanted: WantedOutput, call: ColumnCall, answer: Answer
 ) -> Column:
-    """Returns the column for an output of the network, [N, *shape], or the best classes by logit."""
+    """Returns the column for an output of the network, [N, *shape], or its largest numbers as text.
+
+    Like in Triton, the numbers of all axes count as classes. Without labels they only have an index.
+    """
     array, labels = answer.arrays[index], answer.task.labels
     leading = [len(array)] if call.is_batched else []
     if not wanted.classes:
         return Column(spec.name, spec.datatype, [*leading, *array.shape[1:]], array)
-    if array.ndim != 2 or len(labels) != array.shape[1]:
-        raise InvalidRequestError(f"{spec.name} has no classes")
-    order = np.argsort(-array, axis=1, kind="stable")[:, : wanted.classes]
+    rows = array.reshape(len(array), -1)
+    width = rows.shape[1]
+    if len(rows) * min(width, wanted.classes) > MAX_CLASS_TEXTS:
+        raise InvalidRequestError(f"classification would list more than {MAX_CLASS_TEXTS} classes")
+    ascending = np.argsort(rows[:, ::-1], axis=1, kind="stable")  # the first of equal numbers is last
+    order = (width - 1 - ascending)[:, ::-1][:, : wanted.classes]
+    best = zip(np.take_along_axis(rows, order, 1).ravel().tolist(), order.ravel().tolist(), strict=True)
     texts = [
-        class_text(row[place], place, labels[place])
-        for row, best in zip(array.tolist(), order.tolist(), strict=True)
-        for place in best
+        class_text(value, place, labels[place] if len(labels) == width else None)
+        for value, place in best
     ]
     return Column(spec.name, BYTES, [*leading, order.shape[1]], texts)
 
 
-def class_text(value: float, index: int, label: str) -> bytes:
+def class_text(value: float, index: int, label: str | None) -> bytes:
     """Formats `value:index:label`, as the protocol's classification extension specifies."""
-    return f"{value:f}:{index}:{label}".encode()
+    number = f"{value:f}" if isinstance(value, float) else str(int(value))
+    return f"{number}:{index}{'' if label is None else f':{label}'}".encode()

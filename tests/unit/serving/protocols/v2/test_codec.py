@@ -18,6 +18,7 @@ from serving.http.body import packed, unpack
 from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.columns import WantedOutput, call_of, columns_of
+from serving.protocols.v2 import grpc_messages
 from serving.protocols.v2.codec import decode, encode
 from serving.tasks.base import Field
 
@@ -247,3 +248,58 @@ def test_classes_are_named_by_the_version_that_computed_them() -> None:
     call = call_of(ARRAY, 1, values, outputs=[WantedOutput("o", classes=2)], shape=[1, 3, 2, 2])
     (column,) = columns_of(call, answer)
     assert column.data == [b"1.000000:1:old b", b"0.000000:0:old a"]
+
+
+def classes_of(array: Any, count: int, labels: list[str], batched: bool = True) -> tuple[Any, Any]:
+    """The `count` best classes of an output [N, *shape], as shape and texts; JSON and gRPC agree."""
+    task: Any = SimpleNamespace(labels=labels)
+    answer = Answer(task, [], [np.asarray(array)], Timings(0, 0, 0))
+    shape = [len(array), 3, 2, 2] if batched else [3, 2, 2]
+    values = {"i": np.zeros((len(array), 3, 2, 2), np.float32)}
+    wanted = [WantedOutput("o", classes=count)]
+    call = call_of(ARRAY, len(array), values, outputs=wanted, shape=shape)
+    (output,) = json.loads(encode(call, answer)[0])["outputs"]
+    message = grpc_messages.encode(call, answer)
+    elements = [text.encode() for text in output["data"]]
+    assert message.raw_output_contents[0] == b"".join(len(e).to_bytes(4, "little") + e for e in elements)
+    assert [*message.outputs[0].shape] == output["shape"]
+    assert message.outputs[0].datatype == output["datatype"] == "BYTES"
+    return output["shape"], output["data"]
+
+
+ROW = [0.090031, 0.665241, 0.244728]
+
+
+@pytest.mark.parametrize(
+    ("array", "count", "labels", "shape", "texts"),
+    [
+        (np.float32([ROW]), 2, [], [1, 2], ["0.665241:1", "0.244728:2"]),
+        (np.float32([ROW]), 2, ["a", "b", "c"], [1, 2], ["0.665241:1:b", "0.244728:2:c"]),
+        (np.float32([ROW]), 2, ["a", "b"], [1, 2], ["0.665241:1", "0.244728:2"]),
+        (np.float32([ROW]), 2**31 - 1, [], [1, 3], ["0.665241:1", "0.244728:2", "0.090031:0"]),
+        (np.float32([ROW, [-3, -1, -2]]), 1, [], [2, 1], ["0.665241:1", "-1.000000:1"]),
+        (np.float64([[0.5, 0.5, 0.5]]), 2, [], [1, 2], ["0.500000:0", "0.500000:1"]),
+        (np.uint8([[0, 255, 3]]), 3, [], [1, 3], ["255:1", "3:2", "0:0"]),
+        (np.int64([[-(2**63), 2**63 - 1, 0]]), 2, [], [1, 2], [f"{2**63 - 1}:1", "0:2"]),
+        (np.array([[False, True, True]]), 3, [], [1, 3], ["1:1", "1:2", "0:0"]),
+        (np.float16([[1, 2]]), 1, [], [1, 1], ["2.000000:1"]),
+        (np.float32([0.25, 0.75]), 5, [], [2, 1], ["0.250000:0", "0.750000:0"]),
+        (np.float32([[[1, 2], [4, 3]]]), 2, [], [1, 2], ["4.000000:2", "3.000000:3"]),
+    ],
+    ids=range(12),
+)
+def test_the_largest_numbers_with_their_index_and_label(
+    array: Any, count: int, labels: list[str], shape: list[int], texts: list[str]
+) -> None:
+    assert classes_of(array, count, labels) == (shape, texts)
+
+
+def test_classes_of_a_request_without_the_batch_dimension() -> None:
+    assert classes_of(np.float32([ROW]), 1, [], batched=False) == ([1], ["0.665241:1"])
+
+
+def test_a_large_output_is_not_listed_as_texts() -> None:
+    large = np.zeros((1, 600, 600), np.float32)
+    assert classes_of(large, 3, [])[0] == [1, 3]
+    with pytest.raises(InvalidRequestError, match="262144"):
+        classes_of(large, 2**31 - 1, [])
