@@ -176,9 +176,10 @@ class Service:
         entry = self.catalog.find(request.model_name, request.model_version or None)
         request_context.model = entry.model.description.name
         options = self._admit(context, entry)
-        with entry.model, self.pipeline.reader.held(request.ByteSize()):
+        typed_bytes = messages.typed_bytes(request)
+        with entry.model, self.pipeline.reader.held(max(request.ByteSize(), typed_bytes)):
             decode = partial(messages.decode, request, entry, entry.model.largest_request)
-            if messages.is_large(request):
+            if typed_bytes > messages.LARGE:
                 call = await self.service.threads.run(decode, options.bulk)
             else:
                 call = decode()

@@ -32,7 +32,12 @@ from serving.protocols.v2.codec import (
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
-LARGE = 16 * 1024  # numbers
+LARGE = 64 * 1024  # bytes of typed numbers
+WIDTHS = {
+    kind.contents: kind.dtype.itemsize for kind in DATATYPES.values() if kind.contents and kind.dtype
+}
+"""Field of typed numbers -> bytes of each in memory: those of the widest type, which is the last."""
+
 Message = Any  # protobuf creates its classes at run time
 
 
@@ -63,10 +68,13 @@ def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
     )
 
 
-def is_large(request: Message) -> bool:
-    """Returns whether the request has so many typed numbers that a thread should decode it."""
-    typed = (tensor.contents for tensor in request.inputs)
-    return any(len(contents.fp32_contents) + len(contents.fp64_contents) > LARGE for contents in typed)
+def typed_bytes(request: Message) -> int:
+    """Returns how many bytes the request's numbers take in memory; packed they may take an eighth."""
+    total = 0
+    for tensor in request.inputs:
+        total += 8 * len(tensor.shape)
+        total += sum(width * len(getattr(tensor.contents, name)) for name, width in WIDTHS.items())
+    return total
 
 
 def scalars(parameters: Message) -> Parameters:
@@ -119,7 +127,7 @@ def typed_values(tensor: Message, spec: ColumnSpec, shape: list[int], count: int
     if spec.datatype == BYTES:
         return list(values)
     try:
-        array = np.array(values, DTYPES[spec.datatype])
+        array = np.fromiter(values, DTYPES[spec.datatype], needed)  # builds no list in between
     except OverflowError as error:
         raise InvalidRequestError(
             f"{spec.name} has a number outside the range of {spec.datatype}"

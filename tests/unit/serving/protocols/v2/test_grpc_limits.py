@@ -3,15 +3,19 @@
 import asyncio
 import weakref
 from collections.abc import Coroutine
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
 from serving.errors import InvalidRequestError, SlowBodyError
 from serving.metrics import Metrics
+from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.datatypes import DTYPES
 from serving.protocols.v2.grpc_calls import Calls, parsed
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving.protocols.v2.grpc_limits import MessageReadLimiter, options
+from serving.protocols.v2.grpc_messages import decode, typed_bytes
 from serving.settings import Settings
 
 MB = 2**20
@@ -130,12 +134,6 @@ SMALL_INPUT = tag(pb.ModelInferRequest, "inputs") + b"\0"
             ).SerializeToString(),
         ),
         (pb.RepositoryModelLoadRequest, tag(pb.RepositoryModelLoadRequest, "parameters") + b"\0"),
-        (
-            pb.ModelInferRequest,
-            pb.ModelInferRequest(
-                inputs=[pb.ModelInferRequest.InferInputTensor(shape=[1] * 80_000)]
-            ).SerializeToString(),
-        ),
         (pb.ServerLiveRequest, b"\x08\0" * 40_000),
     ],
 )
@@ -151,6 +149,67 @@ def test_large_tensors_are_few_fields() -> None:
     tensor.contents.fp32_contents.extend([0.5] * MB)
     tensor.parameters["a"].int64_param = -1
     assert parsed(pb.ModelInferRequest, request.SerializeToString()) == request
+
+
+ROWS, LENGTH = 64, 512
+
+
+@pytest.mark.parametrize(
+    ("datatype", "contents", "width", "largest"),
+    [
+        ("BOOL", "bool_contents", 1, True),
+        ("UINT8", "uint_contents", 4, 255),
+        ("UINT32", "uint_contents", 4, 2**32 - 1),
+        ("UINT64", "uint64_contents", 8, 2**64 - 1),
+        ("INT8", "int_contents", 4, -128),
+        ("INT32", "int_contents", 4, -(2**31)),
+        ("INT64", "int64_contents", 8, -(2**63)),
+        ("FP32", "fp32_contents", 4, -0.5),
+        ("FP64", "fp64_contents", 8, 0.1),
+    ],
+)
+def test_many_packed_numbers_are_one_field(
+    datatype: str, contents: str, width: int, largest: float
+) -> None:
+    spec = ColumnSpec("ids", datatype, (-1,), (LENGTH,), ("length",))
+    entry = CatalogEntry("texts", "1", True, 0, (spec,), (), Mock())
+    numbers = [largest, 0, 1, 1] * (ROWS * LENGTH // 4)
+    request = pb.ModelInferRequest(inputs=[{"name": "ids", "datatype": datatype}])
+    request.inputs[0].shape.extend([ROWS, LENGTH])
+    getattr(request.inputs[0].contents, contents).extend(numbers)
+    received = parsed(pb.ModelInferRequest, request.SerializeToString())
+    assert typed_bytes(received) == 2 * 8 + width * ROWS * LENGTH
+    call = decode(received, entry, ROWS)
+    assert call.tensors is not None
+    assert call.tensors[0].dtype == DTYPES[datatype]
+    assert call.tensors[0].shape == (ROWS, LENGTH)
+    assert call.tensors[0].ravel().tolist() == numbers
+
+
+def test_packed_numbers_count_with_the_memory_that_they_take() -> None:
+    """A byte may become eight; a message with far too many numbers is refused before an array is."""
+    many = 4 * MB
+    request = pb.ModelInferRequest(inputs=[{"name": "ids", "datatype": "INT64"}])
+    request.inputs[0].shape.extend([1] * many)
+    request.inputs[0].contents.int64_contents.extend([0] * many)
+    data = request.SerializeToString()
+    assert len(data) < 2 * many + 1000
+    received = parsed(pb.ModelInferRequest, data)
+    assert typed_bytes(received) == 16 * many
+    entry = CatalogEntry("texts", "1", True, 0, (ColumnSpec("ids", "INT64", (1,)),), (), Mock())
+    with pytest.raises(InvalidRequestError, match="shape"):
+        decode(received, entry, ROWS)
+
+
+def test_numbers_that_are_not_packed_are_a_field_each() -> None:
+    contents = b"\x18\0" * 40_000  # int64_contents
+    message = (
+        tag(pb.ModelInferRequest.InferInputTensor, "contents") + bytes([0x80, 0xF1, 0x04]) + contents
+    )
+    message = tag(pb.ModelInferRequest, "inputs") + bytes([0x84, 0xF1, 0x04]) + message
+    assert len(pb.ModelInferRequest.FromString(message).inputs[0].contents.int64_contents) == 40_000
+    with pytest.raises(InvalidRequestError, match="more than 16384 fields"):
+        parsed(pb.ModelInferRequest, message)
 
 
 @pytest.mark.parametrize(
