@@ -43,7 +43,7 @@ class ColumnSpec:
 
     @property
     def is_bytes(self) -> bool:
-        """Whether it is a field of bytes, which JSON carries as base64."""
+        """Whether it is a field of bytes or a list of bytes, which JSON carries as base64."""
         return self.field is not None and self.field.is_bytes
 
     @property
@@ -85,7 +85,7 @@ class CatalogEntry:
     @property
     def is_quick_to_parse(self) -> bool:
         """Whether even large JSON is quick: base64 is one string, unlike lists of numbers or texts."""
-        return all(spec.is_bytes for spec in self.inputs)
+        return all(spec.is_bytes and spec.dims == (1,) for spec in self.inputs)
 
     @property
     def default_input(self) -> ColumnSpec | None:

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequestError, InvalidTensorError
-from serving.http.body import decode_json, dump_json
+from serving.http.body import decode_json
 from serving.inference.served_model import Answer, Input, check_count
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.datatypes import BYTES, DTYPES
-from serving.protocols.fields import commas, field_value, without_texts
+from serving.protocols.fields import commas, element_of, field_value, without_texts
 from serving.protocols.pipeline import Call
 from serving.tasks.base import Fields
 from serving.tensors import Array
@@ -332,24 +332,24 @@ def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answe
             f"the inputs have different numbers of {spec.name}: send each in its own request"
         )
     if field.is_list:
-        return list_column(spec, values, call)
+        return list_column(spec, values, call, wanted.binary)
     single = call.shape if call.entry.inputs[0].dims == (1,) else [call.count, 1]
     shape = single if call.candidates == 1 else [count, len(values) // count]
     if spec.datatype == BYTES:
-        texts = [dump_json(value) if field.is_json else value.encode() for value in values]
+        texts = [element_of(field, value, wanted.binary) for value in values]
         return Column(spec.name, BYTES, shape, texts)
     return Column(spec.name, spec.datatype, shape, number_array(spec, values))
 
 
-def list_column(spec: ColumnSpec, values: list[list[Any]], call: ColumnCall) -> Column:
+def list_column(spec: ColumnSpec, values: list[list[Any]], call: ColumnCall, binary: bool) -> Column:
     """Returns the column for a list field. Raises InvalidRequestError if the lengths differ."""
     if len({len(value) for value in values}) > 1:
         raise InvalidRequestError(
             f"{spec.name} differs in length between the answers: send each input in its own request"
         )
     data: Array | list[bytes]
-    if spec.datatype == BYTES:
-        data = [text.encode() for value in values for text in value]
+    if spec.datatype == BYTES and spec.field:
+        data = [element_of(spec.field, each, binary) for value in values for each in value]
     else:
         data = number_array(spec, values)
     shape = [len(values), len(values[0])] if call.is_batched else [len(values[0])]

@@ -4,6 +4,7 @@ If a request needs only one field, a client may also send it as a form field or 
 """
 
 import re
+from base64 import urlsafe_b64decode
 from functools import cache
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from serving.errors import (
     InvalidTextError,
     UnsupportedMediaTypeError,
 )
-from serving.http.body import decode_json, file_from_form, parsed_content_type
+from serving.http.body import decode_json, dump_json, file_from_form, parsed_content_type
 from serving.tasks.base import JSON_BODY, Field, Fields, Task
 
 JSON, FORM, BYTES = b"application/json", b"multipart/form-data", b"application/octet-stream"
@@ -130,7 +131,7 @@ def decoder(fields: tuple[Field, ...], lists: tuple[str, ...] = ()) -> "msgspec.
 def field_value(field: Field, element: Any) -> Any:
     """Converts an element of a tensor (text, bytes, a list of these, or numbers) to a field's value.
 
-    Bytes may be base64. Raises RequestError.
+    Bytes are taken as they are; text for bytes is base64. Raises RequestError.
     """
     if isinstance(element, list):
         return [field_value(field, part) for part in element]
@@ -139,7 +140,8 @@ def field_value(field: Field, element: Any) -> Any:
             raise InvalidTensorError(f"{field.name} is not finite")
         return element.tolist() if field.is_list else element.item()
     if field.is_bytes:
-        return to_bytes(element)
+        is_exact = isinstance(element, bytes) and not field.is_image
+        return element if is_exact else to_bytes(element)
     text = element if isinstance(element, str) else text_of(element)
     if not field.is_json:
         return text
@@ -147,6 +149,14 @@ def field_value(field: Field, element: Any) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidJsonError(f"{field.name} is not JSON: {error}"[:200]) from error
+
+
+def element_of(field: Field, value: Any, binary: bool) -> bytes:
+    """Converts a field's value to an element of a BYTES tensor; base64 becomes bytes if `binary`."""
+    if field.is_json:
+        return dump_json(value)
+    text: str = value
+    return urlsafe_b64decode(text) if field.is_bytes and binary else text.encode()  # either alphabet
 
 
 def text_of(data: bytes) -> str:

@@ -20,6 +20,9 @@ from serving.tensors import Array, Item, Signature
 DATATYPES = {"string": "BYTES", "number": "FP64", "integer": "INT64", "boolean": "BOOL"}
 """Type in JSON schema -> type in the Open Inference Protocol; `format: float` means FP32."""
 
+BASE64 = {"base64", "base64url"}
+"""Values of `contentEncoding` or `format` in a JSON schema for bytes; pydantic reads either alphabet."""
+
 JSON_BODY = ""
 """Name of the field that holds unparsed JSON, as bytes."""
 
@@ -40,7 +43,10 @@ class Field:
     """Type in the Open Inference Protocol; BYTES for text, bytes and JSON."""
 
     is_bytes: bool = False
-    """Whether it is bytes, which JSON carries as base64."""
+    """Whether it is bytes, or a list of bytes; JSON carries bytes as base64."""
+
+    is_image: bool = False
+    """Whether its bytes are an image file, which cannot be mistaken for base64; either is accepted."""
 
     is_list: bool = False
     is_json: bool = False
@@ -67,7 +73,7 @@ def field_of(name: str, schema: Schema, required: bool) -> Field:
     datatype = "FP32" if value.get("format") == "float" else DATATYPES.get(str(value.get("type")))
     if datatype is None:
         return Field(name, "BYTES", is_json=True, required=required)
-    is_bytes = not is_list and "base64" in (schema.get("contentEncoding"), schema.get("format"))
+    is_bytes = not BASE64.isdisjoint((value.get("contentEncoding"), value.get("format")))
     return Field(name, datatype, is_bytes=is_bytes, is_list=is_list, required=required)
 
 

@@ -1,5 +1,6 @@
 """Image classification: an image file in, its most probable classes out."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -33,7 +34,7 @@ class ImageClassification(Classification):
 
     request_signature, tensor_signature = IMAGE, TENSOR
     request_schema = PredictRequest.model_json_schema()
-    request = fields_of(request_schema)
+    request = tuple(replace(field, is_image=True) for field in fields_of(request_schema))
     media_types = ("image/",)
     form_fields = ("image", "file")
     example_type = "image/jpeg"

@@ -27,7 +27,11 @@ PHOTO = CatalogEntry(
     "1",
     False,
     0,
-    (ColumnSpec("INPUT_IMAGE", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
+    (
+        ColumnSpec(
+            "INPUT_IMAGE", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True, is_image=True)
+        ),
+    ),
     (ColumnSpec("o", "FP32", (1,)),),
     Mock(),
 )
@@ -58,7 +62,7 @@ TEXTS = CatalogEntry(
 class Images(Task):
     """A task of one file."""
 
-    request = (Field("image", "BYTES", is_bytes=True),)
+    request = (Field("image", "BYTES", is_bytes=True, is_image=True),)
     media_types = ("image/",)
     form_fields = ("image", "file")
 

@@ -27,7 +27,7 @@ PHOTO = CatalogEntry(
     "1",
     False,
     0,
-    (ColumnSpec("i", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True)),),
+    (ColumnSpec("i", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True, is_image=True)),),
     (ColumnSpec("o", "FP32", (1,)),),
     Mock(),
 )
@@ -273,18 +273,54 @@ ROW = [0.090031, 0.665241, 0.244728]
 @pytest.mark.parametrize(
     ("array", "count", "labels", "shape", "texts"),
     [
-        (np.float32([ROW]), 2, [], [1, 2], ["0.665241:1", "0.244728:2"]),
-        (np.float32([ROW]), 2, ["a", "b", "c"], [1, 2], ["0.665241:1:b", "0.244728:2:c"]),
-        (np.float32([ROW]), 2, ["a", "b"], [1, 2], ["0.665241:1", "0.244728:2"]),
-        (np.float32([ROW]), 2**31 - 1, [], [1, 3], ["0.665241:1", "0.244728:2", "0.090031:0"]),
-        (np.float32([ROW, [-3, -1, -2]]), 1, [], [2, 1], ["0.665241:1", "-1.000000:1"]),
-        (np.float64([[0.5, 0.5, 0.5]]), 2, [], [1, 2], ["0.500000:0", "0.500000:1"]),
-        (np.uint8([[0, 255, 3]]), 3, [], [1, 3], ["255:1", "3:2", "0:0"]),
-        (np.int64([[-(2**63), 2**63 - 1, 0]]), 2, [], [1, 2], [f"{2**63 - 1}:1", "0:2"]),
+        (np.array(dtype="float32", object=[ROW]), 2, [], [1, 2], ["0.665241:1", "0.244728:2"]),
+        (
+            np.array(dtype="float32", object=[ROW]),
+            2,
+            ["a", "b", "c"],
+            [1, 2],
+            ["0.665241:1:b", "0.244728:2:c"],
+        ),
+        (np.array(dtype="float32", object=[ROW]), 2, ["a", "b"], [1, 2], ["0.665241:1", "0.244728:2"]),
+        (
+            np.array(dtype="float32", object=[ROW]),
+            2**31 - 1,
+            [],
+            [1, 3],
+            ["0.665241:1", "0.244728:2", "0.090031:0"],
+        ),
+        (
+            np.array(dtype="float32", object=[ROW, [-3, -1, -2]]),
+            1,
+            [],
+            [2, 1],
+            ["0.665241:1", "-1.000000:1"],
+        ),
+        (
+            np.array(dtype="float64", object=[[0.5, 0.5, 0.5]]),
+            2,
+            [],
+            [1, 2],
+            ["0.500000:0", "0.500000:1"],
+        ),
+        (np.array(dtype="uint8", object=[[0, 255, 3]]), 3, [], [1, 3], ["255:1", "3:2", "0:0"]),
+        (
+            np.array(dtype="int64", object=[[-(2**63), 2**63 - 1, 0]]),
+            2,
+            [],
+            [1, 2],
+            [f"{2**63 - 1}:1", "0:2"],
+        ),
         (np.array([[False, True, True]]), 3, [], [1, 3], ["1:1", "1:2", "0:0"]),
-        (np.float16([[1, 2]]), 1, [], [1, 1], ["2.000000:1"]),
-        (np.float32([0.25, 0.75]), 5, [], [2, 1], ["0.250000:0", "0.750000:0"]),
-        (np.float32([[[1, 2], [4, 3]]]), 2, [], [1, 2], ["4.000000:2", "3.000000:3"]),
+        (np.array(dtype="float16", object=[[1, 2]]), 1, [], [1, 1], ["2.000000:1"]),
+        (np.array(dtype="float32", object=[0.25, 0.75]), 5, [], [2, 1], ["0.250000:0", "0.750000:0"]),
+        (
+            np.array(dtype="float32", object=[[[1, 2], [4, 3]]]),
+            2,
+            [],
+            [1, 2],
+            ["4.000000:2", "3.000000:3"],
+        ),
     ],
     ids=range(12),
 )
@@ -295,7 +331,10 @@ def test_the_largest_numbers_with_their_index_and_label(
 
 
 def test_classes_of_a_request_without_the_batch_dimension() -> None:
-    assert classes_of(np.float32([ROW]), 1, [], batched=False) == ([1], ["0.665241:1"])
+    assert classes_of(np.array(dtype="float32", object=[ROW]), 1, [], batched=False) == (
+        [1],
+        ["0.665241:1"],
+    )
 
 
 def test_a_large_output_is_not_listed_as_texts() -> None:
