@@ -9,7 +9,7 @@ import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -159,23 +159,30 @@ def json_response(
     return Response(dump_json(content), status, headers, "application/json")
 
 
-def file_from_form(
-    body: bytes, boundary: bytes | None, fields: Sequence[str], nameless: bool = False
-) -> bytes:
-    """Returns the only file among these fields of a multipart form (RFC 7578).
+class FormPart(NamedTuple):
+    """A field of a form."""
 
-    `nameless` also accepts a field without a file name. Raises InvalidRequestError.
-    """
+    name: str
+    content: bytes
+    is_file: bool
+    """Whether it has a file name."""
+
+
+def form_parts(body: bytes, boundary: bytes | None) -> list[FormPart]:
+    """Returns the parts of a multipart form (RFC 7578). Raises InvalidRequestError."""
     if not boundary or len(boundary) > MAX_BOUNDARY:
         raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
-    wanted = [name.encode() for name in fields]
-    parts: list[Field | File] = []
+    parts: list[FormPart] = []
     ends: list[bool] = []
 
     def add(part: Field | File) -> None:
-        parts.append(part)
-        if len(parts) > MAX_PARTS:
+        if len(parts) == MAX_PARTS:
             raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
+        if isinstance(part, File):
+            part.file_object.seek(0)
+        content = part.file_object.read() if isinstance(part, File) else part.value or b""
+        name = (part.field_name or b"").decode("latin-1")
+        parts.append(FormPart(name, content, isinstance(part, File)))
 
     form = FormParser(
         "multipart/form-data", add, add, lambda: ends.append(True), boundary, config=FORM_CONFIG
@@ -189,17 +196,19 @@ def file_from_form(
         form.parser.callbacks = {}  # breaks a reference cycle, which would keep the form's parts
     if not ends:
         raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
-    files = [
-        part for part in parts if part.field_name in wanted and (nameless or isinstance(part, File))
-    ]
+    return parts
+
+
+def only_file(parts: Sequence[FormPart], fields: Sequence[str], nameless: bool = False) -> bytes:
+    """Returns the content of the only file among these fields of a form.
+
+    `nameless` also accepts a field without a file name. Raises InvalidRequestError.
+    """
+    files = [part.content for part in parts if part.name in fields and (nameless or part.is_file)]
     if len(files) != 1:
         names = " or ".join(fields)
         raise InvalidRequestError(f"send one file in the field {names}; got {len(files)}")
-    content = files[0]
-    if isinstance(content, Field):
-        return content.value or b""
-    content.file_object.seek(0)
-    return content.file_object.read()
+    return files[0]
 
 
 def content_encoding(header: str | None) -> str | None:

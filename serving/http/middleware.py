@@ -25,9 +25,6 @@ from serving.metrics import Metrics
 if TYPE_CHECKING:
     from serving.http.tracing import Tracer
 
-NATIVE_CALLS = ("/predict", "/predict/{model}")
-"""Routes whose failed requests are timed, too."""
-
 ErrorShape = Callable[[ServingError, RequestContext], Response]
 """Returns the response for an error, in a protocol's format."""
 
@@ -81,7 +78,8 @@ class AccessLogMiddleware:
             path=scope["path"],
             series=series,
             client=(scope.get("client") or ("", 0))[0],
-            timed=series in NATIVE_CALLS or bool(context.timings),  # the latter for other protocols
+            # other protocols' requests are timed if they were computed
+            timed=series in ("/predict", "/predict/{model}") or bool(context.timings),
         )
 
 

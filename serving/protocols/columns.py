@@ -267,8 +267,7 @@ def count_of(raw: msgspec.Raw, spec: ColumnSpec) -> int:
     """
     first = bytes(memoryview(raw)[:256]).translate(None, b" \t\r\n[")[:1]
     if kind := OTHER_KINDS.get(first):
-        shape = [*spec.dims]
-        raise InvalidRequestError(f"{spec.name} takes {spec.datatype} of the shape {shape}, not {kind}")
+        raise InvalidRequestError(f"{spec.name} takes {spec.datatype} {[*spec.dims]}, not {kind}")
     return commas(raw) + 1
 
 

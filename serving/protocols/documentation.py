@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from serving.http.body import dump_json
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.fields import TOP_K
 from serving.protocols.pipeline import KeyCheck
 from serving.tasks.base import Schema, Task, json_value
 from serving.tensors import EXAMPLE_LENGTHS
@@ -235,10 +236,9 @@ def parameters(most: int) -> list[dict[str, Any]]:
 
     X-Request-Timeout-Ms is left out: testing tools would try its whole range and get 504.
     """
-    top_k = {"type": "integer", "minimum": 1, "maximum": most}
     priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
     described = [
-        ("top_k", "query", top_k, "Also list the k best candidates."),
+        (TOP_K, "query", top_k(most), "Also list the k best candidates."),
         ("X-Priority", "header", priority, "`bulk` gives way to everything else."),
     ]
     return [
@@ -247,24 +247,29 @@ def parameters(most: int) -> list[dict[str, Any]]:
     ]
 
 
+def top_k(most: int) -> Schema:
+    """Returns the schema of `top_k`; up to `most` candidates can be listed."""
+    return {"type": "integer", "minimum": 1, "maximum": most, "description": "As in the query."}
+
+
 def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
     """Documents the bodies of `/predict`, by content type."""
-    request_schema = {
-        **task.request_schema,
-        "properties": dict(task.request_schema.get("properties", {})),
-    }
-    for name in task.list_fields:
-        request_schema["properties"][name] = one_or_many(request_schema["properties"][name])
+    properties = dict(task.request_schema.get("properties", {}))
+    properties |= {name: one_or_many(properties[name]) for name in task.list_fields}
+    request_schema = {**task.request_schema, "properties": properties}
+    if not task.takes_json:
+        properties[TOP_K] = {**top_k(task.most_candidates), "type": ["integer", "null"]}
+        request_schema["additionalProperties"] = False
     content: dict[str, Any] = {"application/json": {"schema": component(schema, request_schema)}}
     if task.example is not None:
         content["application/json"]["example"] = task.json_example
     if task.body_field:
         content |= {task.example_type: BINARY, "application/octet-stream": BINARY}
     if task.form_fields:
-        name = task.form_fields[0]
+        name, k = task.form_fields[0], top_k(task.most_candidates)
         form = {
             "type": "object",
-            "properties": {name: {"type": "string", "format": "binary"}},
+            "properties": {name: {"type": "string", "format": "binary"}, TOP_K: k},
             "required": [name],
         }
         content["multipart/form-data"] = {"schema": form}

@@ -5,6 +5,7 @@ If a request needs only one field, a client may also send it as a form field or 
 
 import re
 from base64 import urlsafe_b64decode
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -20,31 +21,36 @@ from serving.errors import (
     InvalidTextError,
     UnsupportedMediaTypeError,
 )
-from serving.http.body import decode_json, dump_json, file_from_form, parsed_content_type
+from serving.http.body import decode_json, dump_json, form_parts, only_file, parsed_content_type
 from serving.tasks.base import JSON_BODY, Field, Fields, Task
 
 JSON, FORM, BYTES = b"application/json", b"multipart/form-data", b"application/octet-stream"
 TYPES: dict[str, Any] = {"FP32": float, "FP64": float, "INT64": int, "BOOL": bool}
 JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possibly unterminated
+TOP_K = "top_k"
 MAX_ELEMENTS = 16 * 1024
 """Maximum number of list elements in a body; more are refused before they are built."""
 
 NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-def fields_from_body(task: Task, body: bytes, content_type: str | None, lists: bool = False) -> Fields:
+def fields_from_body(task: Task, body: bytes, content_type: str | None, native: bool = False) -> Fields:
     """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
     Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON.
-    `lists` allows the task's `list_fields` to be lists. Raises RequestError.
+    In `native` JSON, TOP_K is a field, too, and the task's `list_fields` may be lists. In forms, TOP_K
+    is a list of texts. Both have no unknown fields. Raises RequestError.
     """
     single = task.body_field
     media_type, options = parsed_content_type(content_type or (BYTES if single else JSON).decode())
     if media_type == JSON:
-        return fields_from_json(task, body, lists)
+        return fields_from_json(task, body, native)
     if single:
         if media_type == FORM and task.form_fields:
-            return {single.name: file_from_form(body, options.get(b"boundary"), task.form_fields)}
+            parts = form_parts(body, options.get(b"boundary"))
+            check_names("field", [part.name for part in parts], [*task.form_fields, TOP_K])
+            top_k = [part.content.decode("latin-1") for part in parts if part.name == TOP_K]
+            return {single.name: only_file(parts, task.form_fields), TOP_K: top_k}
         if media_type == BYTES or media_type.decode("latin-1").startswith(task.media_types):
             return {single.name: value_of(single, body)}
     forms = [FORM.decode()] if task.form_fields else []
@@ -64,19 +70,31 @@ def value_of(field: Field, body: bytes) -> str | bytes:
     return body if field.is_bytes else text_of(body)
 
 
-def fields_from_json(task: Task, body: bytes, lists: bool = False) -> Fields:
-    """Finds the fields in a JSON object. Raises RequestError, such as InvalidJsonError."""
+def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
+    """Finds the fields in a JSON object; see `fields_from_body`. Raises RequestError."""
     if task.takes_json:
         return {JSON_BODY: body}
-    names = task.list_fields if lists else ()
+    names = task.list_fields if native else ()
     if names and commas(without_texts(body)) > MAX_ELEMENTS:
         raise InvalidRequestError(f"the body has more than {MAX_ELEMENTS} elements")
-    request = decode_json(decoder(task.request, names), body, "body")
+    wanted = (*task.request, Field(TOP_K, "INT64", required=False)) if native else task.request
+    try:
+        request = decode_json(decoder(wanted, names, native), body, "body")
+    except InvalidRequestError as error:
+        if "unknown field" in error.detail:
+            error.detail += f"; known are {', '.join(field.name for field in wanted)}"
+        raise
     return {
         field.name: from_base64(value) if field.is_bytes else value
-        for field in task.request
+        for field in wanted
         if (value := getattr(request, field.name)) is not None
     }
+
+
+def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises InvalidRequestError if one of the names is not among those that are known."""
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidRequestError(f"unknown {kind} {unknown[0][:80]!r}; known are {', '.join(known)}")
 
 
 def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
@@ -109,10 +127,11 @@ def without_texts(text: bytes | memoryview | msgspec.Raw) -> bytes:
 
 
 @cache
-def decoder(fields: tuple[Field, ...], lists: tuple[str, ...] = ()) -> "msgspec.json.Decoder[Any]":
-    """Returns a decoder for JSON objects with these fields; other keys are skipped without being built.
+def decoder(fields: tuple[Field, ...], lists: tuple[str, ...], strict: bool) -> Any:
+    """Returns a decoder for JSON objects with these fields.
 
-    The fields named in `lists` may also be lists of values.
+    The fields named in `lists` may also be lists of values. Other keys are refused if `strict`, else
+    skipped without being built.
     """
 
     def kind(field: Field) -> Any:
@@ -125,7 +144,8 @@ def decoder(fields: tuple[Field, ...], lists: tuple[str, ...] = ()) -> "msgspec.
 
     required = [(field.name, kind(field)) for field in fields if field.required]
     optional = [(field.name, kind(field) | None, None) for field in fields if not field.required]
-    return msgspec.json.Decoder(msgspec.defstruct("Request", [*required, *optional]))
+    struct = msgspec.defstruct("Request", [*required, *optional], forbid_unknown_fields=strict)
+    return msgspec.json.Decoder(struct)
 
 
 def field_value(field: Field, element: Any) -> Any:
@@ -140,8 +160,7 @@ def field_value(field: Field, element: Any) -> Any:
             raise InvalidTensorError(f"{field.name} is not finite")
         return element.tolist() if field.is_list else element.item()
     if field.is_bytes:
-        is_exact = isinstance(element, bytes) and not field.is_image
-        return element if is_exact else to_bytes(element)
+        return element if isinstance(element, bytes) and not field.is_image else to_bytes(element)
     text = element if isinstance(element, str) else text_of(element)
     if not field.is_json:
         return text
@@ -155,8 +174,7 @@ def element_of(field: Field, value: Any, binary: bool) -> bytes:
     """Converts a field's value to an element of a BYTES tensor; base64 becomes bytes if `binary`."""
     if field.is_json:
         return dump_json(value)
-    text: str = value
-    return urlsafe_b64decode(text) if field.is_bytes and binary else text.encode()  # either alphabet
+    return urlsafe_b64decode(value) if field.is_bytes and binary else str(value).encode()
 
 
 def text_of(data: bytes) -> str:

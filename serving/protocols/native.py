@@ -11,11 +11,15 @@ from pydantic import BaseModel, Field
 
 from serving.backends.base import Trial
 from serving.description import ImagePipeline, TextPipeline, Thresholds
+from serving.errors import InvalidRequestError
 from serving.http.body import json_response
 from serving.inference.served_model import Input, ServedModel
 from serving.protocols.documentation import documented_errors
-from serving.protocols.fields import fields_from_body, rows_of
+from serving.protocols.fields import TOP_K, check_names, fields_from_body, rows_of
 from serving.protocols.pipeline import Call, DirectRoute, Pipeline, parse_number
+
+INLINE_BYTES = 1024 * 1024
+"""Size of the largest body that is parsed on the event loop."""
 
 
 class HealthResponse(BaseModel):
@@ -172,7 +176,7 @@ def add_predict(router: APIRouter, pipeline: Pipeline) -> None:
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
         served = pipeline.service.model(model or pipeline.service.default)
-        inline_bytes = served.task.inline_limit if served.task.list_fields else None
+        inline_bytes = served.task.inline_limit if served.task.list_fields else INLINE_BYTES
         read = partial(decode, served, request)
         call, answer = await pipeline.http(request, served, read, inline_bytes=inline_bytes)
         task, with_top = answer.task, call.with_top
@@ -189,19 +193,16 @@ class NativeCall(Call):
 
 
 def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
-    """Returns the call for a request with this body. Raises RequestError.
-
-    The body is parsed here only if it may contain lists; otherwise it is parsed when its input is
-    prepared, possibly on a thread.
-    """
-    top_k = parse_number(request.query_params.get("top_k"), "top_k", model.task.most_candidates)
-    content_type = request.headers.get("content-type")
-    find = partial(fields_from_body, model.task, body, content_type, lists=True)
-    inputs, rows = [Input(len(body), find)], None
-    if model.task.list_fields:
-        fields = find()
-        rows = rows_of(model.task, fields)
-        inputs = [Input(len(body), partial(dict, row)) for row in ([fields] if rows is None else rows)]
-    return NativeCall(
-        model, inputs, top_k=top_k or 1, is_list=rows is not None, with_top=top_k is not None
-    )
+    """Returns the call for a request with this body. Raises RequestError."""
+    task, query = model.task, request.query_params
+    fields = dict(fields_from_body(task, body, request.headers.get("content-type"), native=True))
+    check_names("query parameter", query, [TOP_K])
+    in_body = fields.pop(TOP_K, [])
+    values = {*query.getlist(TOP_K), *map(str, in_body if isinstance(in_body, list) else [in_body])}
+    if len(values) > 1:
+        raise InvalidRequestError(f"{TOP_K} has several values: {' and '.join(sorted(values))[:80]}")
+    top_k = parse_number(values.pop() if values else None, TOP_K, task.most_candidates)
+    rows = rows_of(task, fields)
+    inputs = [Input(len(body), partial(dict, row)) for row in ([fields] if rows is None else rows)]
+    is_list, with_top = rows is not None, top_k is not None
+    return NativeCall(model, inputs, top_k=top_k or 1, is_list=is_list, with_top=with_top)

@@ -65,7 +65,7 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
         raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
     sent = [raw for value in (body.instances, body.inputs) if (raw := given(value))]
     if len(sent) != 1:
-        raise InvalidRequestError("send either instances or inputs; null counts as left out")
+        raise InvalidRequestError(f"send either instances or inputs{'' if sent else ', not null'}")
     most = most if entry.is_batched else 0
     check_size(sent[0], entry, max(1, most))
     by_rows = sent[0] is body.instances

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.body import file_from_form, json_response, parsed_content_type
+from serving.http.body import form_parts, json_response, only_file, parsed_content_type
 from serving.http.request_context import RequestContext
 from serving.inference.served_model import Input
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
@@ -70,7 +70,7 @@ def fields_of(task: Task, content: bytes, content_type: str | None) -> Fields:
         return fields_from_json(task, content)
     if media_type == FORM:
         names = (*FORM_FIELDS, *task.form_fields)
-        content = file_from_form(content, options.get(b"boundary"), names, nameless=True)
+        content = only_file(form_parts(content, options.get(b"boundary")), names, nameless=True)
     return {single.name: value_of(single, content)}
 
 

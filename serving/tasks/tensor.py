@@ -8,6 +8,7 @@ class TensorsOnly(Task):
     """Task without requests: clients call the model with tensors only."""
 
     tensor_signature = 0
+    takes_json = True  # leaves a body unparsed, as `preprocess` refuses it
 
     def __init__(self, parts: TaskParts) -> None:
         super().__init__(parts)

@@ -51,7 +51,10 @@ def test_every_way_in_gives_the_same_answer(backend_url: str) -> None:
         requests.post(url, json={"image": ENCODED}, timeout=30),
         requests.post(url, json={"image": "data:image/jpeg;base64," + ENCODED}, timeout=30),
         requests.post(url, json={"image": lines}, timeout=30),
-        requests.post(url, json={"image": ENCODED, "comment": "ignored"}, timeout=30),
+        requests.post(f"{backend_url}/predict", json={"image": ENCODED, "top_k": 3}, timeout=30),
+        requests.post(
+            f"{backend_url}/predict/food11", files={"file": PHOTO}, data={"top_k": "3"}, timeout=30
+        ),
         requests.post(url, data=PHOTO, headers={"Content-Type": "image/jpeg"}, timeout=30),
         requests.post(url, data=PHOTO, headers={"Content-Type": "application/octet-stream"}, timeout=30),
         requests.post(url, data=PHOTO, timeout=30),
@@ -81,6 +84,19 @@ def test_top_k_is_sorted_and_complete(backend_url: str) -> None:
 def test_top_k_out_of_range(backend_url: str, top_k: str) -> None:
     url = f"{backend_url}/predict?top_k={top_k}"
     check_error(requests.post(url, data=PHOTO, timeout=30), 422, "invalid_request")
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict/food11"])
+def test_what_is_unknown_is_refused(backend_url: str, path: str) -> None:
+    url = backend_url + path
+    check_error(requests.post(f"{url}?topk=2", data=PHOTO, timeout=10), 422, "invalid_request")
+    named = requests.post(url, json={"image": ENCODED, "topk": 2}, timeout=10)
+    check_error(named, 422, "invalid_request")
+    assert "image, top_k" in named.json()["detail"]
+    form = requests.post(url, files={"image": PHOTO}, data={"comment": "x"}, timeout=10)
+    check_error(form, 422, "invalid_request")
+    two = requests.post(f"{url}?top_k=2", json={"image": ENCODED, "top_k": 3}, timeout=10)
+    check_error(two, 422, "invalid_request")
 
 
 def test_head_is_get_without_a_body(backend_url: str) -> None:

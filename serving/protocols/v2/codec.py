@@ -169,8 +169,7 @@ def values_of(
 
 def json_values(tensor: InputTensor, spec: ColumnSpec, count: int) -> Values:
     """Returns an input's values from its JSON."""
-    data = given(tensor.data)
-    if data is None:
+    if (data := given(tensor.data)) is None:
         raise InvalidRequestError(f"{tensor.name} has neither data nor binary_data_size")
     if spec.datatype == BYTES:
         return json_texts(data, math.prod(tensor.shape), spec)
@@ -186,8 +185,7 @@ def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: i
 
 def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
     """Parses a `parameters` object, without its nulls. Raises InvalidRequestError."""
-    text = given(raw)
-    if text is None:
+    if (text := given(raw)) is None:
         return {}
     if len(memoryview(text)) > MAX_PARAMETERS_BYTES:
         raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")

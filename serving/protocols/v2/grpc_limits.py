@@ -149,19 +149,18 @@ def fields(data: memoryview) -> Iterator[tuple[int, memoryview | None]]:
     position = 0
     while position < len(data):
         tag, position = varint(data, position)
-        number, wire_type = tag >> 3, tag & 7
+        wire_type, content = tag & 7, None
         if wire_type == VARINT:
             _, position = varint(data, position)
-            yield number, None
         elif wire_type == BYTES:
             size, position = varint(data, position)
-            yield number, data[position : position + size]
+            content = data[position : position + size]
             position += size
         elif wire_type in FIXED_BYTES:
             position += FIXED_BYTES[wire_type]
-            yield number, None
         else:
             raise InvalidRequestError("the message cannot be read")
+        yield tag >> 3, content
 
 
 def varint(data: memoryview, position: int) -> tuple[int, int]:

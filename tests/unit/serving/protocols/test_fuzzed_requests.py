@@ -225,7 +225,7 @@ def test_torchserve_forms(parts: list[bytes], boundary: bytes, end: bytes, type_
 def test_a_file_of_a_form_comes_out_as_it_went_in(content: bytes) -> None:
     head = b'--B\r\nContent-Disposition: form-data; name="data"; filename="a"\r\n\r\n'
     form = head + content + b"\r\n--B--\r\n"
-    assert body.file_from_form(form, b"B", torchserve.FORM_FIELDS) == content
+    assert body.only_file(body.form_parts(form, b"B"), torchserve.FORM_FIELDS) == content
 
 
 @settings(max_examples=300, deadline=None)
@@ -252,4 +252,4 @@ def test_parts_of_a_form_are_bounded(count: int) -> None:
     form = part * count + b"--B--"
     words = "got 0" if count <= body.MAX_PARTS else "more than 16"
     with pytest.raises(ServingError, match=words):
-        body.file_from_form(form, b"B", ["image"])
+        body.only_file(body.form_parts(form, b"B"), ["image"])
