@@ -39,7 +39,7 @@ def fields_from_body(task: Task, body: bytes, content_type: str | None, native: 
 
     Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON.
     In `native` JSON, TOP_K is a field, too, and the task's `list_fields` may be lists. In forms, TOP_K
-    is a list of texts. Both have no unknown fields. Raises RequestError.
+    is a list of texts. Both refuse unknown fields. Raises RequestError.
     """
     single = task.body_field
     media_type, options = parsed_content_type(content_type or (BYTES if single else JSON).decode())
