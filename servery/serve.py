@@ -144,7 +144,8 @@ def models_to_serve(places: list[str], name: str | None) -> dict[str, str]:
     elif len(places) == 1 and Path(places[0]).exists():  # with whatever characters
         return {"SERVING_MODEL_DIR": places[0], "SERVING_MODELS": ""}
     if wrong := [place for place in places if "," in place]:
-        raise ConfigurationError(f"{wrong[0]} contains a comma: serve this model alone")
+        how = "rename it" if len(places) == 1 else "rename it, or serve this model alone, without NAME="
+        raise ConfigurationError(f"{wrong[0]} contains a comma, which separates models: {how}")
     return {"SERVING_MODELS": ",".join(places)}
 
 

@@ -3,6 +3,8 @@
 `model.py` reads them from files, `huggingface.py` creates them from an export.
 """
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -144,6 +146,16 @@ class Int8Verdict(BaseModel):
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a model's name."""
+
+
+def name_of(path: Path, name: str) -> str:
+    """Returns the name of a folder or file as its model's name. Raises ConfigurationError."""
+    if re.fullmatch(NAME, name):
+        return name
+    raise ConfigurationError(
+        f"{path} has no model.json, and {name!r} cannot be a model's name: rename it, using letters, "
+        "digits, dots, hyphens and underscores, or serve it as NAME=FOLDER"
+    )
 
 
 class ModelDescription(BaseModel):

@@ -19,7 +19,7 @@ from pydantic import (
     ValidationError,
 )
 
-from serving.description import ImagePipeline, ModelDescription, TextPipeline
+from serving.description import ImagePipeline, ModelDescription, TextPipeline, name_of
 from serving.errors import ConfigurationError, in_words
 from serving.task_kinds import HEADS, QUESTION_ANSWERING, TEXT_CLASSIFICATION, kind_of_architecture
 
@@ -206,10 +206,10 @@ class TokenizerConfig(File):
         return next(numbers, None) if pad else None
 
 
-def export(folder: Path, version: str | None) -> ModelDescription | None:
+def export(folder: Path, version: str | None, name: str = "") -> ModelDescription | None:
     """Returns the description of an export; None if the folder is not an export or `version` is not 1.
 
-    Raises ConfigurationError.
+    `name` replaces the folder's. Raises ConfigurationError.
     """
     path = folder / CONFIG
     if version not in (None, "1") or not path.is_file():
@@ -218,10 +218,10 @@ def export(folder: Path, version: str | None) -> ModelDescription | None:
     if config.model_type is None and config.architectures is None:
         return None  # config.json belongs to another program
     with refusing(path, folder):
-        return description(folder, config)
+        return description(folder, config, name or name_of(folder, folder.resolve().name))
 
 
-def description(folder: Path, config: Config) -> ModelDescription:
+def description(folder: Path, config: Config, name: str) -> ModelDescription:
     """Returns the description for the network's head. Raises ValueError or ConfigurationError."""
     names = config.architectures or []
     if len(names) != 1:
@@ -232,7 +232,7 @@ def description(folder: Path, config: Config) -> ModelDescription:
             f"architectures is {names[0][:80]}; supported are those that end in "
             f"{', '.join(HEADS[:-1])} or {HEADS[-1]}"
         )
-    made: dict[str, Any] = {"name": folder.resolve().name, "version": "1", "task": kind.name}
+    made: dict[str, Any] = {"name": name, "version": "1", "task": kind.name}
     if "labels" in kind.needs:
         made["labels"] = config.labels
     if "image" in kind.needs:

@@ -15,7 +15,7 @@ Called at startup by the service, the supervisor and the workers.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,15 @@ from typing import Literal
 from pydantic import ValidationError
 
 from serving import huggingface
-from serving.description import GRAPH, INT8_KINDS, NAME, Int8Verdict, Kind, ModelDescription
+from serving.description import (
+    GRAPH,
+    INT8_KINDS,
+    NAME,
+    Int8Verdict,
+    Kind,
+    ModelDescription,
+    name_of,
+)
 from serving.errors import ConfigurationError, in_words
 from serving.settings import OF_A_MODEL, Settings
 from serving.task_kinds import TENSOR, kind_of
@@ -39,6 +47,8 @@ class Model:
         self.folder = folder
         self.description = description
         self.path = path or folder
+        self.digest = ""
+        """SHA-256 of the model.json that was read; empty if there is none."""
 
     @classmethod
     def read(cls, folder: Path, version: str | None = None, name: str = "") -> "Model":
@@ -47,32 +57,38 @@ class Model:
         `folder` may also be an .onnx file; `name` replaces the model's own name. Raises
         ConfigurationError.
         """
-        model = cls._read(folder, version)
-        if name:
-            model.description = model.description.model_copy(update={"name": name})
-        return model
-
-    @classmethod
-    def _read(cls, folder: Path, version: str | None) -> "Model":
         if folder.suffix == ".onnx" and folder.is_file():
-            name = folder.resolve().parent.name if folder.name == GRAPH else folder.stem
-            return cls(folder.parent, graph_description(folder, name, "1"), folder)
+            own = folder.resolve().parent.name if folder.name == GRAPH else folder.stem
+            description = ModelDescription(name=name or name_of(folder, own), version="1", task=TENSOR)
+            return cls(folder.parent, description, folder)
         path = folder / "model.json"
         if version is not None and (folder / version / "model.json").exists():
             path = folder / version / "model.json"
         try:
             if not path.exists() and (
-                described := huggingface.export(folder, version) or bare_graph(folder, version)
+                described := huggingface.export(folder, version, name)
+                or bare_graph(folder, version, name)
             ):
                 return cls(folder, described)
-            description = ModelDescription.model_validate_json(path.read_bytes())
+            content = path.read_bytes()
+            description = ModelDescription.model_validate_json(content)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigurationError(f"no model in {folder}: {what_is_missing(folder)}") from error
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             raise ConfigurationError(f"{path} is invalid: {in_words(error)}") from error
-        return cls(folder, description.model_copy(update={"version": version or description.version}))
+        own = {"name": name or description.name, "version": version or description.version}
+        model = cls(folder, description.model_copy(update=own))
+        model.digest = hashlib.sha256(content).hexdigest()
+        return model
+
+    def check_digest(self, listed: Collection[str] | None) -> None:
+        """Raises ConfigurationError unless `listed`, SERVING_MODEL_SHA256 if set, has the digest."""
+        own = f"{self.description.name}={self.digest}"
+        if listed and not {own, self.digest} & set(listed):
+            reason = f"does not list {own}" if self.digest else "is set, which needs a model.json"
+            raise ConfigurationError(f"{self.path} is not served: SERVING_MODEL_SHA256 {reason}")
 
     @cached_property
     def labels(self) -> list[str]:
@@ -163,27 +179,18 @@ class Model:
         return may_be and (self.folder / self._relative(kind)).is_file()
 
 
-def bare_graph(folder: Path, version: str | None) -> ModelDescription | None:
+def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription | None:
     """Returns the description of a folder that contains only an ONNX file; None if it has none.
 
-    A file outside of a version's folder is version 1. Raises ConfigurationError for an invalid name.
+    A file outside of a version's folder is version 1. `name` replaces the folder's. Raises
+    ConfigurationError for an invalid name.
     """
     version = version or "1"
     graphs = [folder / version / GRAPH, *([folder / GRAPH] if version == "1" else [])]
     if any(graph.is_file() for graph in graphs) or (version == "1" and only_graph(folder)):
-        return graph_description(folder, folder.resolve().name, version)
-    return None
-
-
-def graph_description(path: Path, name: str, version: str) -> ModelDescription:
-    """Returns a description for an ONNX file without model.json. Raises ConfigurationError."""
-    try:
+        name = name or name_of(folder, folder.resolve().name)
         return ModelDescription(name=name, version=version, task=TENSOR)
-    except ValidationError as error:
-        raise ConfigurationError(
-            f"{path} has no model.json, and {name!r} cannot be a model's name: rename it, using "
-            "letters, digits, dots, hyphens and underscores"
-        ) from error
+    return None
 
 
 def only_graph(folder: Path) -> str | None:
@@ -214,7 +221,7 @@ def listed(names: Sequence[str]) -> str:
 def configured_models(settings: Settings) -> dict[str, Model]:
     """Reads the models to serve; returns them by name, the default model first.
 
-    Raises ConfigurationError for an invalid folder, for a model.json that does not match `model_sha256`,
+    Raises ConfigurationError for an invalid folder, for a model.json that `model_sha256` does not list,
     for invalid settings, and for names that two models share.
     """
     models: dict[str, Model] = {}
@@ -224,7 +231,7 @@ def configured_models(settings: Settings) -> dict[str, Model]:
         if equals and not re.fullmatch(NAME, name):
             raise ConfigurationError(f"SERVING_MODELS: {name!r} cannot be a model's name")
         model = Model.read(Path(folder if equals else place), name=name if equals else "")
-        check_digest(model, settings.model_sha256)
+        model.check_digest(settings.model_sha256)
         model.settings(settings)
         for alias in model.names:
             if alias in owners:
@@ -241,12 +248,3 @@ def stored_models(settings: Settings) -> dict[str, Path]:
         return {}
     places = sorted(settings.model_store.iterdir())
     return {place.name: place for place in places if re.fullmatch(NAME, place.name) and place.is_dir()}
-
-
-def check_digest(model: Model, sha256: str | None) -> None:
-    """Raises ConfigurationError if model.json is missing or does not match the expected SHA-256."""
-    path = model.folder / "model.json"
-    if sha256 and not path.exists():
-        raise ConfigurationError(f"{path} is missing; its SHA-256 must be {sha256}")
-    if sha256 and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-        raise ConfigurationError(f"the SHA-256 of {path} must be {sha256}")

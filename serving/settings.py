@@ -34,6 +34,7 @@ DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 AtMost1024 = Annotated[int, Field(ge=1, le=1024)]
+Digest = Annotated[str, Field(pattern=r"^([^=]+=)?[0-9a-f]{64}$")]
 AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
 OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision")
 """Settings that a model may have of its own."""
@@ -58,9 +59,10 @@ class Settings(BaseSettings):
     """Folder of model folders that can be loaded while the service runs, each under its folder's
     name."""
 
-    model_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """Expected SHA-256 of `model.json`, which contains the digests of all weights; the service refuses
-    to start on a mismatch. Useful if several machines have copies of the folder."""
+    model_sha256: Annotated[list[Digest] | None, NoDecode, Field(min_length=1)] = None
+    """SHA-256 of each `model.json` that may be served, separated by commas: `NAME=DIGEST,...`, or one
+    digest alone. `model.json` contains the digests of the weights. No other model or version is served,
+    at startup or later. Useful if several machines have copies of the folders."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: a GPU if one is usable, otherwise the CPU, with a log message. `cuda`: refuses to start
@@ -252,7 +254,8 @@ class Settings(BaseSettings):
         return settings
 
     @field_validator(
-        "cors_origins", "devices", "models", "protocols", "preferred_batch_sizes", mode="before"
+        *("cors_origins", "devices", "model_sha256", "models", "protocols", "preferred_batch_sizes"),
+        mode="before",
     )
     @classmethod
     def split_list(cls, value: object) -> object:

@@ -41,8 +41,8 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
     Takes about two seconds. Raises ConfigurationError if the backend rejects the file, or if reading it
     crashes or hangs the process.
     """
-    arguments = [backend, str(model.path), model.description.version, str(os.getpid())]
     name = model.description.name
+    arguments = [backend, str(model.path), model.description.version, name, str(os.getpid())]
     try:
         for _ in range(STARTS_IF_KILLED):
             done = subprocess.run(  # noqa: S603 our own module
@@ -75,15 +75,15 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
     return found
 
 
-def main(backend: str, folder: str, version: str, parent: str) -> None:
+def main(backend: str, folder: str, version: str, name: str, parent: str) -> None:
     """Writes lines of JSON: the declared signatures, then the signatures to serve; or an error."""
     die_with_parent(int(parent))
     reader = pkgutil.resolve_name(backend)()
     try:
         if not isinstance(reader, GraphReader):
-            name = type(reader).__name__
-            raise ConfigurationError(f"{name} cannot serve ONNX graphs; use fastapi_onnx")
-        model = Model.read(Path(folder), version)
+            kind = type(reader).__name__
+            raise ConfigurationError(f"{kind} cannot serve ONNX graphs; use fastapi_onnx")
+        model = Model.read(Path(folder), version, name)
         declared = reader.signatures(model)
         write(signatures=SIGNATURES.dump_python(declared, mode="json"))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel kills us even inside a library call

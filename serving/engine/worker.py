@@ -60,7 +60,8 @@ class Worker:
     def load(self) -> WorkerReport:
         """Loads, warms up and measures the model. Raises ConfigurationError."""
         memory, executor, settings = self._memory, self._executor, self._settings
-        model = Model.read(Path(self._args.model_dir), self._args.version)
+        model = Model.read(Path(self._args.model_dir), self._args.version, self._args.model)
+        model.check_digest(settings.model_sha256)  # again: a worker may start long after the service
         is_measured = self._args.index == 0 and not memory.batch_cap[0]
         if is_measured:
             logger().info("loading", folder=self._args.model_dir)

@@ -157,6 +157,7 @@ class InferenceService:
         """
         try:
             model = await asyncio.to_thread(Model.read, self._path(name), version, name)
+            model.check_digest(self.settings.model_sha256)
             version = model.description.version
             self._check_names(model)
             self._check_not_draining()

@@ -82,6 +82,26 @@ def test_a_folder_served_alone_may_have_any_name(started: dict[str, object], tmp
     code, said = call(folder, model_folder(tmp_path / "d", "even"))
     assert code == 1
     assert "contains a comma" in said
+    assert "serve this model alone" in said
+    code, said = call(f"mood={folder}")
+    assert code == 1
+    assert "rename it" in said
+    assert "serve this model alone" not in said
+
+
+def test_a_name_is_for_a_folder_whose_own_name_cannot_be_a_models(
+    started: dict[str, object], tmp_path: Path
+) -> None:
+    folder = tmp_path / "caf\xe9 v2"
+    folder.mkdir()
+    (folder / "model.onnx").touch()
+    for arguments in ([f"mood={folder}"], [folder, "--served-model-name=mood"]):
+        assert call(*arguments) == (0, "")
+        assert started["models"] == ["mood"]
+    code, said = call(folder)
+    assert code == 1
+    assert "rename it" in said
+    assert "NAME=FOLDER" in said
 
 
 def test_an_id_of_the_hub_is_served_by_its_name(

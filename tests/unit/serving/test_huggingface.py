@@ -136,6 +136,10 @@ def test_labels_are_those_of_id2label(tmp_path: Path) -> None:
         "image-classification",
     )
     assert Model.read(tmp_path / "colours", "1").description == described
+    unnamed = images(tmp_path / "caf\xe9 v2")
+    assert Model.read(unnamed, name="colours").description == described
+    with pytest.raises(ConfigurationError, match=r"cannot be a model's name.*NAME=FOLDER"):
+        Model.read(unnamed)
     assert Model.read(images(tmp_path / "two", {"id2label": None})).labels == ["LABEL_0", "LABEL_1"]
 
 

@@ -37,14 +37,64 @@ def test_a_model_is_described(tmp_path: Path) -> None:
 
 def test_the_model_may_be_named_by_its_digest(tmp_path: Path) -> None:
     digest = hashlib.sha256((write(tmp_path) / "model.json").read_bytes()).hexdigest()
-    settings = Settings(model_dir=tmp_path, model_sha256=digest)
+    settings = Settings(model_dir=tmp_path, model_sha256=[digest])
     (model,) = configured_models(settings).values()
     assert model.labels == ["a", "b"]
     write(tmp_path, labels=["c", "d"])
-    with pytest.raises(ConfigurationError, match=f"model.json must be {digest}"):
+    other = hashlib.sha256((tmp_path / "model.json").read_bytes()).hexdigest()
+    with pytest.raises(ConfigurationError, match=f"SERVING_MODEL_SHA256 does not list tiny={other}"):
         configured_models(settings)
     (model,) = configured_models(Settings(model_dir=tmp_path)).values()
     assert model.labels == ["c", "d"]
+
+
+def digest_of(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()
+
+
+def test_each_of_several_models_has_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = folders(tmp_path, "one", "two")
+    places = [str(one), f"second={two}"]
+    listed = {"one": digest_of(one), "second": digest_of(two)}
+    monkeypatch.setenv("SERVING_MODEL_SHA256", ", ".join(f"{k}={v}" for k, v in listed.items()))
+    assert list(configured_models(Settings(models=places))) == ["one", "second"]
+    with pytest.raises(ConfigurationError, match=f"does not list two={digest_of(two)}"):
+        configured_models(Settings(models=[str(one), str(two)]))
+    for wrong in (f"one={listed['one']}", f"one={listed['one']},second={listed['one']}", listed["one"]):
+        monkeypatch.setenv("SERVING_MODEL_SHA256", wrong)
+        with pytest.raises(ConfigurationError, match=f"does not list second={digest_of(two)}"):
+            configured_models(Settings(models=places))
+
+
+def test_a_version_is_checked_by_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "2").mkdir()
+    write(write(tmp_path) / "2", version="2")
+    of_both = [f"tiny={digest_of(tmp_path)}", f"tiny={digest_of(tmp_path / '2')}"]
+    for version, own, other in (("1", *of_both), ("2", *reversed(of_both))):
+        model = Model.read(tmp_path, version)
+        model.check_digest([own])
+        model.check_digest(of_both)
+        model.check_digest(None)
+        with pytest.raises(ConfigurationError, match=f"does not list {own}"):
+            model.check_digest([other])
+
+
+def test_a_model_without_a_model_json_has_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").touch()
+    places = (tmp_path, tmp_path / "net.onnx")
+    settings = [Settings(model_dir=place, model_sha256=["0" * 64]) for place in places]
+    with pytest.raises(ConfigurationError, match=r"is set, which needs a model\.json"):
+        configured_models(settings[0])
+    digest = digest_of(write(tmp_path))  # of the folder's model.json, which the file does not use
+    with pytest.raises(ConfigurationError, match=r"net\.onnx is not served: SERVING_MODEL_SHA256"):
+        configured_models(Settings(model_dir=places[1], model_sha256=[digest]))
+
+
+@pytest.mark.parametrize("value", ["", "short", "a=b=" + "0" * 64, f"{'0' * 64},short", "=" + "0" * 64])
+def test_digests_are_hexadecimal(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_MODEL_SHA256", value)
+    with pytest.raises(ConfigurationError, match="SERVING_MODEL_SHA256"):
+        Settings.read()
 
 
 def folders(parent: Path, *names: str, **changes: object) -> list[Path]:
@@ -130,8 +180,20 @@ def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
     (folder / "model.json").write_text("{}")
     assert Model.read(folder / "other.onnx").file("model.onnx") == folder / "other.onnx"
     (folder / "net 3.onnx").touch()
-    with pytest.raises(ConfigurationError, match="'net 3' cannot be a model's name"):
+    with pytest.raises(ConfigurationError, match=r"'net 3' cannot be a model's name.*NAME=FOLDER"):
         Model.read(folder / "net 3.onnx")
+
+
+def test_a_given_name_replaces_one_that_cannot_be_a_models(tmp_path: Path) -> None:
+    for folder, file in (("caf\xe9 v2", "net.onnx"), ("a=b", "1/model.onnx"), ("sums", "my net.onnx")):
+        graph = tmp_path / folder / file
+        graph.parent.mkdir(parents=True)
+        graph.touch()
+        place = graph if folder == "sums" else tmp_path / folder
+        (model,) = configured_models(Settings(models=[f"mood={place}"])).values()
+        assert (model.description.name, model.file("model.onnx")) == ("mood", graph)
+        with pytest.raises(ConfigurationError, match=r"cannot be a model's name.*NAME=FOLDER"):
+            Model.read(place)
 
 
 @pytest.mark.parametrize(

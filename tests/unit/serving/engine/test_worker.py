@@ -11,6 +11,7 @@ from serving.engine.memory import Memory, SlotLayout
 from serving.engine.worker import Worker
 from serving.engine.worker_args import WorkerArgs
 from serving.engine.worker_process import managed_pipe
+from serving.errors import ConfigurationError
 from serving.settings import Settings
 from serving.tasks.image_classification import image_signatures
 from tests.e2e.conftest import CLASSES, write_model
@@ -65,3 +66,9 @@ def test_only_those_that_an_idle_service_wakes_load_twice(tmp_path: Path, wakes_
 def test_nobody_loads_twice_where_every_input_has_as_many_threads(tmp_path: Path) -> None:
     write_model(tmp_path, "1")
     assert not loads_twice(tmp_path, 0, wakes_one=False, intra_op_threads=2)
+
+
+def test_a_worker_checks_the_digest_of_what_it_loads(tmp_path: Path) -> None:
+    write_model(tmp_path, "1")
+    with pytest.raises(ConfigurationError, match="SERVING_MODEL_SHA256 does not list fake="):
+        loads_twice(tmp_path, 0, wakes_one=False, model_sha256="0" * 64)

@@ -1,15 +1,19 @@
-"""What a web process does when the registry tells it of an engine."""
+"""What a web process does when the registry tells it of an engine, and which models may be loaded."""
 
 import asyncio
+import hashlib
+import json
 import threading
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from serving.engine.registry import EngineHandle
-from serving.errors import ConfigurationError
+from serving.engine.registry import EngineHandle, EnginePlan, LocalRegistry
+from serving.errors import ConfigurationError, InvalidRequestError
 from serving.inference import service as inference_service
 from serving.inference.service import InferenceService
+from serving.model import Model, configured_models
 from serving.settings import Settings
 from tests.reports import reported
 
@@ -73,3 +77,47 @@ async def test_an_engine_that_is_discarded_never_serves(
     model.release.assert_called_once()
     service.serve(1)
     assert service.models == {}
+
+
+def write_model(folder: Path, version: str, title: str = "") -> None:
+    """Writes a folder whose model.json has this title, and no weights."""
+    folder.mkdir(parents=True)
+    described = {"name": "fake", "version": version, "title": title, "task": "tensor"}
+    (folder / "model.json").write_text(json.dumps(described))
+
+
+class Engines(LocalRegistry):
+    """Notes what is to be loaded, and starts nothing."""
+
+    def __init__(self, settings: Settings, models: dict[str, Model]) -> None:
+        super().__init__(settings, lambda _: EnginePlan("no:Backend", ()), models)
+        self.loaded: list[tuple[str, str]] = []
+
+    async def load(self, model: Model) -> None:
+        """Notes the model's name and version."""
+        self.loaded.append((model.description.name, model.description.version))
+
+
+async def test_what_sha256_does_not_list_is_not_loaded_later(tmp_path: Path) -> None:
+    first, store = tmp_path / "first", tmp_path / "store"
+    write_model(first, "1")
+    write_model(first / "2", "2")
+    for folder in (first / "3", store / "known", store / "unknown"):
+        write_model(folder, folder.name if folder.name == "3" else "1", folder.name)
+
+    def digest(folder: Path) -> str:
+        return hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()
+
+    listed = {"fake": first, "known": store / "known", "other": store / "unknown"}
+    digests = [f"{name}={digest(folder)}" for name, folder in listed.items()]
+    digests.append(f"fake={digest(first / '2')}")
+    settings = Settings(model_dir=first, model_store=store, model_sha256=digests)
+
+    engines = Engines(settings, configured_models(settings))
+    service = InferenceService(settings, engines, configured_models(settings))
+    await service.load("fake", "2")
+    await service.load("known")
+    for name, version in (("fake", "3"), ("unknown", None)):
+        with pytest.raises(InvalidRequestError, match=f"SERVING_MODEL_SHA256 does not list {name}="):
+            await service.load(name, version)
+    assert engines.loaded == [("fake", "2"), ("known", "1")]
