@@ -8,7 +8,9 @@ if __name__ == "__main__":  # before all imports: the kernel discards what proce
         signal.signal(early, lambda *_: os._exit(0))
 
 import logging
+import re
 import sys
+from difflib import get_close_matches
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -18,6 +20,13 @@ from flask_app.server import Server
 from flask_app.settings import Settings
 
 logger = logging.getLogger("flask_app")
+
+NOT_OURS = re.compile(
+    r"UI_MEMORY=.*"
+    r"|UI_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|\w+=(tcp|udp|sctp)://.*",
+    re.DOTALL,
+)
+"""Variables of the compose files, and of Kubernetes for a Service `ui-...`."""
 
 
 def main() -> int:
@@ -31,6 +40,7 @@ def main() -> int:
     except (ValidationError, SettingsError, OSError) as error:
         logger.error("the page cannot start: %s", in_words(error))
         return 2
+    warn_of_unknown_variables()
     try:
         server = Server(app, settings)
     except (OSError, ValueError) as error:
@@ -43,6 +53,16 @@ def main() -> int:
     finally:
         app.extensions["api"].close()
     return 0
+
+
+def warn_of_unknown_variables() -> None:
+    """Logs a line for each UI_ variable that has no effect, with the setting whose name is nearest."""
+    known = [field.upper() for field in Settings.model_fields]
+    for name, value in os.environ.items():
+        prefix, _, own = name.upper().partition("_")
+        if prefix == "UI" and own not in known and not NOT_OURS.fullmatch(f"{name}={value}"):
+            nearest = "".join(f"; the nearest is UI_{n}" for n in get_close_matches(own, known, 1))
+            logger.warning("no setting has the name %s%s", name, nearest)
 
 
 def in_words(error: ValidationError | SettingsError | OSError) -> str:

@@ -23,9 +23,9 @@ from serving.http.middleware import (
     text_error,
 )
 from serving.inference.service import InferenceService
-from serving.logging import configure_logging
+from serving.logging import configure_logging, warn_of_unknown_variables
 from serving.metrics import Metrics
-from serving.model import configured_models
+from serving.model import configured_models, stored_models
 from serving.protocols import native, tfserving, torchserve
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.documentation import describe_models
@@ -58,6 +58,8 @@ def create_app(settings: Settings, backend: str, registry: RegistryAccess | None
     """
     configure_logging(settings)
     models = configured_models(settings)  # now, so that errors stop the start early
+    if registry is None:  # otherwise the cluster's parent does it, once for all its processes
+        warn_of_unknown_variables([*models, *stored_models(settings)])
     registry = registry or LocalRegistry(settings, planner(backend, settings), models)
     service = InferenceService(settings, registry, models)
     pipeline, catalog = Pipeline(service), ModelCatalog(service)

@@ -7,13 +7,14 @@ import contextlib
 import logging
 import os
 import select
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import orjson
 import structlog
 
-from serving.settings import Settings
+from serving.settings import Settings, unknown_variables
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 STDERR = 2
@@ -64,6 +65,12 @@ def logger() -> structlog.typing.FilteringBoundLogger:
     """Returns the project's logger, as set up by `configure_logging`."""
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind()
     return log
+
+
+def warn_of_unknown_variables(models: Iterable[str]) -> None:
+    """Logs a line for each SERVING_ variable that has no effect; `models` has the models' names."""
+    for variable, nearest in unknown_variables(models).items():
+        logger().warning("no setting has this name", variable=variable, nearest=nearest)
 
 
 def configure_logging(settings: Settings, **fields: str) -> None:

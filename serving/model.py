@@ -23,15 +23,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from serving import huggingface
-from serving.description import (
-    GRAPH,
-    INT8_KINDS,
-    NAME,
-    Int8Verdict,
-    Kind,
-    ModelDescription,
-    name_of,
-)
+from serving.description import GRAPH, INT8_KINDS, NAME, Int8Verdict, Kind, ModelDescription, name_of
 from serving.errors import ConfigurationError, in_words
 from serving.settings import OF_A_MODEL, Settings
 from serving.task_kinds import TENSOR, kind_of
@@ -243,8 +235,14 @@ def configured_models(settings: Settings) -> dict[str, Model]:
 
 
 def stored_models(settings: Settings) -> dict[str, Path]:
-    """Returns the folders in the model store by name: models that may be loaded later."""
+    """Returns the folders in the model store by name: models that may be loaded later.
+
+    Raises ConfigurationError if the store cannot be read.
+    """
     if settings.model_store is None:
         return {}
-    places = sorted(settings.model_store.iterdir())
+    try:
+        places = sorted(settings.model_store.iterdir())
+    except OSError as error:
+        raise ConfigurationError(f"{settings.model_store} cannot be read: {error.strerror}") from error
     return {place.name: place for place in places if re.fullmatch(NAME, place.name) and place.is_dir()}

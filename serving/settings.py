@@ -5,7 +5,8 @@ Composition roots make them and pass them on; a worker makes its own from the sa
 
 import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,13 @@ Digest = Annotated[str, Field(pattern=r"^([^=]+=)?[0-9a-f]{64}$")]
 AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
 OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision")
 """Settings that a model may have of its own."""
+
+NOT_OURS = re.compile(
+    r"SERVING_(URL|CPUS|MEMORY|TEST_.*)=.*"
+    r"|SERVING_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|\w+=(tcp|udp|sctp)://.*",
+    re.DOTALL,
+)
+"""Variables of the client, the compose files, the tests, and Kubernetes for a Service `serving-...`."""
 
 
 class Settings(BaseSettings):
@@ -296,3 +304,19 @@ def flag(name: str) -> str:
 def variable_of_model(field: str, name: str) -> str:
     """Returns the environment variable that sets a field for the model of that name."""
     return f"SERVING_{field.upper()}__{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
+
+
+def unknown_variables(models: Iterable[str]) -> dict[str, str | None]:
+    """Returns the SERVING_ variables that nothing reads; for each, the known name that is nearest.
+
+    `models` has the models' names.
+    """
+    fields = {f"SERVING_{field.upper()}" for field in Settings.model_fields}
+    of_models = {variable_of_model(field, model) for model in models for field in OF_A_MODEL}
+    known = {name.removeprefix("SERVING_"): name for name in fields | of_models}
+    return {
+        name: next(map(known.get, get_close_matches(name.upper()[8:], known, 1)), None)
+        for name, value in os.environ.items()
+        if name.upper().startswith("SERVING_") and not NOT_OURS.fullmatch(f"{name}={value}")
+        if name.upper() not in fields and name not in of_models
+    }

@@ -27,8 +27,8 @@ from serving.engine.memory import UNKNOWN
 from serving.engine.registry import Registry
 from serving.engine.supervisor import Supervisor
 from serving.errors import ConfigurationError
-from serving.logging import configure_logging, logger
-from serving.model import Model, configured_models
+from serving.logging import configure_logging, logger, warn_of_unknown_variables
+from serving.model import Model, configured_models, stored_models
 from serving.protocols import tcp
 from serving.server import bind, listen
 from serving.settings import Settings
@@ -63,6 +63,7 @@ class Cluster:
     def run(self) -> int:
         """Serves and returns the exit code. Raises ConfigurationError if the service cannot start."""
         configure_logging(self._settings)
+        warn_of_unknown_variables([*self._models, *stored_models(self._settings)])
         asyncio.run(self._serve())
         return 0
 

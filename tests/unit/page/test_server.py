@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from flask_app.__main__ import warn_of_unknown_variables
 from flask_app.samples import SAMPLES
 from flask_app.server import HELD_BYTES
 from tests.browser.stub_api import StubApi, stub_api, until
@@ -296,3 +297,17 @@ def check_refusal(env: dict[str, str], said: str) -> None:
     assert "the page cannot start" in ended.stderr
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_variable_that_nothing_reads_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = {"UI_THREAD": "UI_THREADS", "ui_api_uri": "UI_API_URL", "UI_XYZZY": ""}
+    right = {"UI_MEMORY": "1g", "ui_threads": "8", "UI_SERVICE_HOST": "10.0.0.1"}
+    right |= {"UI_FOOD_PORT": "tcp://10.0.0.1:80", "UI_PORT_80_TCP_PROTO": "tcp", "UI_HOST": "::1"}
+    for name in (*wrong, *right):
+        monkeypatch.setenv(name, right.get(name, "1"))
+    warn_of_unknown_variables()
+    said = {record.args[0]: record.getMessage() for record in caplog.records if record.args}
+    assert said.keys() == wrong.keys()
+    assert all(nearest in said[name] for name, nearest in wrong.items())

@@ -1,11 +1,16 @@
-"""What nobody has foreseen in a handler, as the client is told of it."""
+"""What nobody has foreseen in a handler, as the client is told of it, and what is said at start."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
 
 from serving.app import create_app
+from serving.cluster.parent import Cluster
+from serving.engine.provider import EnginePlan, LocalEngines
+from serving.errors import ConfigurationError
+from serving.model import configured_models
 from serving.settings import Settings
 from tests.fake import BACKEND
 
@@ -32,3 +37,38 @@ def test_the_last_answer_has_the_shape_of_its_path(
     assert answer.status_code == 500
     assert set(answer.json()) == said
     assert "secret" not in answer.text
+
+
+def test_each_unknown_variable_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.setenv("SERVING_INSTANCE", "2")
+    monkeypatch.setenv("SERVING_INSTANCES__LATER", "2")
+    monkeypatch.setenv("SERVING_PRECISION__TYPO", "fp32")
+    settings = Settings(model_store=tmp_path)
+
+    def named() -> list[str]:
+        lines = capfd.readouterr().err.splitlines()
+        return [part for line in lines for part in line.split('"') if part.startswith("SERVING_")]
+
+    create_app(settings, BACKEND)
+    once = named()
+    assert once[:2] == ["SERVING_INSTANCE", "SERVING_INSTANCES"]
+    assert once[2:] == ["SERVING_PRECISION__TYPO", "SERVING_PRECISION__LATER"]
+    engines = LocalEngines(settings, lambda _: EnginePlan(BACKEND, ()), configured_models(settings))
+    create_app(settings, BACKEND, engines)  # as each of several web processes does
+    assert named() == []
+
+    async def nothing(_: Cluster) -> None:
+        """Starts no process."""
+
+    monkeypatch.setattr(Cluster, "_serve", nothing)
+    Cluster("tests.fake", settings).run()
+    assert named() == once
+
+
+def test_a_store_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    settings = Settings(model_store=tmp_path).model_copy(update={"model_store": tmp_path / "none"})
+    with pytest.raises(ConfigurationError, match="none cannot be read: No such file"):
+        create_app(settings, BACKEND)

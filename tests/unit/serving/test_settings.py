@@ -122,3 +122,50 @@ def test_a_models_wrong_settings_are_named(
         monkeypatch.setenv("SERVING_INSTANCES__MINE", variable)
     with pytest.raises(ConfigurationError, match=words):
         Settings().of_model("mine", described)
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("SERVING_INSTANCE", "SERVING_INSTANCES"),
+        ("serving_instance", "SERVING_INSTANCES"),
+        ("SERVING_INSTANCES__FOD11", "SERVING_INSTANCES__FOOD11"),
+        ("serving_instances__food11", "SERVING_INSTANCES__FOOD11"),
+        ("SERVING_QUEUE_SIZE__FOOD11", "SERVING_QUEUE_SIZE"),
+        ("SERVING_INSTANCES_FOOD11", "SERVING_INSTANCES__FOOD11"),
+        ("SERVING_PORTS", "SERVING_PORT"),
+        ("SERVING_XYZZY", None),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_found(
+    variable: str, nearest: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert settings.unknown_variables(["food11", "my-model"])[variable] == nearest
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("serving_instances", "2"),
+        ("SERVING_MAX_BATCH_SIZE__MY_MODEL", "2"),
+        ("SERVING_CPUS", "2"),
+        ("SERVING_MEMORY", "2g"),
+        ("SERVING_URL", "http://a.example"),
+        ("SERVING_TEST_CHROMIUM", "chromium"),
+        ("SERVING_SERVICE_HOST", "10.0.0.1"),
+        ("SERVING_SERVICE_PORT", "8000"),
+        ("SERVING_SERVICE_PORT_HTTP", "8000"),
+        ("SERVING_PORT", "tcp://10.0.0.1:8000"),
+        ("SERVING_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("SERVING_PORT_8000_TCP_PROTO", "tcp"),
+        ("SERVING_FOOD_SERVICE_HOST", "10.0.0.1"),
+        ("SERVING_FOOD_PORT", "udp://10.0.0.1:8000"),
+        ("SERVING_FOOD_PORT_8001_TCP_ADDR", "10.0.0.1"),
+    ],
+)
+def test_what_others_read_or_set_is_not_unknown(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert variable not in settings.unknown_variables(["food11", "my-model"])
