@@ -1,16 +1,23 @@
 """`servery COMMAND`, or `python -m servery COMMAND`."""
 
+import signal
 import sys
 
 
 def main() -> None:
     """Runs the command that the arguments name."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C comes during the imports
+    from serving.system.python import fill_standard_streams
     from serving.system.signals import end_on_signals
 
     if sys.argv[1:2] == ["serve"]:
         end_on_signals()
+    fill_standard_streams()
     from servery.commands import app
 
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     app(prog_name="servery")
 
 

@@ -12,12 +12,12 @@ import argparse
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from serving.engine import topology
 from serving.errors import ConfigurationError
 from serving.settings import Settings
+from serving.system.python import fill_standard_streams
 
 
 def main() -> int:
@@ -34,15 +34,6 @@ def main() -> int:
     except ConfigurationError as error:
         print(f"the service cannot start: {error}", file=sys.stderr)  # noqa: T201
         return 1
-
-
-def fill_standard_streams() -> None:
-    """Opens /dev/null for closed standard streams; otherwise other files would take their numbers."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # in this order each gets its own number, the lowest free one
-            stream = Path(os.devnull).open(mode)  # noqa: SIM115 until this process ends
-            os.set_inheritable(stream.fileno(), True)
-            setattr(sys, name, stream)
 
 
 def serve(package: str, options: dict[str, Any]) -> int:

@@ -1,7 +1,10 @@
-"""Child processes that run a module of this project with the import path of their parent."""
+"""Child processes that run a module of this project with the import path of their parent, and the
+streams that every process inherits.
+"""
 
 import os
 import sys
+from pathlib import Path
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -12,3 +15,12 @@ def command(module: str, *arguments: str) -> list[str]:
 def environment() -> dict[str, str]:
     """Returns this process's environment with its `sys.path` as PYTHONPATH."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+
+
+def fill_standard_streams() -> None:
+    """Opens /dev/null for closed standard streams; otherwise other files would take their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # in this order each gets its own number, the lowest free one
+            stream = Path(os.devnull).open(mode)  # noqa: SIM115 until this process ends
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)

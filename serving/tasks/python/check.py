@@ -31,7 +31,7 @@ def run(task: str, model_dir: Path | None, request: str | None) -> int:
         except (ConfigurationError, TaskError) as error:
             print(error, file=sys.stderr)  # noqa: T201
             return 1
-        except (Exception, SystemExit) as error:  # whatever the class raises
+        except BaseException as error:  # whatever the class raises
             print(f"{summary(error)} {place(error, task)}", file=sys.stderr)  # noqa: T201
             return 1
     return 0
@@ -41,7 +41,7 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
     """Loads the task; calls it with one request, then with a batch of two. Raises what it raises."""
     backend, started = PythonBackend(), time.perf_counter()
     info = backend.load(model, settings)
-    print(f"{info.backend} on {info.device}: loaded in {since(started)}")  # noqa: T201
+    print(f"{info.backend} on {info.device}: loaded in {since(started)}", flush=True)  # noqa: T201
     backend.trim()
     data = request.encode() if request else backend.example
     if not data:
@@ -57,7 +57,7 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
         if status := Status(int(statuses[0])):
             code = 422 if status is Status.NOT_OF_TYPE else 400
             raise TaskError(f"the request is refused with {code}: {text}")
-        print(f"{count} in a batch, {since(started)}: {text}")  # noqa: T201
+        print(f"{count} in a batch, {since(started)}: {text}", flush=True)  # noqa: T201
 
 
 def since(started: float) -> str:
@@ -67,7 +67,7 @@ def since(started: float) -> str:
 
 def place(error: BaseException, task: str) -> str:
     """Returns the last line of the task's module in the traceback, or else the last line of all."""
-    file = sys.modules[task.partition(":")[0]].__file__
+    file = getattr(sys.modules.get(task.partition(":")[0]), "__file__", None)
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
     return f"({frame.filename}, line {frame.lineno})"

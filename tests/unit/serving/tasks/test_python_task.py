@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -375,6 +374,7 @@ def test_a_slot_gives_back_what_a_large_item_used() -> None:
         ("def infer(self, items): return items.y", '{"x": 4}', "own.py, line 28)"),
         ("def load(self, folder, _): open(folder / 'w')", None, "FileNotFoundError: "),
         ("def load(self, folder, _): raise SystemExit(0)", None, "SystemExit: 0"),
+        ("def load(self, folder, _): raise KeyboardInterrupt", None, "KeyboardInterrupt "),
     ],
 )
 def test_check_says_what_is_wrong(
@@ -406,14 +406,41 @@ def test_check_loads_the_folder_that_it_is_given(
     assert "no model in nowhere" in capsys.readouterr().err
 
 
-def test_check_is_a_command(module: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import threading; threading.Thread(target=time.sleep, args=(600,)).start()", 0, ""),
+        ("import multiprocessing as m; m.Process(target=time.sleep, args=(600,)).start()", 0, ""),
+        ("import ctypes; ctypes.string_at(0)", 1, 'own.py", line '),
+        ("os._exit(0)", 1, "the process of own:Checked ended with exit code 0"),
+    ],
+)
+def test_check_ends_whatever_the_class_does(module: Path, code: str, status: int, said: str) -> None:
+    done = checked(module, "load", code)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("2 in a batch" in done.stdout) == (status == 0)
+
+
+def test_check_ends_a_class_that_hangs(module: Path) -> None:
+    done = checked(module, "infer", "time.sleep(600)", "--timeout-s=0.5")
+    assert done.returncode == 1
+    assert done.stderr.startswith("servery check: own:Checked was not checked within 0.5 seconds")
+    assert done.stderr.count("\n") == 1
+
+
+def checked(module: Path, method: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Returns what `servery check` has said of a class whose `method` first runs `code`.
+
+    Ends when everything that writes to its streams has ended.
+    """
     module.write_text(
-        f"{CODE}\nclass Crash(WithExample):\n    def infer(self, items):\n"
-        "        import ctypes\n        ctypes.string_at(0)\n"
+        f"{CODE}\nimport os, time\nclass Checked(WithExample):\n    def {method}(self, *arguments):\n"
+        f"        {code}\n        return super().{method}(*arguments)\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
-    for task, status, said in (("WithExample", 0, ""), ("Crash", -signal.SIGSEGV, 'own.py", line ')):
-        command = [sys.executable, "-m", "servery", "check", f"own:{task}"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == status
-        assert said in done.stderr
+    command = [sys.executable, "-m", "servery", "check", "own:Checked", *options]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
