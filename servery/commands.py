@@ -36,6 +36,8 @@ class Command:
             self.load()(args=list(arguments), prog_name=f"servery {name}")
         except ConfigurationError as error:
             reason = str(error)
+        except OSError as error:
+            reason = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
         except ModuleNotFoundError as error:
             if (words := missing_extra(error.name or "")) is None:
                 raise

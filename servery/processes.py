@@ -1,6 +1,7 @@
 """Runs the API and the page beside each other, and ends both together; called by `serve.py`."""
 
 import contextlib
+import http.client
 import json
 import math
 import os
@@ -148,9 +149,12 @@ def answers(url: str) -> bool:
 
 
 def answer(url: str) -> dict[str, Any]:
-    """Returns the JSON object at `url`; an empty one where it does not answer 200."""
-    content = get(url)
-    return json.loads(content) if content else {}
+    """Returns the JSON object that `url` answers with 200; an empty one for any other answer."""
+    try:
+        content = json.loads(get(url) or b"{}")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def get(url: str) -> bytes | None:
@@ -159,5 +163,5 @@ def get(url: str) -> bytes | None:
     try:
         with opener.open(url, timeout=2) as response:
             return bytes(response.read())
-    except OSError:
+    except (OSError, http.client.HTTPException):  # the latter: another program answers, not in HTTP
         return None

@@ -174,7 +174,7 @@ def usable_port(prefix: str, host: str, port: int) -> int:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             place = f"{prefix}_HOST={host} {prefix}_PORT={port}"
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(f"cannot listen on {place}: {reason}") from error

@@ -41,8 +41,8 @@ def serve(package: str, options: dict[str, Any]) -> int:
     settings = Settings.read(**options)
     os.environ |= {f"SERVING_{key.upper()}": str(value) for key, value in options.items()}
     try:
-        importlib.import_module(package)
-    except ModuleNotFoundError as error:
+        _ = importlib.import_module(package).BACKEND
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # also of a name such as `.x`
         raise ConfigurationError(f"there is no package {package}: {error}") from error
     if topology.most_web_processes(settings) > 1:
         from serving.cluster.parent import Cluster

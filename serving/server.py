@@ -257,9 +257,10 @@ def listen(listener: socket.socket, settings: Settings) -> None:
 
 @contextlib.contextmanager
 def cannot_listen(settings: Settings) -> Iterator[None]:
-    """Turns OSError into a ConfigurationError that names host and port."""
+    """Turns errors into a ConfigurationError that names host and port."""
     try:
         yield
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # the others: no host can have this name
         place = f"SERVING_HOST={settings.host} SERVING_PORT={settings.port}"
-        raise ConfigurationError(f"cannot listen on {place}: {error.strerror}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"cannot listen on {place}: {reason}") from error

@@ -96,7 +96,11 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     place = [spec.name for spec in signatures[TOKENS].inputs].index(IDS)
     tokens: list[NDArray[np.int64]] = []
     labels: list[int | None] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not text in UTF-8: {error.reason}") from error
+    for number, line in enumerate(lines, 1):
         text, _, label = line.partition("\t")
         label = label.strip()
         if text == "sentence" and not tokens:

@@ -6,6 +6,7 @@ server's own figures: the stages in Server-Timing, the batches in /metrics.
 """
 
 import math
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,17 +23,22 @@ from servery.load.options import numbers
 from servery.load.payloads import Protocol
 from servery.load.server_side import describe
 from servery.load.target import Plan, Target
+from serving.errors import ConfigurationError
+from serving.settings import DAY_S
 
 
 def limit_per_second(path: Path | None, precision: str) -> float | None:
     """Returns the best rate of decoding with inference in a file of `python -m benchmarks limit`.
 
-    None if the file has nothing in this precision.
+    None if the file has nothing in this precision. Raises ConfigurationError and OSError.
     """
     if path is None:
         return None
-    rows: list[dict[str, Any]] = report.read_json(path)["results"]["whole"]
-    rates = (float(row["per_second"]) for row in rows if row["precision"] == precision)
+    try:
+        rows: list[dict[str, Any]] = report.read_json(path)["results"]["whole"]
+        rates = [float(row["per_second"]) for row in rows if row["precision"] == precision]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigurationError(f"{path} is not a result of benchmarks limit") from error
     return max(rates, default=None)
 
 
@@ -76,19 +82,25 @@ def publish(
 def main(
     url: Annotated[str, typer.Argument(help="Base URL of the server, http://host:port.")],
     photo: Annotated[
-        Path, typer.Option(help="Image file, or a folder of image files.")
-    ] = payloads.SAMPLE,
+        Path | None,
+        typer.Option(
+            help="Image file, a folder of image files, or a text file with one text. By default, the "
+            "example of the server's model, or a photo if it takes photos."
+        ),
+    ] = None,
     protocol: Annotated[
         Protocol, typer.Option(help="Protocol and format of the requests.")
     ] = Protocol.JSON,
-    port: Annotated[int | None, typer.Option(help="Port for grpc or tcp.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port for grpc or tcp.")] = None,
     concurrency: Annotated[
         str, typer.Option(help="Numbers of connections in a closed loop, separated by commas.")
     ] = "1,4,16",
     rate: Annotated[float | None, typer.Option(help="Requests per second in an open loop.")] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="Arrival pattern for --rate.")] = Arrivals.POISSON,
-    warm_up: Annotated[float, typer.Option(help="Seconds of load before the measurement.")] = 2.0,
-    window: Annotated[float, typer.Option(help="Seconds per window.")] = 2.0,
+    warm_up: Annotated[
+        float, typer.Option(min=0, max=DAY_S, help="Seconds of load before the measurement.")
+    ] = 2.0,
+    window: Annotated[float, typer.Option(min=0.01, max=DAY_S, help="Seconds per window.")] = 2.0,
     windows: Annotated[int, typer.Option(min=1, help="Maximum number of windows.")] = 10,
     motor: Annotated[
         str, typer.Option(help="Load generator: python or wrk (closed loop only).")
@@ -102,9 +114,15 @@ def main(
     csv_file: Annotated[Path | None, typer.Option("--csv", help="File for the table.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Writes PLOT.png and PLOT.svg.")] = None,
 ) -> None:
-    """Measures latency and throughput of a running server."""
+    """Measures latency and throughput of a running server.
+
+    The exit code is 1 if no request succeeds.
+    """
     try:
-        target = Target(url, payloads.photos(photo), protocol, key, motor, port)
+        target = Target(url, payloads.photos(photo) if photo else [], protocol, key, motor, port)
+        target.wire()
+    except ConfigurationError:
+        raise
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     plan = Plan(warm_up, window, min(3, windows), windows)
@@ -116,6 +134,10 @@ def main(
         loads = numbers(concurrency)
         results = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
     publish(target, results, limit, json_file, csv_file, plot)
+    seen = sum((Counter(result.statuses) for result in results), Counter())
+    if not seen["200"]:
+        statuses = ", ".join(f"{status}: {count}" for status, count in seen.items())
+        raise ConfigurationError(f"no request succeeded; statuses: {statuses or 'none'}")
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -4,12 +4,16 @@ Both have the interface of `http_client.Connections`: a request's bytes, built o
 """
 
 import asyncio
+import json
 from typing import Protocol
 
 import grpc
+import numpy as np
 import orjson
 
 from servery.load.http_client import LOST, Answer
+from servery.load.payloads import PREDICT, V2_INFER, Served
+from serving.protocols.datatypes import DATATYPES
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving_client import tcp
 
@@ -26,20 +30,23 @@ class WireClient(Protocol):
         """Closes the idle connections."""
 
 
-def call(photo: bytes) -> bytes:
-    """Returns the Open Inference Protocol's message for one image."""
-    tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT_IMAGE", datatype="BYTES", shape=[1])
-    raw = len(photo).to_bytes(4, "little") + photo
-    message = pb.ModelInferRequest(
-        model_name="food_classifier", inputs=[tensor], raw_input_contents=[raw]
-    )
+def call(item: bytes | None, served: Served) -> bytes:
+    """Returns the Open Inference Protocol's message for one item. Raises ValueError."""
+    message = pb.ModelInferRequest(model_name=served.name)
+    for tensor in json.loads(served.body(V2_INFER, item))["inputs"]:
+        values, dtype = np.ravel(tensor.pop("data")), DATATYPES[tensor["datatype"]].dtype
+        message.inputs.add(**tensor)
+        texts = [item] if item and served.is_photo else [str(value).encode() for value in values]
+        raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        message.raw_input_contents.append(values.astype(dtype).tobytes() if dtype else raw)
     made: bytes = message.SerializeToString()
     return made
 
 
-def frame(photo: bytes, key: str | None) -> bytes:
-    """Returns one image's frame; its id is constant, as a connection has one request at a time."""
-    return tcp.request_frame(1, photo, {"key": key} if key else {})
+def frame(item: bytes | None, key: str | None, served: Served) -> bytes:
+    """Returns one item's frame; its id is constant, as a connection has one request at a time."""
+    body = item if item and served.is_photo else served.body(PREDICT, item)
+    return tcp.request_frame(1, body, {"key": key} if key else {})
 
 
 class GrpcClient:
@@ -85,7 +92,7 @@ class TcpClient:
             writer.write(request)
             length, _, status = tcp.RESPONSE.unpack(await reader.readexactly(tcp.RESPONSE.size))
             content = orjson.loads(await reader.readexactly(length - tcp.AFTER_LENGTH))
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, ValueError, asyncio.IncompleteReadError):  # ValueError: not frames of ours
             writer.close()
             return LOST
         except asyncio.CancelledError:

@@ -1,11 +1,12 @@
-"""Requests of each protocol for the same images, or for texts."""
+"""Requests of each protocol for the same images or texts, or for the example of the server's model."""
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from serving.settings import ROOT
 
@@ -59,40 +60,66 @@ class Payload:
 
 JSON_TYPE = {"Content-Type": "application/json"}
 BYTES_TYPE = {"Content-Type": "application/octet-stream"}
-
-
-def _json(path: str, content: object) -> Payload:
-    return Payload(path, JSON_TYPE, json.dumps(content).encode())
-
-
-def _v2(photo: bytes) -> Payload:
-    tensor = {
-        "name": "INPUT_IMAGE",
-        "shape": [1],
-        "datatype": "BYTES",
-        "data": [b64encode(photo).decode()],
-    }
-    return _json("/v2/models/food_classifier/infer", {"inputs": [tensor]})
-
-
-MAKERS: dict[Protocol, Callable[[bytes], Payload]] = {
-    Protocol.JSON: lambda photo: _json("/predict", {"image": b64encode(photo).decode()}),
-    Protocol.TEXT: lambda text: _json("/predict", {"text": text.decode()}),
-    Protocol.RAW: lambda photo: Payload("/predict", BYTES_TYPE, photo),
-    Protocol.V2: _v2,
-    Protocol.V2_RAW: lambda photo: Payload(
-        "/v2/models/food_classifier/infer", {**BYTES_TYPE, "Inference-Header-Content-Length": "0"}, photo
-    ),
-    Protocol.TF_SERVING: lambda photo: _json(
-        "/v1/models/food_classifier:predict", {"instances": [{"b64": b64encode(photo).decode()}]}
-    ),
-    Protocol.TORCHSERVE: lambda photo: Payload("/predictions/food_classifier", BYTES_TYPE, photo),
+PREDICT, V2_INFER = "/predict", "/v2/models/{model}/infer"
+PATHS = {
+    Protocol.JSON: PREDICT,
+    Protocol.TEXT: PREDICT,
+    Protocol.RAW: PREDICT,
+    Protocol.V2: V2_INFER,
+    Protocol.V2_RAW: V2_INFER,
+    Protocol.TF_SERVING: "/v1/models/{model}:predict",
+    Protocol.TORCHSERVE: "/predictions/{model}",
 }
+BYTES_AS_BODY = (Protocol.RAW, Protocol.V2_RAW, Protocol.TORCHSERVE)
 
 
-def payload(photo: bytes, protocol: Protocol) -> Payload:
-    """Returns one image's request; `protocol` is one of those over HTTP."""
-    return MAKERS[protocol](photo)
+@dataclass(frozen=True)
+class Served:
+    """The model that a server serves, with examples of its requests."""
+
+    name: str
+    bodies: Mapping[str, Any]
+    """Body in JSON of one request for each path, of those in `PATHS`."""
+
+    item: str | None
+    """Text in these bodies that stands for a photo in base64, or for a text; None if there is none."""
+
+    is_photo: bool
+
+    def body(self, path: str, item: bytes | None) -> bytes:
+        """Returns the body for a photo or a text; None: the example itself. Raises ValueError."""
+        if path not in self.bodies:
+            where = path.format(model=self.name)
+            raise ValueError(f"the model {self.name} has no example of a request to {where}")
+        text = json.dumps(self.bodies[path])
+        if item is not None:
+            sent = b64encode(item).decode() if self.is_photo else item.decode()
+            text = text.replace(json.dumps(self.item), json.dumps(sent))
+        return text.encode()
+
+
+TENSOR = {"name": "INPUT_IMAGE", "shape": [1], "datatype": "BYTES", "data": ["ITEM"]}
+PHOTO_BODIES = {
+    PREDICT: {"image": "ITEM"},
+    V2_INFER: {"inputs": [TENSOR]},
+    PATHS[Protocol.TF_SERVING]: {"instances": [{"b64": "ITEM"}]},
+}
+PHOTOS = Served("food_classifier", PHOTO_BODIES, "ITEM", is_photo=True)
+"""Of a server that does not describe its model."""
+
+TEXTS = Served("text", {PREDICT: {"text": "ITEM"}}, "ITEM", is_photo=False)
+
+
+def payload(item: bytes | None, protocol: Protocol, served: Served | None = None) -> Payload:
+    """Returns one item's request; `protocol` is one of those over HTTP. Raises ValueError."""
+    served = served or (TEXTS if protocol is Protocol.TEXT else PHOTOS)
+    path = PATHS[protocol].format(model=served.name)
+    if item is not None and protocol in BYTES_AS_BODY:
+        head = {"Inference-Header-Content-Length": "0"} if protocol is Protocol.V2_RAW else {}
+        return Payload(path, {**BYTES_TYPE, **head}, item)
+    if protocol in (Protocol.RAW, Protocol.V2_RAW):
+        raise ValueError(f"the model {served.name} takes neither photos nor texts, as {protocol} needs")
+    return Payload(path, JSON_TYPE, served.body(PATHS[protocol], item))
 
 
 def photos(path: Path) -> list[bytes]:

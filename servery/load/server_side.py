@@ -8,6 +8,9 @@ from typing import Any
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from servery.load.payloads import Served
+from serving.errors import ConfigurationError
+
 STAGES = {
     "decode": "serving_decode_seconds",
     "queue": "serving_queue_seconds",
@@ -16,19 +19,53 @@ STAGES = {
 }
 
 
+class UnreachableError(ConfigurationError, OSError):
+    """Nothing answers at an address, or not in HTTP."""
+
+
 def get(url: str) -> requests.Response | None:
-    """Returns the body of an answer 200, None for other statuses; never asks through a proxy."""
-    with requests.Session() as session:
-        session.trust_env = False
-        response = session.get(url, timeout=10)
+    """Returns the body of an answer 200, None for other statuses; never asks through a proxy.
+
+    Raises UnreachableError.
+    """
+    try:
+        with requests.Session() as session:
+            session.trust_env = False
+            response = session.get(url, timeout=10)
+    except (requests.RequestException, UnicodeError) as error:
+        cause: BaseException = error
+        while cause.__context__:  # the libraries' own words are long
+            cause = cause.__context__
+        why = " ".join(str(cause).split()) or type(cause).__name__
+        raise UnreachableError(f"{url} cannot be read: {why}") from error
     return response if response.ok else None
 
 
 def describe(base: str) -> dict[str, Any] | None:
     """Returns the answer of `/model`; None from another server."""
     response = get(f"{base}/model")
-    answer: dict[str, Any] | None = response.json() if response else None
-    return answer
+    try:
+        answer = response.json() if response else None
+    except ValueError:  # a page, for example
+        answer = None
+    return answer if isinstance(answer, dict) else None
+
+
+def served(base: str) -> Served | None:
+    """Returns the server's default model with its documented examples; None from another server."""
+    model, documented = describe(base) or {}, get(f"{base}/openapi.json")
+    if "name" not in model or documented is None:
+        return None
+    bodies = {}
+    for path, methods in documented.json()["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        body = content.get("application/json", {})
+        values = [each["value"] for each in body.get("examples", {}).values()]  # the default model first
+        if "example" in body or values:
+            bodies[path] = body.get("example") or values[0]
+    fields = model["example"] if isinstance(model["example"], dict) else {}
+    is_photo = "image" in fields
+    return Served(model["name"], bodies, fields.get("image" if is_photo else "text"), is_photo)
 
 
 @dataclass(frozen=True)
@@ -44,7 +81,11 @@ class Scrape:
         if response is None:
             return None
         samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
-        for family in text_string_to_metric_families(response.text):
+        try:
+            families = [*text_string_to_metric_families(response.text)]
+        except ValueError:  # a page, for example
+            return None
+        for family in families:
             for sample in family.samples:
                 labels = sorted(item for item in sample.labels.items() if item[0] != "model")
                 samples[sample.name, tuple(labels)] += sample.value

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import psutil
@@ -16,9 +17,9 @@ from servery.load.http_client import Connections, address, post
 from servery.load.loops import Arrivals, ClosedLoop, OpenLoop, one_window, windows_of
 from servery.load.measured import Measured
 from servery.load.other_wires import GrpcClient, TcpClient, WireClient, call, frame
-from servery.load.payloads import NOT_HTTP, Payload, Protocol
+from servery.load.payloads import NOT_HTTP, PHOTOS, TEXTS, Payload, Protocol, Served
 from servery.load.recorder import Recorder, merged, ms
-from servery.load.server_side import Scrape
+from servery.load.server_side import Scrape, served
 
 T = TypeVar("T")
 
@@ -132,6 +133,8 @@ class Target:
 
     url: str
     photos: list[bytes]
+    """Images or texts; if empty, the example of the server's model, or an image if it takes one."""
+
     protocol: Protocol = Protocol.JSON
     key: str | None = None
     motor: str = "python"
@@ -140,16 +143,33 @@ class Target:
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
+        address(self.url)
         if (self.protocol in NOT_HTTP) != (self.port is not None):
             raise ValueError("--port is required for grpc and tcp, and not allowed for other protocols")
+        if self.motor not in ("python", "wrk"):
+            raise ValueError(f"--motor must be python or wrk, not {self.motor}")
         if self.motor == "wrk" and self.protocol in NOT_HTTP:
             raise ValueError("wrk supports HTTP only")
         if self.motor == "wrk" and shutil.which("wrk") is None:
             raise ValueError("wrk is not installed")
 
+    @cached_property
+    def served(self) -> Served:
+        """The server's model. Raises OSError."""
+        return served(self.url) or (TEXTS if self.protocol is Protocol.TEXT else PHOTOS)
+
+    @property
+    def items(self) -> list[bytes] | list[None]:
+        """Images or texts to send; None stands for the model's example. Raises ValueError."""
+        if self.photos and self.served.item is None:
+            raise ValueError(f"the model {self.served.name} takes neither photos nor texts")
+        if self.photos or self.served.item is None:
+            return self.photos or [None]
+        return payloads.photos(payloads.SAMPLE) if self.served.is_photo else [self.served.item.encode()]
+
     def payloads(self) -> list[Payload]:
-        """Returns the HTTP requests, with the API key."""
-        made = [payloads.payload(photo, self.protocol) for photo in self.photos]
+        """Returns the HTTP requests, with the API key. Raises OSError and ValueError."""
+        made = [payloads.payload(item, self.protocol, self.served) for item in self.items]
         extra = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return [Payload(p.path, {**p.headers, **extra}, p.body) for p in made]
 
@@ -163,11 +183,11 @@ class Target:
         return TcpClient(host, self.port)
 
     def wire(self) -> list[bytes]:
-        """Returns the requests as bytes."""
+        """Returns the requests as bytes. Raises OSError and ValueError."""
         if self.protocol is Protocol.GRPC:
-            return [call(photo) for photo in self.photos]
+            return [call(item, self.served) for item in self.items]
         if self.protocol is Protocol.TCP:
-            return [frame(photo, self.key) for photo in self.photos]
+            return [frame(item, self.key, self.served) for item in self.items]
         return [post(self.url, p.path, p.headers, p.body) for p in self.payloads()]
 
     def exactly(self, total: int, senders: int) -> Measured:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.errors import ConfigurationError
+
 JSON = {"Content-Type": "application/json"}
 SCRIPT = """
 local bodies, requests, last = {}, {}, 0
@@ -67,7 +69,10 @@ def run(
     seconds: float,
     headers: Mapping[str, str] = JSON,
 ) -> Load:
-    """Posts the bodies in turn over `connections` connections, in a closed loop."""
+    """Posts the bodies in turn over `connections` connections, in a closed loop.
+
+    Raises ConfigurationError if wrk fails.
+    """
     bodies = [body] if isinstance(body, bytes) else body
     fields = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items())
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +81,10 @@ def run(
         script = Path(folder, "post.lua")
         script.write_text(SCRIPT % (len(bodies), Path(folder, "body"), fields))
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "20s"]
-        output = subprocess.run(  # noqa: S603 wrk, with our own arguments
-            [*command, "-s", str(script), url], capture_output=True, text=True, check=True
-        ).stdout
-    return Load(**json.loads(output.strip().splitlines()[-1]))
+        done = subprocess.run(  # noqa: S603 wrk, with our own arguments
+            [*command, "-s", str(script), url], capture_output=True, text=True, check=False
+        )
+    lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
+    if done.returncode or not done.stdout.rstrip().endswith("}"):
+        raise ConfigurationError(f"wrk failed: {lines[-1]}")
+    return Load(**json.loads(done.stdout.strip().splitlines()[-1]))

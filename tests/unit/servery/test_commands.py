@@ -1,10 +1,12 @@
 """The group of commands, and what is said where an extra is missing."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from servery import extras, serve
-from servery.commands import COMMANDS, app
+from servery.commands import COMMANDS, Command, app
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -26,3 +28,11 @@ def test_a_backend_without_its_extra_is_one_sentence(monkeypatch: pytest.MonkeyP
     result = CliRunner().invoke(app, ["serve", "--backend=pt"])
     assert result.exit_code == 1
     assert result.output == "servery serve: this needs the extra pt: pip install '.[pt]'\n"
+
+
+def test_a_file_that_cannot_be_used_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Command, "load", lambda _: lambda **_: tmp_path.read_text())
+    result = CliRunner().invoke(app, ["load"])
+    assert (result.exit_code, result.output) == (1, f"servery load: {tmp_path}: Is a directory\n")

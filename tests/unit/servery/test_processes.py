@@ -1,9 +1,14 @@
-"""The signals that end the launcher, whenever they arrive."""
+"""The signals that end the launcher, whenever they arrive, and the servers that it waits for."""
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
 
+import pytest
+
+from servery import processes
 from tests import servers
 
 INTERRUPTED = """
@@ -55,3 +60,27 @@ print(alive, child.wait(30))
         [sys.executable, "-c", program], cwd=servers.ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"True {-signal.SIGKILL}\n"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"SSH-2.0-any\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n<html>",
+        b"HTTP/1.1 200 OK\r\n\r\n[1]",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\n\xff",
+    ],
+)
+def test_what_another_program_answers_is_nothing(reply: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert processes.answer(f"http://127.0.0.1:{listener.getsockname()[1]}/health/ready") == {}

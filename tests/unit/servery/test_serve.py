@@ -173,6 +173,7 @@ def test_the_page_gets_the_file_of_its_password(started: dict[str, object], tmp_
         (["nowhere"], "no model in nowhere: there is no such folder"),
         (["--host=192.0.2.1", "--port=0"], "cannot listen on SERVING_HOST=192.0.2.1 SERVING_PORT=0: "),
         (["--port=0", "--ui-host=a..b"], "cannot listen on UI_HOST=a..b UI_PORT=0: "),
+        (["--host", "\xe9" * 70, "--port=0"], "cannot listen on SERVING_HOST=\xe9"),
     ],
 )
 def test_a_mistake_is_one_sentence(started: dict[str, object], arguments: list[str], words: str) -> None:

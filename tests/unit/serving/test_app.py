@@ -1,16 +1,19 @@
 """What nobody has foreseen in a handler, as the client is told of it, and what is said at start."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import httpx
 import pytest
 
+from serving.__main__ import serve
 from serving.app import create_app
 from serving.cluster.parent import Cluster
 from serving.engine.provider import EnginePlan, LocalEngines
 from serving.errors import ConfigurationError
 from serving.model import configured_models
+from serving.server import cannot_listen
 from serving.settings import Settings
 from tests.fake import BACKEND
 
@@ -72,3 +75,16 @@ def test_a_store_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
     settings = Settings(model_store=tmp_path).model_copy(update={"model_store": tmp_path / "none"})
     with pytest.raises(ConfigurationError, match="none cannot be read: No such file"):
         create_app(settings, BACKEND)
+
+
+@pytest.mark.parametrize("package", ["os", "", ".x", "no_such_package", "tests"])
+def test_a_package_that_is_no_backend_is_refused(package: str) -> None:
+    with pytest.raises(ConfigurationError, match="there is no package"):
+        serve(package, {})
+
+
+def test_a_host_that_no_machine_can_have_is_refused() -> None:
+    wrong = Settings(host="\xe9" * 70)
+    expected = pytest.raises(ConfigurationError, match="cannot listen on SERVING_HOST=\xe9")
+    with expected, socket.socket() as listener, cannot_listen(wrong):
+        listener.bind((wrong.host, 0))

@@ -124,6 +124,8 @@ def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path
     empty = tmp_path / "empty.tsv"
     empty.write_text("sentence\tlabel\n \t1\n")
     assert "has no sentence that the model takes" in export(folder, "--calibrate", empty)
+    (latin := tmp_path / "latin.tsv").write_bytes("caf\xe9\t1\n".encode("latin-1"))
+    assert f"{latin} is not text in UTF-8" in export(folder, "--calibrate", latin)
     (tmp_path / "other.tsv").write_text("bandu\n")
     said = export(folder, "--calibrate", tmp_path / "other.tsv", "--file", empty)
     assert "cannot be loaded" in said
