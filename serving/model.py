@@ -70,8 +70,8 @@ class Model:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             raise ConfigurationError(f"{path} is invalid: {in_words(error)}") from error
-        own = {"name": name or description.name, "version": version or description.version}
-        model = cls(folder, description.model_copy(update=own))
+        changes = {"name": name or description.name, "version": version or description.version}
+        model = cls(folder, description.model_copy(update=changes))
         model.digest = hashlib.sha256(content).hexdigest()
         return model
 

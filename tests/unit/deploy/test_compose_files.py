@@ -32,8 +32,10 @@ OF_ALL_MODELS = {  # have no label `model`
     "serving_web_cpu_seconds_total",
 }
 OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
+    "docker-compose-feedback",
     "docker-compose-gpu",
     "docker-compose-models",
+    "docker-compose-ports",
     "docker-compose-secrets",
     "docker-compose-secrets-jupyter",
     "docker-compose-secrets-page",
@@ -112,10 +114,29 @@ def test_variables_are_settings(path: Path, name: str, service: dict[str, Any]) 
 def test_the_service_gets_every_setting_that_is_not_the_containers_own() -> None:
     service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
     missing = {f for f in Settings.model_fields if f"SERVING_{f.upper()}" not in service["environment"]}
-    files = {"model_dir", "model_sha256", "secrets_dir", "tensorrt_cache"}
     gpu = {"devices", "gpu_memory_fraction"}  # docker-compose-gpu.yaml
-    ports = {f for f in missing if f.startswith(("grpc_", "tcp_"))}  # not published
-    assert missing == files | gpu | ports | {"host", "port"}
+    assert missing == gpu | {"host", "port", "secrets_dir"}
+
+
+def test_the_page_gets_every_setting_of_feedback_and_of_limits() -> None:
+    page = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["flask"]
+    missing = {f for f in PageSettings.model_fields if f"UI_{f.upper()}" not in page["environment"]}
+    assert not [field for field in missing if re.search("^feedback_|_s$|_mb$|threads", field)]
+
+
+def test_ports_that_are_published_are_those_that_the_service_opens() -> None:
+    files = yaml.safe_load((DOCKER / "docker-compose-ports.yaml").read_text())
+    (service,) = files["services"].values()
+    opened = [environment_of(service)[f"SERVING_{name}_PORT"] for name in ("GRPC", "TCP")]
+    assert [port.partition("}:")[2].partition("}:")[2] for port in service["ports"]] == opened
+
+
+def test_feedback_is_kept_where_a_folder_is_mounted() -> None:
+    files = yaml.safe_load((DOCKER / "docker-compose-feedback.yaml").read_text())
+    (service,) = files["services"].values()
+    (mounted,) = service["volumes"]
+    assert environment_of(service)["UI_FEEDBACK_DIR"] == mounted["target"]
+    assert not mounted.get("read_only")
 
 
 def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
@@ -128,7 +149,7 @@ def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
     assert {name for name in used if not name.startswith("SERVING_")} <= named
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "models", "secrets", "secrets-page"])
+@pytest.mark.parametrize("overlay", ["feedback", "gpu", "models", "secrets", "secrets-page"])
 def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     """What an overlay only adds to must be there: compose refuses a service without an image."""
     added, single, several = (
