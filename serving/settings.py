@@ -102,8 +102,8 @@ class Settings(BaseSettings):
     """Folder for TensorRT's engines. If set, fastapi_onnx uses TensorRT on a GPU."""
 
     instances: AtMost1024 | Literal["auto"] = "auto"
-    """Workers per device. `auto`: on a CPU, one per usable core for the default model, and 1 for each
-    other model; on a GPU, 1."""
+    """Workers per device. `auto`: on a CPU, for the default model the number of usable cores divided by
+    `SERVING_INTRA_OP_THREADS`, and 1 for each other model; on a GPU, 1."""
 
     intra_op_threads: AtMost1024 = 1
     """Threads per instance for one batch on a CPU."""
@@ -212,12 +212,14 @@ class Settings(BaseSettings):
     """Origins, separated by commas, whose pages may call the API from a browser. If empty, none."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`info`: one line per request. `warning`: only failures. If more than 20 requests are refused (503)
+    """`debug`: also health checks and `/metrics`. `info`: one line per request. `warning`: failures with a
+    status from 500, except 503, and models that are loaded or unloaded. `error`: what can't be served. If
+    more than 20 requests are refused (503)
     within a second, one line counts the others; `debug` logs all of them."""
 
     log_format: Literal["json", "console"] = "json"
-    """`json`: one object per line, for machines. `console`: easier for people to read; `servery serve`
-    uses it unless this variable is set."""
+    """`json`: one object per line, for machines. `console`: easier for people to read. If it is not set,
+    `servery serve` uses `console`."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")] | None = None
     """Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives traces, such as
