@@ -18,7 +18,10 @@ def main() -> None:
 
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    app(prog_name="servery")
+    try:
+        app(prog_name="servery")
+    except OSError as error:  # of the help, if standard output takes nothing; commands report their own
+        sys.exit(f"servery: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,8 @@ OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision")
 """Settings that a model may have of its own."""
 
 NOT_OURS = re.compile(
-    r"SERVING_(URL|CPUS|MEMORY|TEST_.*)=.*"
-    r"|SERVING_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|\w+=(tcp|udp|sctp)://.*",
-    re.DOTALL,
+    r"(?s)SERVING_(URL|CPUS|MEMORY|TEST_.*|(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+))=.*"
+    r"|\w+=(tcp|udp|sctp)://.*"
 )
 """Variables of the client, the compose files, the tests, and Kubernetes for a Service `serving-...`."""
 
@@ -212,10 +211,10 @@ class Settings(BaseSettings):
     """Origins, separated by commas, whose pages may call the API from a browser. If empty, none."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug`: also health checks and `/metrics`. `info`: one line per request. `warning`: failures with a
-    status from 500, except 503, and models that are loaded or unloaded. `error`: what can't be served. If
-    more than 20 requests are refused (503)
-    within a second, one line counts the others; `debug` logs all of them."""
+    """`debug`: also health checks and `/metrics`. `info`: one line per request. `warning`: requests that
+    fail with 500 or more, except 503, and models that are loaded or unloaded. `error`: what can't be
+    served. If more than 20 requests are refused (503) within a second, one line counts the others;
+    `debug` logs all of them."""
 
     log_format: Literal["json", "console"] = "json"
     """`json`: one object per line, for machines. `console`: easier for people to read. If it is not set,
@@ -315,9 +314,8 @@ def unknown_variables(models: Iterable[str]) -> dict[str, str | None]:
     """
     fields = {f"SERVING_{field.upper()}" for field in Settings.model_fields}
     of_models = {variable_of_model(field, model) for model in models for field in OF_A_MODEL}
-    known = {name.removeprefix("SERVING_"): name for name in fields | of_models}
     return {
-        name: next(map(known.get, get_close_matches(name.upper()[8:], known, 1)), None)
+        name: next(iter(get_close_matches(name.upper(), fields | of_models, 1, 0.75)), None)
         for name, value in os.environ.items()
         if name.upper().startswith("SERVING_") and not NOT_OURS.fullmatch(f"{name}={value}")
         if name.upper() not in fields and name not in of_models

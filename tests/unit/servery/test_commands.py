@@ -1,5 +1,7 @@
 """The group of commands, and what is said where an extra is missing."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 
 from servery import extras, serve
 from servery.commands import COMMANDS, Command, app
+from serving.settings import ROOT
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -36,3 +39,21 @@ def test_a_file_that_cannot_be_used_is_one_sentence(
     monkeypatch.setattr(Command, "load", lambda _: lambda **_: tmp_path.read_text())
     result = CliRunner().invoke(app, ["load"])
     assert (result.exit_code, result.output) == (1, f"servery load: {tmp_path}: Is a directory\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [(["--help"], "servery"), (["check", "--help"], "check")]
+)
+def test_a_standard_output_that_is_full_is_one_sentence(arguments: list[str], name: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "servery", *arguments],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"{name}: No space left on device\n")
+    assert done.stderr.count("\n") == 1

@@ -83,10 +83,10 @@ def test_a_model_without_a_model_json_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").touch()
     places = (tmp_path, tmp_path / "net.onnx")
     settings = [Settings(model_dir=place, model_sha256=["0" * 64]) for place in places]
-    with pytest.raises(ConfigurationError, match=r"is set, which needs a model\.json"):
+    with pytest.raises(ConfigurationError, match=r"there is no model\.json"):
         configured_models(settings[0])
     digest = digest_of(write(tmp_path))  # of the folder's model.json, which the file does not use
-    with pytest.raises(ConfigurationError, match=r"net\.onnx is not served: SERVING_MODEL_SHA256"):
+    with pytest.raises(ConfigurationError, match=r"net\.onnx is refused: SERVING_MODEL_SHA256"):
         configured_models(Settings(model_dir=places[1], model_sha256=[digest]))
 
 

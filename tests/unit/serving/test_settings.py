@@ -134,6 +134,7 @@ def test_a_models_wrong_settings_are_named(
         ("SERVING_QUEUE_SIZE__FOOD11", "SERVING_QUEUE_SIZE"),
         ("SERVING_INSTANCES_FOOD11", "SERVING_INSTANCES__FOOD11"),
         ("SERVING_PORTS", "SERVING_PORT"),
+        ("SERVING_CORS_ORIGIN", "SERVING_CORS_ORIGINS"),
         ("SERVING_XYZZY", None),
     ],
 )
