@@ -63,7 +63,7 @@ class Cluster:
     def run(self) -> int:
         """Serves and returns the exit code. Raises ConfigurationError if the service cannot start."""
         configure_logging(self._settings)
-        warn_of_unknown_variables([*self._models, *stored_models(self._settings)])
+        warn_of_unknown_variables([*self._registry.models, *stored_models(self._settings)])
         asyncio.run(self._serve())
         return 0
 
