@@ -31,6 +31,7 @@ from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.documentation import describe_models
 from serving.protocols.pipeline import Pipeline
 from serving.protocols.tcp import TcpServer
+from serving.protocols.v2 import codec
 from serving.protocols.v2 import http as v2
 from serving.settings import Settings
 from serving.tasks.registry import planner
@@ -38,15 +39,17 @@ from serving.tasks.registry import planner
 if TYPE_CHECKING:
     from serving.http.tracing import Tracer
 
-CORS_REQUEST_HEADERS = [
-    "Authorization",
-    "Content-Type",
-    "X-Priority",
+CORS_RESPONSE_HEADERS = [
+    "Accept-Encoding",
+    "Allow",
+    codec.HEADER,
+    "Retry-After",
+    "Server-Timing",
+    "WWW-Authenticate",
+    "X-Input-Truncated",
     "X-Request-ID",
-    "X-Request-Timeout-Ms",
-    "traceparent",
 ]
-CORS_RESPONSE_HEADERS = ["X-Request-ID", "Server-Timing", "X-Input-Truncated", "Retry-After"]
+"""Headers of our responses that a browser would hide from a page of another origin."""
 
 
 def create_app(settings: Settings, backend: str, registry: RegistryAccess | None = None) -> FastAPI:
@@ -120,8 +123,8 @@ def middleware_stack(
         stack = CORSMiddleware(
             stack,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=CORS_REQUEST_HEADERS,
+            allow_methods=sorted(set().union(*(getattr(route, "methods", ()) for route in app.routes))),
+            allow_headers=["*"],  # as any other client: unknown headers are ignored
             expose_headers=CORS_RESPONSE_HEADERS,
         )
     return AccessLogMiddleware(stack, metrics, tracer)

@@ -1,4 +1,4 @@
-"""What nobody has foreseen in a handler, as the client is told of it, and what is said at start."""
+"""The application without a server: unforeseen errors, calls of other origins, and words at the start."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from serving.__main__ import serve
 from serving.app import create_app
 from serving.cluster.parent import Cluster
 from serving.engine.registry import EnginePlan, LocalRegistry
-from serving.errors import ConfigurationError
+from serving.errors import ConfigurationError, ServingError
 from serving.model import configured_models, stored_models
 from serving.server import cannot_listen
 from serving.settings import Settings
@@ -87,3 +87,57 @@ def test_a_host_that_no_machine_can_have_is_refused() -> None:
     expected = pytest.raises(ConfigurationError, match="cannot listen on SERVING_HOST=\xe9")
     with expected, socket.socket() as listener, cannot_listen(wrong):
         listener.bind((wrong.host, 0))
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> httpx.AsyncClient:
+    """A client of an application that pages of http://page.example may call."""
+    monkeypatch.setattr("serving.app.configure_logging", lambda _: None)
+    settings = Settings(cors_origins=["http://page.example"])
+    transport = httpx.ASGITransport(create_app(settings, BACKEND))
+    return httpx.AsyncClient(transport=transport, base_url="http://x")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "header"),
+    [
+        ("/predict", "POST", "x-request-timeout-ms"),
+        ("/predict", "POST", "content-encoding, content-type"),
+        ("/predict", "POST", "authorization,traceparent,tracestate,baggage"),
+        ("/v2/models/m/infer", "POST", "inference-header-content-length"),
+        ("/predictions/m", "PUT", "content-type"),
+        ("/model", "HEAD", "x-request-id"),
+    ],
+)
+def test_a_listed_origin_may_send_what_the_api_takes(
+    client: httpx.AsyncClient, path: str, method: str, header: str
+) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        asked = {"Method": method, "Headers": header}
+        headers = {f"Access-Control-Request-{name}": value for name, value in asked.items()}
+        return asyncio.run(client.options(path, headers={"Origin": origin, **headers}))
+
+    answer = preflight("http://page.example")
+    assert answer.status_code == 200, answer.text
+    assert method in answer.headers["Access-Control-Allow-Methods"]
+    assert answer.headers["Access-Control-Allow-Headers"] == header
+    assert preflight("http://other.example").status_code == 400
+
+
+def test_methods_that_no_route_has_are_not_allowed(client: httpx.AsyncClient) -> None:
+    headers = {"Origin": "http://page.example", "Access-Control-Request-Method": "DELETE"}
+    assert asyncio.run(client.options("/predict", headers=headers)).status_code == 400
+
+
+def test_a_listed_origin_may_read_every_header_of_an_answer(client: httpx.AsyncClient) -> None:
+    answer = asyncio.run(client.get("/health/live", headers={"Origin": "http://page.example"}))
+    exposed = set(answer.headers["Access-Control-Expose-Headers"].lower().split(", "))
+    of_errors = {name for kind in subclasses(ServingError) for name in kind("").headers}
+    wanted = {"Inference-Header-Content-Length", "X-Request-ID", "Server-Timing", "X-Input-Truncated"}
+    wanted |= {"Accept-Encoding", "Allow", *of_errors} - {"Connection"}  # a browser's own business
+    assert exposed == {name.lower() for name in wanted}
+
+
+def subclasses(kind: type[ServingError]) -> set[type[ServingError]]:
+    """Returns all classes of errors."""
+    return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))
