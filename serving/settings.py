@@ -179,7 +179,9 @@ class Settings(BaseSettings):
     """Maximum size of an answer in bytes, measured on the network's outputs before they become JSON."""
 
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
-    """Memory limit in bytes for buffered request bodies; further requests get 503 `overloaded`."""
+    """Memory limit in bytes for the request bodies that one web process buffers, also while it
+    decompresses them; further requests get 503 `overloaded`. Paths that need no key have a second limit
+    of the same size."""
 
     max_image_pixels: PositiveInt = 50_000_000
     """Maximum width times height of an image, checked before decoding."""

@@ -90,6 +90,7 @@ class Slots:
 
     def __init__(self, client: "EngineClient", indices: list[int]) -> None:
         self.client = client
+        self.acquired_at = time.monotonic()
         self.indices = indices
         self.futures: list[asyncio.Future[ItemResult]] = []
         """Results of all items queued so far, in order."""

@@ -1,6 +1,7 @@
 """Reads request bodies within limits and encodes responses: JSON, forms, gzip and deflate.
 
-A body that decompresses to more than its limit is refused. Called by the protocols.
+A body that decompresses to more than its limit is refused. The bytes count as held in steps while they
+are decompressed. Called by the protocols.
 """
 
 import asyncio
@@ -32,7 +33,11 @@ MAX_PARTS = 16
 FORM_CONFIG = {"MAX_MEMORY_FILE_SIZE": None}  # keeps files in memory instead of writing to disk
 MAX_BOUNDARY = 70  # RFC 2046
 MAX_CONTENT_TYPE = 1024  # characters; the parser's time grows with their square
-WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}  # RFC 1952, RFC 1950
+GZIP = zlib.MAX_WBITS | 16  # RFC 1952
+WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": zlib.MAX_WBITS}  # the last: RFC 1950
+MAX_MEMBERS = 4096  # of a gzip body; each costs time, even if it is empty
+STEP = 256 * 1024  # bytes that are decompressed before they are counted
+STEPS_AT_ONCE = 4
 FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of zero, RFC 9110
 LARGE = 64 * 1024  # bytes; larger bodies are processed on a thread
 FAST = 1
@@ -50,68 +55,99 @@ class BodyReader:
         self.max_bytes = max_bytes
         self.max_buffered_bytes = max_buffered_bytes
         self.timeout_s = timeout_s
-        self._buffered = 0
+        self.buffered = 0
+        self.unpacking = asyncio.Semaphore(STEPS_AT_ONCE)
 
-    def read(self, request: Request) -> AbstractAsyncContextManager[bytes]:
+    def read(self, request: Request) -> "AbstractAsyncContextManager[Body]":
         """Reads the whole body of an HTTP request, plain or in gzip or deflate; see `collect`.
 
         Raises UnsupportedMediaTypeError for other encodings, and what `collect` raises.
         """
-        encoding = content_encoding(request.headers.get("content-encoding"))
+        coding = content_coding(request.headers.getlist("content-encoding"))
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
             raise self._too_large()
-        return self.collect(request.stream(), encoding)
+        return self.collect(request.stream(), coding)
 
     def _too_large(self) -> PayloadTooLargeError:
         return PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
 
     @asynccontextmanager
     async def collect(
-        self, stream: AsyncIterable[bytes], encoding: str | None = None
-    ) -> AsyncIterator[bytes]:
-        """Joins all chunks and decompresses them; the body counts as held until the block ends.
+        self, stream: AsyncIterable[bytes], coding: str | None = None
+    ) -> "AsyncIterator[Body]":
+        """Joins all chunks; the body counts as held until the block ends.
 
-        Raises PayloadTooLargeError, SlowBodyError, OverloadedError or InvalidBodyError.
+        Raises PayloadTooLargeError, SlowBodyError or OverloadedError.
         """
-        chunks, size = [], 0
+        body, chunks = Body(self, coding), []
         try:
             try:
                 async with asyncio.timeout(self.timeout_s):
                     async for chunk in stream:
-                        size += len(chunk)
-                        self._buffered += len(chunk)
-                        if size > self.max_bytes:
+                        if body.size + len(chunk) > self.max_bytes:
                             raise self._too_large()
-                        self._check_room()
+                        body.hold(len(chunk))
                         chunks.append(chunk)
             except TimeoutError as error:
                 text = f"the body did not arrive within {self.timeout_s:g} s"
                 raise SlowBodyError(text) from error
-            body = b"".join(chunks)
+            body.content = b"".join(chunks)
             del chunks
-            if encoding:
-                body = await asyncio.to_thread(unpack, body, encoding, self.max_bytes)
-                size += len(body)
-                self._buffered += len(body)
-                self._check_room()
             yield body
         finally:
-            self._buffered -= size
+            self.buffered -= body.size
 
     @contextmanager
     def held(self, size: int) -> Iterator[None]:
         """Counts a message of `size` bytes that was read elsewhere. Raises OverloadedError."""
-        self._buffered += size
+        body = Body(self)
         try:
-            self._check_room()
+            body.hold(size)
             yield
         finally:
-            self._buffered -= size
+            self.buffered -= size
 
-    def _check_room(self) -> None:
-        if self._buffered > self.max_buffered_bytes:
+
+class Body:
+    """A body that has arrived, possibly compressed, and the bytes that it counts for."""
+
+    def __init__(self, reader: BodyReader, coding: str | None = None) -> None:
+        self.content = b""
+        self.size = 0
+        """Bytes that count as held."""
+
+        self._reader = reader
+        self._coding = coding
+
+    def hold(self, more: int) -> None:
+        """Counts more bytes as held. Raises OverloadedError."""
+        self.size += more
+        self._reader.buffered += more
+        if self._reader.buffered > self._reader.max_buffered_bytes:
             raise OverloadedError("the memory for request bodies is full")
+
+    async def unpacked(self) -> bytes:
+        """Returns the body, decompressed on a thread.
+
+        Raises InvalidBodyError, PayloadTooLargeError or OverloadedError.
+        """
+        if self._coding:
+            parts, before = [b""], self.size
+            steps = unpack(self.content, self._coding)
+            while (part := await self._step(steps)) is not None:
+                if self.size - before > (most := self._reader.max_bytes):
+                    raise PayloadTooLargeError(f"the body decompresses to more than {most} bytes")
+                parts.append(part)
+            self.hold(-len(self.content))
+            self.content = b"".join(parts)
+        return self.content
+
+    async def _step(self, steps: Iterator[bytes]) -> bytes | None:
+        async with self._reader.unpacking:
+            part = await asyncio.to_thread(next, steps, None)
+            self.hold(len(part or b""))
+        return part
 
 
 def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
@@ -211,28 +247,40 @@ def only_file(parts: Sequence[FormPart], fields: Sequence[str], nameless: bool =
     return files[0]
 
 
-def content_encoding(header: str | None) -> str | None:
-    """Returns the encoding of a body, or None. Raises UnsupportedMediaTypeError."""
-    name = (header or "identity").strip().lower()
-    if name == "identity":
-        return None
-    if name not in WINDOW_BITS:
-        raise UnsupportedMediaTypeError(f"the content encoding {name[:40]!r} is not supported")
-    return name
+def content_coding(headers: Sequence[str]) -> str | None:
+    """Returns the coding of a body, or None; several headers are one list (RFC 9110).
+
+    Raises UnsupportedMediaTypeError.
+    """
+    codings = [name.strip().lower() for name in ",".join(headers).split(",")]
+    codings = [name for name in codings if name not in ("", "identity")]
+    if len(codings) > 1 or not set(codings) <= WINDOW_BITS.keys():
+        text = f"the content encoding {', '.join(codings)[:80]!r} is not supported"
+        raise UnsupportedMediaTypeError(text, {"Accept-Encoding": "gzip, deflate"})
+    return codings[0] if codings else None
 
 
-def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompresses a body to at most `limit` bytes. Raises InvalidBodyError or PayloadTooLargeError."""
-    stream = zlib.decompressobj(WINDOW_BITS[encoding])
-    try:
-        content = stream.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise InvalidBodyError(f"the body is not valid {encoding}: {error}") from error
-    if len(content) > limit:
-        raise PayloadTooLargeError(f"the body decompresses to more than {limit} bytes")
-    if not stream.eof or stream.unused_data:
-        raise InvalidBodyError(f"the body is not a single complete {encoding} stream")
-    return content
+def unpack(body: bytes, coding: str) -> Iterator[bytes]:
+    """Yields the content of a compressed body in parts of up to STEP bytes. Raises InvalidBodyError.
+
+    A gzip body may have several members.
+    """
+    left, members = memoryview(body), 0
+    while left or not members:
+        members += 1
+        if members > (MAX_MEMBERS if WINDOW_BITS[coding] == GZIP else 1):
+            raise InvalidBodyError(f"the body has more than {members - 1} {coding} streams")
+        stream = zlib.decompressobj(WINDOW_BITS[coding])
+        while not stream.eof:
+            given = left[:STEP]  # zlib copies what it leaves over
+            try:
+                part = stream.decompress(given, STEP)
+            except zlib.error as error:
+                raise InvalidBodyError(f"the body is not valid {coding}: {error}") from error
+            left = left[len(given) - len(stream.unused_data or stream.unconsumed_tail) :]
+            if not part and not given:
+                raise InvalidBodyError(f"the body ends within its {coding} stream")
+            yield part
 
 
 def accepted_encoding(header: str | None) -> str | None:

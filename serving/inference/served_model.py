@@ -1,13 +1,15 @@
 """One model version in service: from a task's inputs or a client's tensors to the answer.
 
-The steps are: acquire slots, preprocess (on the event loop or a thread), pass the items to the workers,
-await their outputs, postprocess. A request holds its slots from the first step to its answer, so that
-overload is detected before any work is done. Created by `service.py`, called by the protocols.
+The steps are: acquire slots, decode the body (in the protocols), preprocess (on the event loop or a
+thread), pass the items to the workers, await their outputs, postprocess. A request holds its slots from
+the first step to its answer, so that overload is detected before any work is done. Created by
+`service.py`, called by the protocols.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 
 from serving.engine import gpu_monitor
-from serving.engine.client import EngineClient, ItemResult
+from serving.engine.client import EngineClient, ItemResult, Slots
 from serving.engine.memory import Health
 from serving.engine.registry import EngineHandle
 from serving.engine.statistics import BatchTotals, Timings, Totals
@@ -182,9 +184,9 @@ class ServedModel:
         self.client.close()
         self.handle.release()
 
-    def check_open(self) -> None:
-        """Raises DrainingError or UnavailableError if no requests are accepted."""
-        if self.draining:
+    def check_open(self, is_new: bool = True) -> None:
+        """Raises DrainingError or UnavailableError if no requests, or no new ones, are accepted."""
+        if self.draining and is_new:
             raise DrainingError("the service is shutting down")
         if self.client.health is Health.DOWN:
             raise UnavailableError("no worker is ready")
@@ -245,13 +247,40 @@ class ServedModel:
 
     # inference
 
-    async def predict(self, inputs: Sequence[Input], top_k: int, options: RequestOptions) -> Answer:
+    @asynccontextmanager
+    async def admitted(self, options: RequestOptions, signature: int = 0) -> AsyncIterator[Slots]:
+        """Holds a slot for a request whose body has arrived; the deadline cuts off the block.
+
+        A drain that began after `refuse_if_full` doesn't refuse the request. Counts it in the
+        statistics if it fails. Raises OverloadedError, UnavailableError or DeadlineExceededError.
+        """
+        self.check_open(is_new=False)
+        admitted_at = time.monotonic()
+        self._traffic.note(self.description.name, admitted_at)
+        try:
+            with self.client.acquire(options.bulk) as slots:
+                async with asyncio.timeout(options.timeout_ms / 1000):
+                    yield slots
+        except BaseException as error:
+            self.client.statistics.failed(signature, time.monotonic() - admitted_at)
+            if isinstance(error, TimeoutError | DeadlineExceededError):
+                self._metrics.expired.inc()
+                raise DeadlineExceededError(
+                    "the request was not answered before its deadline"
+                ) from error
+            if isinstance(error, asyncio.CancelledError):
+                self._metrics.cancelled.inc()
+            raise
+
+    async def predict(
+        self, inputs: Sequence[Input], top_k: int, options: RequestOptions, slots: Slots
+    ) -> Answer:
         """Returns the best candidates for each input; the inputs are admitted together or not at all.
 
         If one input fails, the whole request fails. Cancelling the asyncio task frees the slots; items
         that no worker has started are never computed. Raises what `Input.read` and the task raise,
-        InvalidRequestError for more than `largest_request` inputs, OverloadedError, DrainingError,
-        UnavailableError, DeadlineExceededError, InternalError or WorkerCrashedError.
+        InvalidRequestError for more than `largest_request` inputs, OverloadedError, UnavailableError,
+        DeadlineExceededError, InternalError or WorkerCrashedError.
         """
 
         async def preprocess(first: int, count: int) -> list[Prepared]:
@@ -267,11 +296,11 @@ class ServedModel:
         signature = self.task.request_signature or 0
         finish = partial(self._postprocess, top_k, options.bulk)
         candidates, timings = await self._compute(
-            signature, len(inputs), items, preprocess, finish, options
+            signature, len(inputs), items, preprocess, finish, options, slots
         )
         return Answer(self.task, candidates, [], timings)
 
-    async def infer(self, inputs: Sequence[Array], options: RequestOptions) -> Answer:
+    async def infer(self, inputs: Sequence[Array], options: RequestOptions, slots: Slots) -> Answer:
         """Computes the network's outputs for tensors; `inputs` has an array [N, *shape] for each input.
 
         The client chose the numbers, so the outputs may be infinite or NaN. Raises InvalidTensorError
@@ -296,7 +325,7 @@ class ServedModel:
             return [np.stack(column) for column in columns]
 
         check_count(len(inputs[0]), self.largest_request)
-        arrays, timings = await self._compute(index, 1, len(inputs[0]), check, stack, options)
+        arrays, timings = await self._compute(index, 1, len(inputs[0]), check, stack, options, slots)
         return Answer(self.task, [], arrays, timings)
 
     def check_finite(self, answer: Answer) -> None:
@@ -318,55 +347,43 @@ class ServedModel:
         prepare: Prepare,
         finish: Finish[Result],
         options: RequestOptions,
+        slots: Slots,
     ) -> tuple[Result, Timings]:
-        """Acquires slots, prepares the items, passes them through the engine, and finishes the answer.
+        """Acquires more slots, prepares the items, passes them through the engine, finishes the answer.
 
         `likely_items` estimates how many items the `count` inputs become. If there are many inputs, only
         those that the engine takes next are prepared. Counts the request in the statistics.
         """
-        self.check_open()
-        bulk = options.bulk
-        admitted_at = time.monotonic()
-        self._traffic.note(self.description.name, admitted_at)
-        deadline = admitted_at + options.timeout_ms / 1000
-        prepared: list[Prepared] = []
-        try:
-            together = self.client.most_queued(signature)
-            most = self._most_slots(together)
-            with self.client.acquire(bulk, min(likely_items, most)) as slots:
-                async with asyncio.timeout(options.timeout_ms / 1000):
-                    while len(prepared) < count:
-                        part = await prepare(len(prepared), together)
-                        items = [item for request in part for item in request.items]
-                        if not prepared:
-                            needed = len(items) + count - len(part)
-                            slots.resize(min(needed, most), bulk)
-                            submitted_at = time.monotonic()
-                        await slots.submit(signature, items, deadline, bulk)
-                        for request in part:
-                            request.items = [()] * len(request.items)  # the slots have the arrays now
-                        prepared += part
-                    outcomes = await slots.results()
-                    result = await finish(prepared, outcomes)
-        except BaseException as error:
-            self.client.statistics.failed(signature, time.monotonic() - admitted_at)
-            if isinstance(error, TimeoutError | DeadlineExceededError):
-                self._metrics.expired.inc()
-                raise DeadlineExceededError(
-                    "the request was not answered before its deadline"
-                ) from error
-            if isinstance(error, asyncio.CancelledError):
-                self._metrics.cancelled.inc()
-            raise
+        bulk, prepared = options.bulk, list[Prepared]()
+        deadline = slots.acquired_at + options.timeout_ms / 1000
+        together = self.client.most_queued(signature)
+        most = self._most_slots(together)
+        likely = min(likely_items, most)
+        self.client.check_free(bulk, likely - 1)
+        slots.resize(likely, bulk)
+        async with asyncio.timeout(deadline - time.monotonic()):
+            while len(prepared) < count:
+                part = await prepare(len(prepared), together)
+                items = [item for request in part for item in request.items]
+                if not prepared:
+                    needed = len(items) + count - len(part)
+                    slots.resize(min(needed, most), bulk)
+                    submitted_at = time.monotonic()
+                await slots.submit(signature, items, deadline, bulk)
+                for request in part:
+                    request.items = [()] * len(request.items)  # the slots have the arrays now
+                prepared += part
+            outcomes = await slots.results()
+            result = await finish(prepared, outcomes)
         started = min(outcome.started_at for outcome in outcomes)
         finished = max(outcome.finished_at for outcome in outcomes)
         sizes = [outcome.batch_size for outcome in outcomes]
         timings = Timings(
-            decode_s=submitted_at - admitted_at,
+            decode_s=submitted_at - slots.acquired_at,
             queue_s=started - submitted_at,
             infer_s=finished - started,
             output_s=time.monotonic() - finished,
-            admitted_at=admitted_at,
+            admitted_at=slots.acquired_at,
             batch_size=max(sizes),
             version=self.description.version,
             truncated=any(request.truncated for request in prepared),

@@ -6,7 +6,7 @@ their handlers without FastAPI's parsing. A request whose client disconnects is 
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -136,22 +136,37 @@ class Pipeline:
         context: RequestContext = request.scope["context"]
         context.model = model.description.name
         options = self.admit(request.headers, model, signature)
+
+        async def read() -> C:
+            content = await body.unpacked()
+            if inline_bytes is None or len(content) <= inline_bytes:
+                return decode(content)
+            return await self.service.threads.run(partial(decode, content), options.bulk)
+
         with model:
             async with self.reader.read(request) as body:
-                if inline_bytes is None or len(body) <= inline_bytes:
-                    call = decode(body)
-                else:
-                    call = await self.service.threads.run(partial(decode, body), options.bulk)
-                answer = await unless_disconnected(request, self.answer(call, options))
+                work = self.answer(model, options, read, signature)
+                call, answer = await unless_disconnected(request, work)
         context.set_timings(answer.timings)
         return call, answer
 
-    def answer(self, call: Call, options: RequestOptions) -> Coroutine[Any, Any, Answer]:
-        """Calls the model. Raises what `ServedModel.predict` and `infer` raise."""
-        options = options.within(call.timeout_us)
-        if call.tensors is None:
-            return call.model.predict(call.inputs, call.top_k, options)
-        return call.model.infer(call.tensors, options)
+    async def answer(
+        self,
+        model: ServedModel,
+        options: RequestOptions,
+        read: Callable[[], Awaitable[C]],
+        signature: int = 0,
+    ) -> tuple[C, Answer]:
+        """Reads a call for a model and answers it, within the time limit of an admitted request.
+
+        Raises what `ServedModel.admitted`, `predict` and `infer` raise, or RequestError.
+        """
+        async with model.admitted(options, signature) as slots:
+            call = await read()
+            options = options.within(call.timeout_us)
+            if call.tensors is None:
+                return call, await model.predict(call.inputs, call.top_k, options, slots)
+            return call, await model.infer(call.tensors, options, slots)
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

@@ -72,6 +72,9 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     timeout_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: Literal["interactive", "bulk"] = "interactive"
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    content_type: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    """Content type of the body, as in HTTP; None means the file or text itself, or JSON."""
+
     key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     """The API key; needed only in the first frame of a connection."""
 
@@ -201,6 +204,8 @@ class Connection:
         self._authorized = False
         self._tasks = asyncio.TaskGroup()
         self._reading: asyncio.Task[None] | None = None  # None after a fatal error
+        self._arriving = False  # whether an admitted request's body is arriving
+        self._finishing = False
         self._unread = 0  # remaining bytes of the body being read
         self._unanswered = 0
         self._free = asyncio.Semaphore(MAX_UNANSWERED)
@@ -221,14 +226,17 @@ class Connection:
             self._writer.close()
 
     def finish(self) -> None:
-        """Stops reading; `run` ends when the received requests have been answered."""
-        if self._reading is not None:
+        """Reads no further frame; `run` ends when the admitted requests have been answered."""
+        self._finishing = True
+        if self._reading is not None and not self._arriving:
             self._reading.cancel()
             if not self._unanswered:
                 self._writer.close()
 
     def _read_next(self) -> None:
-        self._reading = self._tasks.create_task(self._request())
+        self._arriving = False
+        if not self._finishing:
+            self._reading = self._tasks.create_task(self._request())
 
     async def _request(self) -> None:
         """Serves one frame. Raises CLIENT_LEFT, which cancels the connection's other requests."""
@@ -279,12 +287,16 @@ class Connection:
         context.model = model.description.name
         admitted = self._admitted(options, model.task)
         model.refuse_if_full(admitted.bulk)
+        self._arriving = True
         with model:
             async with pipeline.reader.collect(self._chunks()) as body:
                 self._read_next()
-                source = Input(len(body), partial(fields_from_body, model.task, body, None))
-                call = Call(model, [source], top_k=options.top_k or 1)
-                result = await pipeline.answer(call, admitted)
+                find = partial(fields_from_body, model.task, body.content, options.content_type)
+
+                async def read() -> Call:
+                    return Call(model, [Input(body.size, find)], top_k=options.top_k or 1)
+
+                _, result = await pipeline.answer(model, admitted, read)
         context.set_timings(result.timings)
         answer = result.task.to_json(result.candidates[0], options.top_k is not None)
         return {

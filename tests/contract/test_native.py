@@ -248,6 +248,40 @@ def test_a_compressed_body_is_answered_like_any_other(backend_url: str) -> None:
     check_error(response, 400, "invalid_body")
 
 
+@pytest.mark.parametrize(
+    ("codings", "body"),
+    [
+        (["x-gzip"], gzip.compress(PHOTO)),
+        (["gzip"], gzip.compress(PHOTO[:99]) + gzip.compress(PHOTO[99:])),
+        (["gzip"], gzip.compress(b"") + gzip.compress(PHOTO)),
+        (["identity", "GZip"], gzip.compress(PHOTO)),
+    ],
+    ids=["x-gzip", "two members", "an empty member", "two headers"],
+)
+def test_every_valid_coding_of_a_body(backend_url: str, codings: list[str], body: bytes) -> None:
+    parts = urlsplit(backend_url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    connection.putrequest("POST", "/predict")
+    for coding in codings:
+        connection.putheader("Content-Encoding", coding)
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    connection.close()
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
+@pytest.mark.parametrize("path", ["predict", "v2/models/food_classifier/infer", "predictions/food11"])
+def test_another_coding_is_refused_with_those_that_are_supported(
+    backend_url: str, path: str, coding: str
+) -> None:
+    headers = {"Content-Encoding": coding}
+    response = requests.post(f"{backend_url}/{path}", data=PHOTO, headers=headers, timeout=30)
+    assert response.status_code == 415
+    assert response.headers["Accept-Encoding"] == "gzip, deflate"
+
+
 def test_half_a_character_is_no_text(backend_url: str) -> None:
     headers, body = {"Content-Type": "application/json"}, b'{"image": "\\ud800"}'
     response = requests.post(f"{backend_url}/predict", data=body, headers=headers, timeout=30)

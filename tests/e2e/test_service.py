@@ -12,6 +12,7 @@ import psutil
 import pytest
 import requests
 
+from serving.http.protocol import CONTINUE
 from serving.http.request_context import HIDDEN
 from tests import servers
 from tests.e2e.conftest import SharedService
@@ -264,8 +265,18 @@ def test_sigterm_refuses_what_is_new_and_answers_what_was_accepted(
     tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
     gate = tmp_path / "gate"
-    settings = {**SETTINGS, "FAKE_GATE": str(gate)}
-    with servers.api("tests.fake", settings) as url, servers.process_of(url) as process:
+    settings = {**SETTINGS, "FAKE_GATE": str(gate), "SERVING_BODY_TIMEOUT_MS": "20000"}
+    body = command(class_index=7)
+    with (
+        servers.api("tests.fake", settings) as url,
+        servers.process_of(url) as process,
+        raw_request(url, b"") as slow,
+    ):
+        slow.settimeout(20)
+        assert slow.recv(65536).startswith(b"HTTP/1.1 400 ")
+        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        slow.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
+        assert slow.recv(65536) == CONTINUE  # so it is admitted
         accepted = senders.submit(predict, url, command(held=True))
         wait_for(lambda: metric(url, "serving_free_slots") == 3)
         process.terminate()
@@ -274,7 +285,9 @@ def test_sigterm_refuses_what_is_new_and_answers_what_was_accepted(
         assert refused.status_code == 503
         assert refused.json()["code"] == "draining"
         assert not accepted.done()
+        slow.sendall(body)
         gate.touch()
+        assert b'"prediction":"Rice"' in slow.recv(65536)
         assert accepted.result().status_code == 200
         wait_for(lambda: not listens(url))
         psutil.wait_procs([process], timeout=20)

@@ -83,9 +83,19 @@ def soon(seconds: float = 30) -> float:
     return time.monotonic() + seconds
 
 
-def within(seconds: float = 30) -> RequestOptions:
-    """The options of a request with this time limit."""
-    return RequestOptions(round(seconds * 1000))
+async def infer(service: InferenceService, arrays: list[Any], seconds: float = 30) -> Answer:
+    """Calls the model with tensors, within this time limit."""
+    model = service.active
+    options, signature = RequestOptions(round(seconds * 1000)), model.task.tensor_signature or 0
+    async with model.admitted(options, signature) as slots:
+        return await model.infer(arrays, options, slots)
+
+
+async def predict(service: InferenceService, inputs: list[Input]) -> Answer:
+    """Calls the model with requests."""
+    options = RequestOptions(30_000)
+    async with service.active.admitted(options) as slots:
+        return await service.active.predict(inputs, 1, options, slots)
 
 
 def tensors(*commands: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -118,7 +128,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def held_task(service: InferenceService) -> "asyncio.Task[Answer]":
     """A computation that lasts until the gate is there."""
     held = tensors(command_tensor(held=True, class_index=99))
-    return asyncio.ensure_future(service.active.infer([held], within()))
+    return asyncio.ensure_future(infer(service, [held]))
 
 
 def free_slots(service: InferenceService) -> int:
@@ -133,7 +143,7 @@ async def test_tensors_come_back_in_order_and_in_batches(
     async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(service.active.infer([numbered(3, 1, 4, 1, 5)], within()))
+        many = asyncio.ensure_future(infer(service, [numbered(3, 1, 4, 1, 5)]))
         await until(lambda: free_slots(service) == 10)
         (tmp_path / "gate").touch()
         assert classes(await first) == [99]
@@ -153,8 +163,8 @@ async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         pictures = [picture(command(class_index=index)) for index in (7, 8)]
-        photos = asyncio.ensure_future(service.active.predict(pictures, 1, within()))
-        arrays = asyncio.ensure_future(service.active.infer([numbered(5, 6)], within()))
+        photos = asyncio.ensure_future(predict(service, pictures))
+        arrays = asyncio.ensure_future(infer(service, [numbered(5, 6)]))
         await until(lambda: free_slots(service) == 11)
         await until(lambda: service.active.client.memory.state.tolist().count(1) == 4)
         (tmp_path / "gate").touch()
@@ -184,7 +194,7 @@ async def test_one_poisonous_tensor_fails_alone(
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         poison = tensors(command_tensor(failure=failure))
-        asked = [service.active.infer([t], within()) for t in (numbered(1, 2), poison, numbered(3))]
+        asked = [infer(service, [t]) for t in (numbered(1, 2), poison, numbered(3))]
         tasks = [asyncio.ensure_future(question) for question in asked]
         await until(lambda: free_slots(service) == 11)
         (tmp_path / "gate").touch()
@@ -203,14 +213,14 @@ async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
 ) -> None:
     poison = command_tensor(failure=Failure.RAISE)
     with pytest.raises(InternalError):
-        await service.active.infer([tensors(command_tensor(), poison, poison)], within())
+        await infer(service, [tensors(command_tensor(), poison, poison)])
     files = (command(), b"no picture", b"neither")
     pictures = [picture(data) for data in files]
     with pytest.raises(InvalidImageError) as caught:
-        await service.active.predict(pictures, 1, within())
+        await predict(service, pictures)
     assert caught.value.detail.startswith("element 1: not a JPEG")
     await until(lambda: free_slots(service) == 16)
-    assert classes(await service.active.infer([numbered(2)], within())) == [2]
+    assert classes(await infer(service, [numbered(2)])) == [2]
 
 
 async def test_a_worker_that_dies_costs_no_tensor(
@@ -220,7 +230,7 @@ async def test_a_worker_that_dies_costs_no_tensor(
     async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(service.active.infer([numbered(*range(6))], within()))
+        many = asyncio.ensure_future(infer(service, [numbered(*range(6))]))
         await until(lambda: free_slots(service) == 9)
         (tmp_path / "gate").touch()
         for child in psutil.Process(os.getpid()).children():
@@ -237,8 +247,8 @@ async def test_deadline_and_cancellation_leave_nothing_behind(
         first = held_task(service)
         await until((tmp_path / "gate.held").exists)
         with pytest.raises(DeadlineExceededError):
-            await service.active.infer([numbered(1, 2, 3)], within(0.05))
-        leaving = asyncio.ensure_future(service.active.infer([numbered(4, 5)], within()))
+            await infer(service, [numbered(1, 2, 3)], 0.05)
+        leaving = asyncio.ensure_future(infer(service, [numbered(4, 5)]))
         await until(lambda: free_slots(service) == 11)  # the third was not queued
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -257,19 +267,19 @@ async def test_a_request_is_admitted_whole_or_not_at_all(
         held = [held_task(service) for _ in range(13)]
         await until(lambda: free_slots(service) == 3)
         with pytest.raises(OverloadedError):
-            await service.active.infer([numbered(*range(7))], within())
+            await infer(service, [numbered(*range(7))])
         assert free_slots(service) == 3
         (tmp_path / "gate").touch()
         await asyncio.gather(*held)
         with pytest.raises(InvalidRequestError, match="1 to 4096 inputs"):
-            await service.active.infer([numbered(*range(4097))], within())
-        assert classes(await service.active.infer([numbered(*range(8))], within())) == list(range(8))
+            await infer(service, [numbered(*range(4097))])
+        assert classes(await infer(service, [numbered(*range(8))])) == list(range(8))
 
 
 async def test_logits_of_tensors_need_not_be_finite(
     service: InferenceService,
 ) -> None:
-    answer = await service.active.infer([tensors(command_tensor(failure=Failure.NOT_FINITE))], within())
+    answer = await infer(service, [tensors(command_tensor(failure=Failure.NOT_FINITE))])
     assert not np.isfinite(answer.arrays[0]).all()
     with pytest.raises(InvalidTensorError, match="element 0"):
         service.active.check_finite(answer)
@@ -279,7 +289,7 @@ async def test_a_tensor_of_another_shape_is_refused(
     service: InferenceService,
 ) -> None:
     with pytest.raises(InvalidTensorError, match="shape"):
-        await service.active.infer([numbered(1)[:, :, :4]], within())
+        await infer(service, [numbered(1)[:, :, :4]])
     assert free_slots(service) == 16
 
 
@@ -300,6 +310,6 @@ async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
 
     monkeypatch.setattr(task, "preprocess", prepared)
     monkeypatch.setattr(task, "postprocess", answers)
-    answer = await service.active.predict([picture(command(class_index=4))], 1, within())
+    answer = await predict(service, [picture(command(class_index=4))])
     assert answer.candidates[0][0]["index"] == 4
     assert [thread is threading.main_thread() for thread in threads] == [runs_inline]

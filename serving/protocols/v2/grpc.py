@@ -18,6 +18,7 @@ from serving.http.request_context import RequestContext
 from serving.inference.served_model import RequestOptions
 from serving.logging import logger
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
+from serving.protocols.columns import ColumnCall
 from serving.protocols.pipeline import Pipeline
 from serving.protocols.v2 import grpc_messages as messages
 from serving.protocols.v2 import metadata
@@ -179,11 +180,13 @@ class Service:
         typed_bytes = messages.typed_bytes(request)
         with entry.model, self.pipeline.reader.held(max(request.ByteSize(), typed_bytes)):
             decode = partial(messages.decode, request, entry, entry.model.largest_request)
-            if typed_bytes > messages.LARGE:
-                call = await self.service.threads.run(decode, options.bulk)
-            else:
-                call = decode()
-            answer = await self.pipeline.answer(call, options)
+
+            async def read() -> ColumnCall:
+                if typed_bytes > messages.LARGE:
+                    return await self.service.threads.run(decode, options.bulk)
+                return decode()
+
+            call, answer = await self.pipeline.answer(entry.model, options, read, entry.signature)
         request_context.set_timings(answer.timings)
         return messages.encode(call, answer)
 

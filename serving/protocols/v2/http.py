@@ -136,15 +136,16 @@ def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelC
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX_SCHEMA}}}},
     )
     async def index(request: Request) -> Response:
-        async with pipeline.small_reader.read(request) as content:
+        async with pipeline.small_reader.read(request) as body:
+            wanted = only_ready(await body.unpacked())
             authorization = request.headers.get("authorization", "")
-            return json_response(await repository.index(only_ready(content), authorization))
+            return json_response(await repository.index(wanted, authorization))
 
     @router.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
-        async with pipeline.reader.read(request) as content:
-            await repository.load(model, content)
+        async with pipeline.reader.read(request) as body:
+            await repository.load(model, await body.unpacked())
         return json_response({})
 
     @router.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)

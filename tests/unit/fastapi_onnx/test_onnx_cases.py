@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -30,7 +31,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from fastapi_onnx.backend import OnnxBackend
 from serving.backends.base import Backend
-from serving.engine.client import ItemResult, error_for
+from serving.engine.client import ItemResult, Slots, error_for
 from serving.engine.executor import BatchExecutor
 from serving.engine.memory import Memory, SlotLayout, State
 from serving.errors import ConfigurationError, ServingError
@@ -108,19 +109,20 @@ class InProcess(ServedModel):
         prepare: Prepare,
         finish: Finish[Any],
         options: RequestOptions,  # noqa: ARG002
+        slots: Slots,  # noqa: ARG002
     ) -> tuple[Any, Any]:
         """Returns the content of the answer, and None instead of the timings."""
         (prepared,) = await prepare(0, count)
         index, count = signature, likely_items
         assert len(prepared.items) == count
-        slots = list(range(count))
+        indices = list(range(count))
         outcomes = []
         with running(self.signatures, self._backend) as (memory, executor):
-            for slot, item in zip(slots, prepared.items, strict=True):
+            for slot, item in zip(indices, prepared.items, strict=True):
                 memory.write_inputs(slot, index, item)
-            for batch in executor.split(slots):
+            for batch in executor.split(indices):
                 executor.finish(executor.begin(batch))
-            for slot in slots:
+            for slot in indices:
                 if memory.state[slot] != State.DONE:
                     raise error_for(
                         State(memory.state[slot]), failure_is_client_error=True, hang_limit_s=3.0
@@ -173,7 +175,7 @@ def served(case: Case, folder: Path) -> dict[str, Array]:
     for output in call.outputs:
         output.binary = True
     assert call.tensors is not None
-    answer = asyncio.run(active.infer(call.tensors, RequestOptions(1000)))
+    answer = asyncio.run(active.infer(call.tensors, RequestOptions(1000), Mock()))
     body, length = codec.encode(call, answer)
     result = tritonclient.http.InferenceServerClient.parse_response_body(body, header_length=length)
     return {output.name: result.as_numpy(output.name) for output in case.model.graph.output}

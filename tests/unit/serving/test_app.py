@@ -1,4 +1,4 @@
-"""The application without a server: unforeseen errors, calls of other origins, and words at the start."""
+"""The application without a server: unforeseen errors, calls of other origins, words at the start."""
 
 import asyncio
 import socket

@@ -1,13 +1,16 @@
-"""Where a model's images are decoded."""
+"""Where a model's images are decoded, and what an admitted request holds."""
 
 import asyncio
-from unittest.mock import AsyncMock, Mock
+import time
+from unittest.mock import AsyncMock, MagicMock, Mock
 
+import numpy as np
 import pytest
 
-from serving.engine.memory import EngineFds, SlotLayout
+from serving.engine.memory import EngineFds, Health, SlotLayout
 from serving.engine.registry import EngineHandle
-from serving.inference.served_model import Input, ServedModel, Traffic
+from serving.errors import DeadlineExceededError, OverloadedError, UnavailableError
+from serving.inference.served_model import Input, RequestOptions, ServedModel, Traffic
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.settings import Settings
@@ -84,6 +87,65 @@ def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_mode
     traffic.note("b", 9.0)
     assert traffic.mixed(11.9)
     assert not traffic.mixed(12.0)
+
+
+@pytest.fixture
+def admitting(model: Model) -> ServedModel:
+    """A model whose engine does nothing."""
+    service = served(model, "cpu", 5.0, 2, 1)
+    service.client = MagicMock(health=Health.READY)
+    service._metrics = Mock()
+    return service
+
+
+def test_the_deadline_cuts_off_what_precedes_the_engine(admitting: ServedModel) -> None:
+    async def decode_for_ever() -> None:
+        async with admitting.admitted(RequestOptions(1), 1):
+            await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineExceededError):
+        asyncio.run(decode_for_ever())
+    admitting.client.acquire().__exit__.assert_called_once()  # type: ignore[attr-defined]
+    assert admitting.client.statistics.failed.call_args[0][0] == 1  # type: ignore[attr-defined]
+    assert admitting._metrics.expired.inc.call_count == 1  # type: ignore[attr-defined]
+
+
+def test_a_limit_in_the_body_counts_from_the_last_byte(admitting: ServedModel) -> None:
+    async def main() -> None:
+        options = RequestOptions(60_000)
+        async with admitting.admitted(options) as slots:
+            slots.acquired_at = time.monotonic() - 1  # decoding has taken a second
+            slots.submit, slots.results = AsyncMock(), asyncio.Event().wait  # type: ignore[method-assign]
+            await admitting.infer([np.zeros((1, 3, 8, 8), np.float32)], options.within(500_000), slots)
+
+    admitting.client.memory.layout.slots_per_frontend = 4  # type: ignore[misc]
+    admitting.client.most_queued.return_value = 1  # type: ignore[attr-defined]
+    with pytest.raises(DeadlineExceededError):
+        asyncio.run(main())
+
+
+def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
+    async def main() -> None:
+        async with admitting.admitted(RequestOptions(1000, bulk=True)) as slots:
+            admitting.client.acquire.assert_called_once_with(True)  # type: ignore[attr-defined]
+            assert slots is admitting.client.acquire().__enter__()
+
+    asyncio.run(main())
+    admitting.client.acquire.side_effect = OverloadedError("full")  # type: ignore[attr-defined]
+    with pytest.raises(OverloadedError):
+        asyncio.run(main())
+
+
+def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedModel) -> None:
+    async def main() -> None:
+        async with admitting.admitted(RequestOptions(1000)):
+            pass
+
+    admitting.draining = True
+    asyncio.run(main())
+    admitting.client.health = Health.DOWN  # type: ignore[misc]
+    with pytest.raises(UnavailableError):
+        asyncio.run(main())
 
 
 def served(model: Model, device: str, worker_ms: float, workers: int, web_processes: int) -> ServedModel:

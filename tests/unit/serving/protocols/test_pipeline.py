@@ -1,15 +1,20 @@
-"""Time limits of requests, and `unless_disconnected` for clients that disconnect before the answer."""
+"""Time limits of requests, and clients that disconnect before the answer, without a connection."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from serving.errors import InvalidRequestError
-from serving.protocols.pipeline import parse_timeout, unless_disconnected
+from serving.http.request_context import RequestContext
+from serving.inference.thread_pool import ThreadPool
+from serving.protocols.pipeline import Call, Pipeline, parse_timeout, unless_disconnected
+from serving.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -107,3 +112,42 @@ def test_other_reasons_to_cancel_are_passed_on(make: Callable[[], Client]) -> No
         assert not client.disconnected.cancelled()
 
     asyncio.run(main())
+
+
+def test_a_client_that_leaves_while_its_body_is_decoded() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def decode(_: bytes) -> Call:
+        begun.set()
+        assert gate.wait(20)
+        return Call(model)
+
+    model = MagicMock()
+    model.admitted().__aexit__.return_value = False
+
+    async def main() -> None:
+        threads = ThreadPool(1)
+        threads.start()
+        disconnect = asyncio.get_running_loop().create_future()
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        scope |= {"context": RequestContext("id"), "disconnect": disconnect}
+        messages = iter([{"type": "http.request", "body": b"body"}])
+
+        async def receive() -> Any:  # Any: ASGI's message
+            return next(messages)
+
+        pipeline = Pipeline(MagicMock(settings=Settings(), threads=threads))
+        answering = pipeline.http(Request(scope, receive), model, decode, inline_bytes=0)
+        task = asyncio.ensure_future(answering)
+        assert await asyncio.to_thread(begun.wait, 20)
+        disconnect.set_result(None)
+        try:
+            with pytest.raises(ClientDisconnect):
+                await task
+            assert pipeline.reader.buffered == 0
+        finally:
+            gate.set()
+            threads.close()
+
+    asyncio.run(main())
+    assert not model.predict.called

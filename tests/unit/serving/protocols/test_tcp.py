@@ -1,11 +1,12 @@
-"""A TCP connection: its requests' time limits, and a client that has just reset it."""
+"""TCP connections: time limits, one that the client has just reset, a body that arrives at shutdown."""
 
 import asyncio
 from typing import Any, cast
-from unittest.mock import MagicMock, Mock
+from unittest.mock import AsyncMock, MagicMock, Mock
 
 import pytest
 
+from serving.errors import InvalidImageError
 from serving.protocols import tcp as frames
 from serving.protocols.pipeline import Pipeline
 from serving.protocols.tcp import Connection, TcpServer
@@ -57,6 +58,8 @@ def test_an_answer_that_is_late_is_no_error(data: bytes) -> None:
     classifier: Any = MagicMock()
     classifier.settings = Settings()
     classifier.model.labels = ["a", "b"]
+    classifier.model().admitted().__aenter__.return_value = MagicMock()
+    classifier.model().predict = AsyncMock(side_effect=InvalidImageError("the body is empty"))
 
     async def serve() -> None:
         reader = asyncio.StreamReader()
@@ -66,3 +69,31 @@ def test_an_answer_that_is_late_is_no_error(data: bytes) -> None:
 
     asyncio.run(serve())
     assert classifier.metrics.requests.labels.call_count == 1
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_body_that_arrives_at_shutdown(admitted: bool) -> None:
+    service: Any = MagicMock(settings=Settings())
+    model = service.model()
+    model.admitted().__aenter__.return_value = MagicMock()
+    model.predict = AsyncMock(side_effect=InvalidImageError("so it was read"))
+    writer = MagicMock(drain=AsyncMock(), is_closing=lambda: bool(writer.close.called))
+    data = request_frame(1, pictures.jpeg(8, 8), {})
+    head = len(data) - (1 if admitted else len(data) - 3)
+
+    async def serve() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data[:head])
+        connection = Connection(TcpServer(Pipeline(service)), reader, writer)
+        task = asyncio.ensure_future(connection.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert model.refuse_if_full.called is admitted
+        connection.finish()
+        reader.feed_data(data[head:] + data)
+        reader.feed_eof()
+        await task
+
+    asyncio.run(serve())
+    assert model.predict.call_count == admitted
+    assert len(writer.write.call_args_list) == admitted

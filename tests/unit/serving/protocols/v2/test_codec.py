@@ -1,6 +1,5 @@
 """The parser of the Open Inference Protocol: whatever comes, it is a question or a ServingError."""
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from serving.base64 import to_bytes
 from serving.engine.statistics import Timings
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.body import packed, unpack
 from serving.inference.served_model import Answer, Input, RequestOptions
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
 from serving.protocols.columns import WantedOutput, call_of, columns_of
@@ -208,24 +206,6 @@ def test_an_element_is_a_file_or_base64(data: bytes) -> None:
         assert error.status == 400  # noqa: PT017 text that is not base64
     else:
         assert isinstance(decoded, bytes)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    data=st.binary(max_size=300), encoding=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 9)
-)
-def test_compressed_bodies_unpack_within_the_limit(data: bytes, encoding: str, cut: int) -> None:
-    body = asyncio.run(packed(data, encoding))
-    assert unpack(body, encoding, len(data)) == data
-    for broken, limit in ((body[: len(body) - cut - 1], 300), (body, len(data) - 1), (data, 300)):
-        if broken is data and not data:
-            continue
-        try:
-            unpack(broken, encoding, limit)
-        except ServingError as error:
-            assert error.status in (400, 413)  # noqa: PT017 what the test is about
-        else:
-            assert broken is data
 
 
 @pytest.mark.parametrize("model", [PHOTO, ARRAY])
