@@ -71,7 +71,8 @@ def main(
                 *bodies(photos or [], text or [], question or [], context),
                 *((text, text.encode) for text in requests),
             ]
-            raise typer.Exit(int(over_tcp(url, api_key, model, top_k, timeout_s, asked_for)))
+            kind = None if photos else "application/json"
+            raise typer.Exit(int(over_tcp(url, api_key, model, top_k, timeout_s, asked_for, kind)))
         client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -137,10 +138,11 @@ def over_tcp(
     top_k: int,
     timeout_s: float,
     asked: Iterable[tuple[str, Callable[[], bytes]]],
+    content_type: str | None,
 ) -> bool:
     """Asks one after the other on one connection, and prints the answers; returns whether one failed.
 
-    Raises ValueError for a URL without a host and a port.
+    `content_type` is that of all bodies; None: files. Raises ValueError for a URL without host or port.
     """
     parts = urlsplit(url)
     if not parts.hostname or parts.port is None:
@@ -149,7 +151,7 @@ def over_tcp(
     try:
         with TcpClient(parts.hostname, parts.port, key, timeout_s) as client:
             for name, body in asked:
-                words, is_answer = tcp_line(client, body, model, top_k)
+                words, is_answer = tcp_line(client, body, model, top_k, content_type)
                 typer.echo(f"{name}: {words}", err=not is_answer)
                 failed |= not is_answer
     except OSError as error:
@@ -159,7 +161,11 @@ def over_tcp(
 
 
 def tcp_line(
-    client: TcpClient, body: Callable[[], bytes], model: str | None, top_k: int
+    client: TcpClient,
+    body: Callable[[], bytes],
+    model: str | None,
+    top_k: int,
+    content_type: str | None,
 ) -> tuple[str, bool]:
     """Returns the line for a request, and whether it was answered. Raises OSError of the connection."""
     try:
@@ -167,7 +173,7 @@ def tcp_line(
     except OSError as error:
         return str(error.strerror), False
     started = time.perf_counter()
-    answer = client.predict(content, model=model, top_k=top_k)
+    answer = client.predict(content, model=model, top_k=top_k, content_type=content_type)
     ms = (time.perf_counter() - started) * 1000
     if answer.status != 200:
         return f"{answer.content.get('detail')} ({answer.status})", False

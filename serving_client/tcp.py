@@ -76,13 +76,15 @@ class TcpClient:
         top_k: int | None = None,
         timeout_ms: int | None = None,
         bulk: bool = False,
+        content_type: str | None = None,
     ) -> int:
         """Sends a request, whose body is one of `/predict`; returns its id. Raises OSError.
 
-        `model` is the name of the model to ask, by default the service's default model.
+        `model` is the name of the model to ask, by default the service's default model. `content_type`
+        says what the body is, as in HTTP; None: an image file, a text, or JSON if the model needs it.
         """
         options = {"model": model, "top_k": top_k, "timeout_ms": timeout_ms, "key": self._key}
-        options["priority"] = "bulk" if bulk else None
+        options |= {"priority": "bulk" if bulk else None, "content_type": content_type}
         self._last_id = self._last_id % MAX_ID + 1
         known = {name: value for name, value in options.items() if value is not None}
         self._socket.sendall(request_frame(self._last_id, body, known))
@@ -103,9 +105,16 @@ class TcpClient:
             raise ConnectionError(NOT_THE_SERVICE)
         return TcpAnswer(number, status, content)
 
-    def predict(self, body: bytes, *, model: str | None = None, top_k: int | None = None) -> TcpAnswer:
+    def predict(
+        self,
+        body: bytes,
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        content_type: str | None = None,
+    ) -> TcpAnswer:
         """Sends a request and returns its answer; no other request may be unanswered. Raises OSError."""
-        self.send(body, model=model, top_k=top_k)
+        self.send(body, model=model, top_k=top_k, content_type=content_type)
         return self.receive()
 
     def _exactly(self, size: int) -> bytes:

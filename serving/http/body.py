@@ -8,9 +8,9 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import orjson
@@ -37,13 +37,14 @@ GZIP = zlib.MAX_WBITS | 16  # RFC 1952
 WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": zlib.MAX_WBITS}  # the last: RFC 1950
 MAX_MEMBERS = 4096  # of a gzip body; each costs time, even if it is empty
 STEP = 256 * 1024  # bytes that are decompressed before they are counted
-STEPS_AT_ONCE = 4
+UNPACKED_AT_ONCE = 4
 FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of zero, RFC 9110
 LARGE = 64 * 1024  # bytes; larger bodies are processed on a thread
 FAST = 1
 WORTH_IT = 512  # bytes; smaller responses fit into one packet anyway
 
 HALF_SURROGATE = re.compile(rb"\\u(?i:d[89ab])..(?!\\u(?i:d[c-f]))|(?<!\\u(?i:d[89ab])..)\\u(?i:d[c-f])")
+BOM = b"\xef\xbb\xbf"  # byte order mark in UTF-8
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks the syntax without building anything
 T = Any  # depends on the decoder's type
 
@@ -56,7 +57,7 @@ class BodyReader:
         self.max_buffered_bytes = max_buffered_bytes
         self.timeout_s = timeout_s
         self.buffered = 0
-        self.unpacking = asyncio.Semaphore(STEPS_AT_ONCE)
+        self.unpacking = asyncio.Semaphore(UNPACKED_AT_ONCE)
 
     def read(self, request: Request) -> "AbstractAsyncContextManager[Body]":
         """Reads the whole body of an HTTP request, plain or in gzip or deflate; see `collect`.
@@ -80,8 +81,8 @@ class BodyReader:
 
         Raises PayloadTooLargeError, SlowBodyError or OverloadedError.
         """
-        body, chunks = Body(self, coding), []
-        try:
+        chunks: list[bytes] = []
+        with Body(self, coding) as body:
             try:
                 async with asyncio.timeout(self.timeout_s):
                     async for chunk in stream:
@@ -95,22 +96,10 @@ class BodyReader:
             body.content = b"".join(chunks)
             del chunks
             yield body
-        finally:
-            self.buffered -= body.size
-
-    @contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        """Counts a message of `size` bytes that was read elsewhere. Raises OverloadedError."""
-        body = Body(self)
-        try:
-            body.hold(size)
-            yield
-        finally:
-            self.buffered -= size
 
 
 class Body:
-    """A body that has arrived, possibly compressed, and the bytes that it counts for."""
+    """A body, possibly compressed, and the bytes that count as held until its block ends."""
 
     def __init__(self, reader: BodyReader, coding: str | None = None) -> None:
         self.content = b""
@@ -120,11 +109,19 @@ class Body:
         self._reader = reader
         self._coding = coding
 
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Counts nothing any more."""
+        self._reader.buffered -= self.size
+
     def hold(self, more: int) -> None:
-        """Counts more bytes as held. Raises OverloadedError."""
+        """Counts more bytes as held, or fewer. Raises OverloadedError."""
         self.size += more
         self._reader.buffered += more
-        if self._reader.buffered > self._reader.max_buffered_bytes:
+        if more > 0 and self._reader.buffered > self._reader.max_buffered_bytes:
             raise OverloadedError("the memory for request bodies is full")
 
     async def unpacked(self) -> bytes:
@@ -133,21 +130,17 @@ class Body:
         Raises InvalidBodyError, PayloadTooLargeError or OverloadedError.
         """
         if self._coding:
-            parts, before = [b""], self.size
+            parts, packed_size = [b""], self.size
             steps = unpack(self.content, self._coding)
-            while (part := await self._step(steps)) is not None:
-                if self.size - before > (most := self._reader.max_bytes):
-                    raise PayloadTooLargeError(f"the body decompresses to more than {most} bytes")
-                parts.append(part)
-            self.hold(-len(self.content))
+            async with self._reader.unpacking:
+                while (part := await asyncio.to_thread(next, steps, None)) is not None:
+                    self.hold(len(part))
+                    if self.size - packed_size > (most := self._reader.max_bytes):
+                        raise PayloadTooLargeError(f"the body decompresses to more than {most} bytes")
+                    parts.append(part)
+            self.hold(-packed_size)
             self.content = b"".join(parts)
         return self.content
-
-    async def _step(self, steps: Iterator[bytes]) -> bytes | None:
-        async with self._reader.unpacking:
-            part = await asyncio.to_thread(next, steps, None)
-            self.hold(len(part or b""))
-        return part
 
 
 def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
@@ -160,11 +153,13 @@ def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
 def decode_json(
     decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgspec.Raw, name: str = "request"
 ) -> T:
-    """Decodes JSON; `name` is for error messages.
+    """Decodes JSON, also after a byte order mark; `name` is for error messages.
 
     Raises InvalidJsonError for text that is not JSON, InvalidTextError for an unpaired surrogate, and
     InvalidRequestError for JSON that does not match the decoder's type.
     """
+    if isinstance(data, bytes | memoryview) and data[:3] == BOM:
+        data = data[3:]
     try:
         try:
             return decoder.decode(data)
@@ -203,6 +198,8 @@ class FormPart(NamedTuple):
     is_file: bool
     """Whether it has a file name."""
 
+    content_type: str | None
+
 
 def form_parts(body: bytes, boundary: bytes | None) -> list[FormPart]:
     """Returns the parts of a multipart form (RFC 7578). Raises InvalidRequestError."""
@@ -218,7 +215,7 @@ def form_parts(body: bytes, boundary: bytes | None) -> list[FormPart]:
             part.file_object.seek(0)
         content = part.file_object.read() if isinstance(part, File) else part.value or b""
         name = (part.field_name or b"").decode("latin-1")
-        parts.append(FormPart(name, content, isinstance(part, File)))
+        parts.append(FormPart(name, content, isinstance(part, File), part.content_type))
 
     form = FormParser(
         "multipart/form-data", add, add, lambda: ends.append(True), boundary, config=FORM_CONFIG
@@ -235,12 +232,12 @@ def form_parts(body: bytes, boundary: bytes | None) -> list[FormPart]:
     return parts
 
 
-def only_file(parts: Sequence[FormPart], fields: Sequence[str], nameless: bool = False) -> bytes:
-    """Returns the content of the only file among these fields of a form.
+def only_file(parts: Sequence[FormPart], fields: Sequence[str], nameless: bool = False) -> FormPart:
+    """Returns the only file among these fields of a form.
 
     `nameless` also accepts a field without a file name. Raises InvalidRequestError.
     """
-    files = [part.content for part in parts if part.name in fields and (nameless or part.is_file)]
+    files = [part for part in parts if part.name in fields and (nameless or part.is_file)]
     if len(files) != 1:
         names = " or ".join(fields)
         raise InvalidRequestError(f"send one file in the field {names}; got {len(files)}")
@@ -265,11 +262,8 @@ def unpack(body: bytes, coding: str) -> Iterator[bytes]:
 
     A gzip body may have several members.
     """
-    left, members = memoryview(body), 0
-    while left or not members:
-        members += 1
-        if members > (MAX_MEMBERS if WINDOW_BITS[coding] == GZIP else 1):
-            raise InvalidBodyError(f"the body has more than {members - 1} {coding} streams")
+    left = memoryview(body)
+    for _ in range(MAX_MEMBERS if WINDOW_BITS[coding] == GZIP else 1):
         stream = zlib.decompressobj(WINDOW_BITS[coding])
         while not stream.eof:
             given = left[:STEP]  # zlib copies what it leaves over
@@ -281,6 +275,9 @@ def unpack(body: bytes, coding: str) -> Iterator[bytes]:
             if not part and not given:
                 raise InvalidBodyError(f"the body ends within its {coding} stream")
             yield part
+        if not left:
+            return
+    raise InvalidBodyError(f"more data follow the last {coding} stream")
 
 
 def accepted_encoding(header: str | None) -> str | None:

@@ -6,8 +6,11 @@ If a request needs only one field, a client may also send it as a form field or 
 import re
 from base64 import urlsafe_b64decode
 from collections.abc import Iterable, Sequence
+from encodings import normalize_encoding
+from encodings.aliases import aliases as encodings
 from functools import cache
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import numpy as np
@@ -21,63 +24,111 @@ from serving.errors import (
     InvalidTextError,
     UnsupportedMediaTypeError,
 )
-from serving.http.body import decode_json, dump_json, form_parts, only_file, parsed_content_type
+from serving.http.body import (
+    BOM,
+    MAX_PARTS,
+    decode_json,
+    dump_json,
+    form_parts,
+    only_file,
+    parsed_content_type,
+)
 from serving.tasks.base import JSON_BODY, Field, Fields, Task
 
-JSON, FORM, BYTES = b"application/json", b"multipart/form-data", b"application/octet-stream"
+JSON, BYTES = b"application/json", b"application/octet-stream"
+MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlencoded"
+IS_FORM = re.compile(rb"[\w.%+-]++=|[^\s=%+]*+[%+][^\s=]*+\Z")  # what `curl -d` sends need not be one
+JSON_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # `curl -d` calls JSON urlencoded
+CODECS = {codec for codec in encodings.values() if not codec.endswith("_codec")}
+CODECS -= {"mbcs", "rot_13", "utf_7"}
+"""Python's names of charsets; it would remember every unknown name for ever."""
+
 TYPES: dict[str, Any] = {"FP32": float, "FP64": float, "INT64": int, "BOOL": bool}
 JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possibly unterminated
 TOP_K = "top_k"
+TOP_K_FIELD = Field(TOP_K, "INT64", required=False)
+MAX_URLENCODED = 1024 * 1024  # bytes; decoding takes many times as much memory
 MAX_ELEMENTS = 16 * 1024
 """Maximum number of list elements in a body; more are refused before they are built."""
 
 NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-def fields_from_body(task: Task, body: bytes, content_type: str | None, native: bool = False) -> Fields:
+def fields_from_body(
+    task: Task,
+    body: bytes,
+    content_type: str | None,
+    native: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> Fields:
     """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
     Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON.
-    In `native` JSON, TOP_K is a field, too, and the task's `list_fields` may be lists. In forms, TOP_K
-    is a list of texts. Both refuse unknown fields. Raises RequestError.
+    If `native`, TOP_K may be a field, too (in multipart forms a list of texts), unknown fields are
+    refused, and the task's `list_fields` may be lists in JSON. `aliases` are further names of
+    `body_field` in a form; with them, an unknown content type means the same as none. Raises
+    RequestError.
     """
-    single = task.body_field
-    media_type, options = parsed_content_type(content_type or (BYTES if single else JSON).decode())
-    if media_type == JSON:
-        return fields_from_json(task, body, native)
-    if single:
-        if media_type == FORM and task.form_fields:
-            parts = form_parts(body, options.get(b"boundary"))
-            check_names("field", [part.name for part in parts], [*task.form_fields, TOP_K])
-            top_k = [part.content.decode("latin-1") for part in parts if part.name == TOP_K]
-            return {single.name: only_file(parts, task.form_fields), TOP_K: top_k}
-        if media_type == BYTES or media_type.decode("latin-1").startswith(task.media_types):
-            return {single.name: value_of(single, body)}
-    forms = [FORM.decode()] if task.form_fields else []
-    bodies = [
-        f"{media_type}*" if media_type.endswith("/") else media_type for media_type in task.media_types
-    ]
+    single, names, lenient = task.body_field, (*aliases, *task.form_fields), bool(aliases)
+    default = (BYTES if single else JSON).decode()
+    given, options = parsed_content_type(content_type or default)
+    more: Fields = {}
+    if given == MULTIPART and single and names:
+        parts = form_parts(body, options.get(b"boundary"))
+        if native:
+            check_names("field", [part.name for part in parts], [*names, TOP_K])
+            more = {TOP_K: [part.content.decode("latin-1") for part in parts if part.name == TOP_K]}
+        part = only_file(parts, names, nameless=lenient)
+        body, lenient = part.content, True
+        given, options = parsed_content_type(part.content_type or default)
+    charset = options.get(b"charset", b"utf-8").decode("latin-1")
+    if given == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
+        return {**fields_from_json(task, json_of_form(task, body, charset, names), native), **more}
+    if given == JSON or (given == URLENCODED and JSON_START.match(body)) or (lenient and not single):
+        if codec_of(charset) not in ("utf_8", "ascii"):
+            raise UnsupportedMediaTypeError(f"JSON must be UTF-8 (RFC 8259), not {charset[:40]!r}")
+        return {**fields_from_json(task, body, native), **more}
+    suits = given == BYTES or given.decode("latin-1").startswith(task.media_types)
+    if single and (suits or lenient):
+        return {single.name: body if single.is_bytes else text_of(body, charset), **more}
+    forms = [MULTIPART.decode()] if names and single else []
+    bodies = [f"{prefix}*" if prefix.endswith("/") else prefix for prefix in task.media_types]
     known = ["application/json", *forms, *bodies]
     if single:
         known = [f"{', '.join(known)} or application/octet-stream"]
-    raise UnsupportedMediaTypeError(
-        f"send {', '.join(known)}, not {media_type.decode('latin-1')[:80]!r}"
-    )
+    raise UnsupportedMediaTypeError(f"send {', '.join(known)}, not {given.decode('latin-1')[:80]!r}")
 
 
-def value_of(field: Field, body: bytes) -> str | bytes:
-    """Returns a field's value, given as the whole body. Raises InvalidTextError."""
-    return body if field.is_bytes else text_of(body)
+def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) -> bytes:
+    """Returns a urlencoded form as JSON: texts as they are, values of other types are JSON already.
+
+    `names` are further names of the task's `body_field`. Raises RequestError.
+    """
+    if len(body) > MAX_URLENCODED or body.count(b"&") >= MAX_PARTS:
+        text = f"a urlencoded form may have up to {MAX_PARTS} fields and {MAX_URLENCODED} bytes"
+        raise InvalidRequestError(text)
+    fields = {field.name: field for field in (*task.request, TOP_K_FIELD)}
+    fields |= {name: task.body_field for name in names if task.body_field}
+    content: dict[str, Any] = {}
+    for pair in parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"):
+        name, text = (text_of(part.encode("latin-1"), charset) for part in pair)
+        field = fields.get(name, Field(name, "BYTES"))
+        if field.name in content:
+            raise InvalidRequestError(f"the form has several values for {field.name[:80]!r}")
+        is_text = field.datatype == "BYTES" and not (field.is_list or field.is_json)
+        text = text.replace(" ", "+") if field.is_bytes else text  # base64 as it was before decoding
+        content[field.name] = text if is_text else msgspec.Raw(text.encode())
+    return msgspec.json.encode(content)
 
 
 def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
     """Finds the fields in a JSON object; see `fields_from_body`. Raises RequestError."""
     if task.takes_json:
-        return {JSON_BODY: body}
+        return {JSON_BODY: body.removeprefix(BOM)}
     names = task.list_fields if native else ()
     if names and commas(without_texts(body)) > MAX_ELEMENTS:
         raise InvalidRequestError(f"the body has more than {MAX_ELEMENTS} elements")
-    wanted = (*task.request, Field(TOP_K, "INT64", required=False)) if native else task.request
+    wanted = (*task.request, TOP_K_FIELD) if native else task.request
     try:
         request = decode_json(decoder(wanted, names, native), body, "body")
     except InvalidRequestError as error:
@@ -177,9 +228,21 @@ def element_of(field: Field, value: Any, binary: bool) -> bytes:
     return urlsafe_b64decode(value) if field.is_bytes and binary else str(value).encode()
 
 
-def text_of(data: bytes) -> str:
-    """Decodes UTF-8. Raises InvalidTextError."""
+def text_of(data: bytes, charset: str = "utf-8") -> str:
+    """Decodes text and drops a byte order mark at its start.
+
+    Raises InvalidTextError, or UnsupportedMediaTypeError for an unknown charset.
+    """
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidTextError(f"the text is not UTF-8: {error}"[:200]) from error
+        return data.decode(codec_of(charset)).removeprefix("\ufeff")
+    except UnicodeError as error:
+        raise InvalidTextError(f"the text is not {charset.upper()}: {error}"[:200]) from error
+
+
+def codec_of(charset: str) -> str:
+    """Returns Python's name of a charset. Raises UnsupportedMediaTypeError."""
+    name = normalize_encoding(charset.lower())
+    codec = encodings.get(name, name)
+    if codec not in CODECS:
+        raise UnsupportedMediaTypeError(f"the charset {charset[:40]!r} is not supported: send UTF-8")
+    return codec

@@ -90,6 +90,7 @@ class Call:
 
 
 C = TypeVar("C", bound=Call)
+Read = Callable[[], Awaitable[C]]
 
 
 class Pipeline:
@@ -151,11 +152,7 @@ class Pipeline:
         return call, answer
 
     async def answer(
-        self,
-        model: ServedModel,
-        options: RequestOptions,
-        read: Callable[[], Awaitable[C]],
-        signature: int = 0,
+        self, model: ServedModel, options: RequestOptions, read: "Read[C]", signature: int = 0
     ) -> tuple[C, Answer]:
         """Reads a call for a model and answers it, within the time limit of an admitted request.
 

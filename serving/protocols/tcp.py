@@ -6,7 +6,8 @@ Numbers are big-endian and unsigned. A length counts the bytes after itself.
     response  uint32 length, uint32 id, uint16 HTTP status, JSON object
 
 The options are a JSON object with any of the fields of `Options`, or empty. The body is what `/predict`
-accepts without a content type: an image file, a text, or JSON. A response has the id of its request, or
+accepts with the content type in the options. Without one it is an image file, a text, or JSON if the
+model needs several fields. A response has the id of its request, or
 0 if the request's frame could not be parsed. Its JSON object is
 
     200       the answer of `/predict`, "request_id", and "ms": {"decode", "queue", "infer", "total"};
@@ -73,7 +74,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     priority: Literal["interactive", "bulk"] = "interactive"
     request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
     content_type: Annotated[str, msgspec.Meta(max_length=256)] | None = None
-    """Content type of the body, as in HTTP; None means the file or text itself, or JSON."""
+    """Content type of the body, as in HTTP."""
 
     key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     """The API key; needed only in the first frame of a connection."""

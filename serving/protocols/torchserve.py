@@ -1,8 +1,8 @@
 """TorchServe's inference API: `/predictions`, `/ping`, `/models`.
 
-Any request may be sent as JSON. If a request needs only one field, it may also be the body or the form
-field `data`. Classifiers answer like TorchServe's image classifier, with the five best labels and their
-probabilities; other models answer as in `/predict`.
+Any request may be sent as JSON or as a form. If a request needs only one field, it may also be the body
+or the form field `data`. Classifiers answer like TorchServe's image classifier, with the five best
+labels and their probabilities; other models answer as in `/predict`.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from serving.errors import InvalidRequestError, ServingError
-from serving.http.body import form_parts, json_response, only_file, parsed_content_type
+from serving.http.body import json_response
 from serving.http.request_context import RequestContext
 from serving.inference.served_model import Input
 from serving.protocols.catalog import CatalogEntry, ModelCatalog
 from serving.protocols.documentation import BINARY, documented_call, documented_errors
-from serving.protocols.fields import FORM, JSON, fields_from_json, value_of
+from serving.protocols.fields import fields_from_body
 from serving.protocols.pipeline import Call, DirectRoute, Pipeline
-from serving.tasks.base import Candidate, Fields, Task
+from serving.tasks.base import Candidate, Task
 
 SEGMENTS = ("predictions", "ping", "models")
 TOP = 5
@@ -57,21 +57,6 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
     status = STATUS.get(error.status, error.status)
     kind = TYPES.get(status, FAILED)
     return json_response({"code": status, "type": kind, "message": error.detail}, status, error.headers)
-
-
-def fields_of(task: Task, content: bytes, content_type: str | None) -> Fields:
-    """Finds the fields in a form or in JSON; with any other content type, the body is the field.
-
-    Raises RequestError.
-    """
-    media_type, options = parsed_content_type(content_type or "")
-    single = task.body_field
-    if single is None or media_type == JSON:
-        return fields_from_json(task, content)
-    if media_type == FORM:
-        names = (*FORM_FIELDS, *task.form_fields)
-        content = only_file(form_parts(content, options.get(b"boundary")), names, nameless=True)
-    return {single.name: value_of(single, content)}
 
 
 def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
@@ -128,8 +113,8 @@ def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog
         task, content_type = entry.model.task, request.headers.get("content-type")
 
         def decode(body: bytes) -> Call:
-            source = Input(len(body), partial(fields_of, task, body, content_type))
-            return Call(entry.model, [source], top_k=min(TOP, len(task.labels)) or 1)
+            read = partial(fields_from_body, task, body, content_type, aliases=FORM_FIELDS)
+            return Call(entry.model, [Input(len(body), read)], top_k=min(TOP, len(task.labels)) or 1)
 
         _, result = await pipeline.http(request, entry.model, decode, inline_bytes=None)
         return json_response(answer(result.task, result.candidates[0]))

@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf.json_format import ParseDict
 
 from serving.errors import ConfigurationError, DrainingError, NotFoundError, UnavailableError
+from serving.http.body import Body
 from serving.http.request_context import RequestContext
 from serving.inference.served_model import RequestOptions
 from serving.logging import logger
@@ -178,7 +179,8 @@ class Service:
         request_context.model = entry.model.description.name
         options = self._admit(context, entry)
         typed_bytes = messages.typed_bytes(request)
-        with entry.model, self.pipeline.reader.held(max(request.ByteSize(), typed_bytes)):
+        with entry.model, Body(self.pipeline.reader) as message:
+            message.hold(max(request.ByteSize(), typed_bytes))
             decode = partial(messages.decode, request, entry, entry.model.largest_request)
 
             async def read() -> ColumnCall:

@@ -110,12 +110,15 @@ def test_the_deadline_cuts_off_what_precedes_the_engine(admitting: ServedModel) 
     assert admitting._metrics.expired.inc.call_count == 1  # type: ignore[attr-defined]
 
 
-def test_a_limit_in_the_body_counts_from_the_last_byte(admitting: ServedModel) -> None:
+def test_a_limit_in_the_body_counts_from_the_last_byte(
+    admitting: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         options = RequestOptions(60_000)
         async with admitting.admitted(options) as slots:
             slots.acquired_at = time.monotonic() - 1  # decoding has taken a second
-            slots.submit, slots.results = AsyncMock(), asyncio.Event().wait  # type: ignore[method-assign]
+            monkeypatch.setattr(slots, "submit", AsyncMock())
+            monkeypatch.setattr(slots, "results", asyncio.Event().wait)
             await admitting.infer([np.zeros((1, 3, 8, 8), np.float32)], options.within(500_000), slots)
 
     admitting.client.memory.layout.slots_per_frontend = 4  # type: ignore[misc]

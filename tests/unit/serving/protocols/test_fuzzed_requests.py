@@ -17,6 +17,7 @@ from serving.http import body
 from serving.protocols import tcp as frames
 from serving.protocols import tfserving, torchserve
 from serving.protocols.catalog import CatalogEntry, ColumnSpec
+from serving.protocols.fields import fields_from_body
 from serving.protocols.v2 import grpc_messages
 from serving.protocols.v2.grpc_generated import open_inference_pb2 as pb
 from serving.tasks.base import Field, Task
@@ -214,7 +215,9 @@ def test_torchserve_forms(parts: list[bytes], boundary: bytes, end: bytes, type_
     content = b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts)
     content += b"--" + boundary + end
     try:
-        image = torchserve.fields_of(Images(), content, type_ + boundary.decode("latin-1"))["image"]
+        image = fields_from_body(
+            Images(), content, type_ + boundary.decode("latin-1"), aliases=torchserve.FORM_FIELDS
+        )["image"]
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
@@ -225,7 +228,8 @@ def test_torchserve_forms(parts: list[bytes], boundary: bytes, end: bytes, type_
 def test_a_file_of_a_form_comes_out_as_it_went_in(content: bytes) -> None:
     head = b'--B\r\nContent-Disposition: form-data; name="data"; filename="a"\r\n\r\n'
     form = head + content + b"\r\n--B--\r\n"
-    assert body.only_file(body.form_parts(form, b"B"), torchserve.FORM_FIELDS) == content
+    part = body.only_file(body.form_parts(form, b"B"), torchserve.FORM_FIELDS)
+    assert (part.content, part.content_type) == (content, None)
 
 
 @settings(max_examples=300, deadline=None)

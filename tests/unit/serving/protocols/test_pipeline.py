@@ -129,7 +129,7 @@ def test_a_client_that_leaves_while_its_body_is_decoded() -> None:
         threads = ThreadPool(1)
         threads.start()
         disconnect = asyncio.get_running_loop().create_future()
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
         scope |= {"context": RequestContext("id"), "disconnect": disconnect}
         messages = iter([{"type": "http.request", "body": b"body"}])
 

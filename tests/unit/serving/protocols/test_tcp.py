@@ -77,7 +77,8 @@ def test_a_body_that_arrives_at_shutdown(admitted: bool) -> None:
     model = service.model()
     model.admitted().__aenter__.return_value = MagicMock()
     model.predict = AsyncMock(side_effect=InvalidImageError("so it was read"))
-    writer = MagicMock(drain=AsyncMock(), is_closing=lambda: bool(writer.close.called))
+    writer: Any = MagicMock(drain=AsyncMock())
+    writer.is_closing = lambda: bool(writer.close.called)
     data = request_frame(1, pictures.jpeg(8, 8), {})
     head = len(data) - (1 if admitted else len(data) - 3)
 
