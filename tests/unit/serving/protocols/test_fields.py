@@ -102,8 +102,19 @@ def torchserve(task: Task, body: bytes, content_type: str | None) -> Mapping[str
 def test_what_curl_sends_by_default(body: bytes) -> None:
     wanted = {"text": "good film+"}
     assert torchserve(Texts(), body, FORM) == wanted
-    if not body.startswith((b"data", b"body")):  # TorchServe's names
+    if body.startswith((b"data", b"body")) or b"other" in body:  # TorchServe's names, and others
+        with pytest.raises(InvalidRequestError, match="unknown field"):
+            native(Texts(), body, FORM)
+    else:
         assert native(Texts(), body, FORM) == wanted
+
+
+def test_a_form_of_predict_may_have_top_k() -> None:
+    assert native(Texts(), b"text=good&top_k=2", FORM) == {"text": "good", "top_k": 2}
+    for wrong in (b"text=good&top_k=", b"text=good&top_k=x", b"text=good&top_k=1&top_k=2"):
+        with pytest.raises(ServingError) as refused:
+            native(Texts(), wrong, FORM)
+        assert 400 <= refused.value.status < 500
 
 
 @pytest.mark.parametrize(
