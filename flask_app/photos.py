@@ -23,6 +23,7 @@ AVIF_BRANDS = {b"avif", b"avis"}
 CONTAINER_BRANDS = {b"mif1", b"msf1"}  # of either format; the compatible brands say which
 HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"}
 MAX_FTYP_BYTES = 1024  # of the box with the brands, whose usual size is 32
+MAX_AVIF_METADATA = 32 * 1024  # bytes; libavif takes quadratic time for them, while no other thread runs
 THUMBNAIL_SIDE = 480
 CONVERTED_SIDE = 4096  # more than any model looks at; as a JPEG it fits the API's limits
 READABLE = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # no format that runs a program
@@ -111,14 +112,25 @@ def _foreign_format(content: bytes) -> str | None:
     brand, end = content[8:12], min(int.from_bytes(content[:4]), MAX_FTYP_BYTES)
     compatible = {content[at : at + 4] for at in range(16, end, 4)}
     if brand in AVIF_BRANDS or (brand in CONTAINER_BRANDS and compatible & AVIF_BRANDS):
-        return _avif_format()
+        return _avif_format(content)
     return _register_heic() if brand in HEIC_BRANDS | CONTAINER_BRANDS else None
 
 
-def _avif_format() -> str:
-    """Returns Pillow's name of AVIF. Raises ConversionError when this Pillow lacks it."""
+def _avif_format(content: bytes) -> str:
+    """Returns Pillow's name of AVIF.
+
+    Raises ConversionError when this Pillow lacks it, or for too many bytes outside of the image's data.
+    """
     if not features.check("avif"):
         raise ConversionError("AVIF needs a newer Pillow on the server")
+    place = metadata = 0
+    while place + 8 <= len(content):
+        size = int.from_bytes(content[place : place + 4])
+        length = size if size > 1 else len(content)  # 0: the rest of the file; 1: more than 4 GB
+        metadata += 8 if content[place + 4 : place + 8] == b"mdat" and size != 1 else length
+        if metadata > MAX_AVIF_METADATA:
+            raise ConversionError("this AVIF file has too much metadata")
+        place += length
     return "AVIF"
 
 

@@ -136,6 +136,16 @@ def test_heic_becomes_jpeg_and_has_a_thumbnail(brand: bytes) -> None:
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_avif_with_much_metadata_is_refused_before_it_is_decoded() -> None:
+    content = picture("AVIF")
+    assert photos.Decoder().for_the_api(content + (8).to_bytes(4) + b"mdat")
+    junk = 100_000
+    with pytest.raises(ConversionError, match="metadata"):
+        photos.Decoder().for_the_api(content + junk.to_bytes(4) + b"meta" + bytes(junk - 8))
+    assert photos.Decoder().thumbnail(content + junk.to_bytes(4) + b"meta" + bytes(junk - 8)) is None
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
 def test_broken_avif_is_an_error() -> None:
     """The AVIF decoder raises an exception of its own kind."""
     content = picture("AVIF")
@@ -175,7 +185,7 @@ def test_all_decoding_is_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = photos.Decoder()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(decoder.thumbnail, [b""] * 8))
-        list(pool.map(decoder.for_the_api, [b"    ftypavif"] * 8))
+        list(pool.map(decoder.for_the_api, [b"\0\0\0\x0cftypavif"] * 8))
     assert len(threads) == 16
     assert len(set(threads)) == 1
 
