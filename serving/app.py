@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
 from serving import __version__
-from serving.engine.registry import LocalRegistry, RegistryAccess
+from serving.engine.registry import Registry, RegistryAccess
 from serving.http.middleware import (
     AccessLogMiddleware,
     ErrorMiddleware,
@@ -57,7 +57,7 @@ def create_app(settings: Settings, backend: str, registry: RegistryAccess | None
     models = configured_models(settings)  # now, so that errors stop the start early
     if registry is None:  # otherwise the cluster's parent does it, once for all its processes
         warn_of_unknown_variables([*models, *stored_models(settings)])
-    registry = registry or LocalRegistry(settings, planner(backend, settings), models)
+    registry = registry or Registry(settings, planner(backend, settings), models)
     service = InferenceService(settings, registry, models)
     pipeline, catalog = Pipeline(service), ModelCatalog(service)
     tcp = TcpServer(pipeline)

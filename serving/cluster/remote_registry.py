@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.cluster import messages
-from serving.engine.registry import ENDING, EngineHandle, WebSide
+from serving.engine.registry import ENDING, EngineHandle, Member
 from serving.engine.report import REPORT
 from serving.errors import ConfigurationError
 from serving.model import Model
@@ -38,13 +38,13 @@ class RemoteRegistry:
         self._is_watched = False
         """Whether the parent knows about open connections and therefore pings this process."""
 
-    async def join(self, web: WebSide) -> None:
+    async def join(self, member: Member) -> None:
         """See `RegistryAccess`."""
         loop = asyncio.get_running_loop()
         self._joined = loop.create_future()
         self._sock.setblocking(False)
         loop.add_reader(self._sock, self._on_message)
-        self._following = loop.create_task(self._follow(web))
+        self._following = loop.create_task(self._follow(member))
         await self._joined
 
     def start(self, accept: Callable[[], None], open_connections: Callable[[], int]) -> None:
@@ -110,28 +110,28 @@ class RemoteRegistry:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(error)
 
-    async def _follow(self, web: WebSide) -> None:
+    async def _follow(self, member: Member) -> None:
         """Makes the registry's changes in this process, and says so."""
         while True:
             message, fds = await self._messages.get()
             error = None
             try:
-                await self._make(web, message, fds)
+                await self._make(member, message, fds)
             except ConfigurationError as problem:
                 error = str(problem)
             messages.send(self._sock, "done", id=message["id"], error=error)
 
-    async def _make(self, web: WebSide, message: dict[str, Any], fds: list[int]) -> None:
+    async def _make(self, member: Member, message: dict[str, Any], fds: list[int]) -> None:
         """Makes one change. Raises ConfigurationError."""
         match message["type"]:
             case "prepare":
-                await web.prepare(await self._handle(message, fds))
+                await member.prepare(await self._handle(message, fds))
             case "discard":
-                web.discard(message["key"])
+                await member.discard(message["key"])
             case "serve":
-                web.serve(message["key"])
+                await member.serve(message["key"])
             case "withdraw":
-                web.withdraw(message["model"], message["reason"])
+                await member.withdraw(message["model"], message["reason"])
             case "begin":
                 assert self._joined is not None  # noqa: S101 `join` has begun
                 if not self._joined.done():

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from serving.cluster import messages
-from serving.engine.registry import Engine
+from serving.engine.registry import EngineHandle
 from serving.errors import ConfigurationError
 from serving.logging import logger
 from serving.system import python
 
 MOST_UNANSWERED = 5  # counted, not timed: a pause of all processes leaves at most one unanswered
-
-Answer = asyncio.Future[str | None]
-"""Why a web process cannot make a change; None when it is done, or when the process has died."""
 
 
 @dataclass
@@ -37,8 +34,8 @@ class WebProcess:
     unanswered: int = 0
     """Number of pings since its last reply."""
 
-    pending: dict[int, Answer] = field(default_factory=dict)
-    """Changes that it has not made yet, by number."""
+    pending: dict[int, asyncio.Future[str | None]] = field(default_factory=dict)
+    """Changes that it has not made yet, by number: why it cannot, or None when it is done."""
 
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -74,32 +71,28 @@ class WebProcess:
         with contextlib.suppress(OSError):
             messages.send(self.sock, kind, **fields)
 
-    async def prepare(self, engine: Engine) -> None:
+    async def prepare(self, handle: EngineHandle) -> None:
         """See `Member`."""
-        await done(self._send_engine(engine))
+        await self._change("prepare", **messages.engine_fields(handle))
 
-    async def serve(self, engine: Engine) -> None:
+    async def serve(self, key: int) -> None:
         """See `Member`."""
-        answers = [] if engine.is_used_by(self.index) else [self._send_engine(engine)]
-        await done(*answers, self._request("serve", key=engine.key))
+        await self._change("serve", key=key)
 
-    async def discard(self, engine: Engine) -> None:
+    async def discard(self, key: int) -> None:
         """See `Member`."""
-        await done(self._request("discard", key=engine.key))
+        await self._change("discard", key=key)
 
     async def withdraw(self, name: str, reason: str) -> None:
         """See `Member`."""
-        await done(self._request("withdraw", model=name, reason=reason))
+        await self._change("withdraw", model=name, reason=reason)
 
     async def begin(self) -> None:
         """Tells the process that it knows all that is in service, so it may answer requests."""
-        await done(self._request("begin"))
+        await self._change("begin")
 
-    def _send_engine(self, engine: Engine) -> Answer:
-        return self._request("prepare", **messages.engine_fields(engine.handle(self.index)))
-
-    def _request(self, kind: str, **fields: Any) -> Answer:
-        """Sends a change at once, so that changes arrive in the order of these calls."""
+    async def _change(self, kind: str, **fields: Any) -> None:
+        """Returns when the process has made a change, or has died. Raises ConfigurationError."""
         number = next(self._numbers)
         answer = self.pending[number] = asyncio.get_running_loop().create_future()
         try:
@@ -108,7 +101,8 @@ class WebProcess:
             self.kill()
         except OSError:  # it has died
             self.on_done(number, None)
-        return answer
+        if (error := await answer) is not None:
+            raise ConfigurationError(error)
 
     def on_done(self, number: int, error: str | None) -> None:
         """Ends the change with this number."""
@@ -132,10 +126,3 @@ class WebProcess:
         logger().error("a web process does not answer", web=self.index)
         self.ready = False
         self.popen.kill()
-
-
-async def done(*answers: Answer) -> None:
-    """Returns when all changes are made. Raises ConfigurationError if one cannot be made."""
-    errors = [error for answer in answers if (error := await answer) is not None]
-    if errors:
-        raise ConfigurationError(errors[0])

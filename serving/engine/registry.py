@@ -104,39 +104,27 @@ class Engine:
 
 
 class Member(Protocol):
-    """A web process, as the registry sees it. Calls return when the web process has done so or died."""
+    """A web process, as the registry sees it: the process itself, or the parent's end of a socket to it.
+
+    Calls return when the process has done so, or has died.
+    """
 
     index: int
 
-    async def prepare(self, engine: Engine) -> None:
-        """Builds all that is needed to serve an engine. Raises ConfigurationError."""
+    async def prepare(self, handle: EngineHandle) -> None:
+        """Builds all that is needed to serve an engine.
 
-    async def serve(self, engine: Engine) -> None:
-        """Answers the model's requests with this engine from now on. One that it has not got yet is
-        prepared first. Raises ConfigurationError.
+        Raises ConfigurationError, and releases the engine then.
         """
 
-    async def discard(self, engine: Engine) -> None:
-        """Releases an engine that it has prepared, but that will not serve."""
+    async def serve(self, key: int) -> None:
+        """Answers the model's requests with a prepared engine from now on."""
+
+    async def discard(self, key: int) -> None:
+        """Releases a prepared engine that will not serve."""
 
     async def withdraw(self, name: str, reason: str) -> None:
         """Takes a model out of service."""
-
-
-class WebSide(Protocol):
-    """The part of a web process that answers requests: `inference.service.InferenceService`."""
-
-    async def prepare(self, handle: EngineHandle) -> None:
-        """See `Member`. Releases the engine if it raises ConfigurationError."""
-
-    def serve(self, key: int) -> None:
-        """Serves a prepared engine; ignores one that it has not prepared."""
-
-    def discard(self, key: int) -> None:
-        """See `Member`."""
-
-    def withdraw(self, name: str, reason: str) -> None:
-        """See `Member`."""
 
 
 class RegistryAccess(Protocol):
@@ -145,10 +133,10 @@ class RegistryAccess(Protocol):
     shares_ports: bool
     """Whether other web processes listen on the same ports."""
 
-    async def join(self, web: WebSide) -> None:
+    async def join(self, member: Member) -> None:
         """Returns when the default model is in service, or is known to be unloaded.
 
-        The registry then calls `web` for every change. Raises ConfigurationError.
+        Calls the member for every change. Raises ConfigurationError.
         """
 
     async def load(self, model: Model) -> None:
@@ -169,6 +157,8 @@ class RegistryAccess(Protocol):
 
 class Registry:
     """Starts engines and tells the web processes which one serves each model."""
+
+    shares_ports = False
 
     def __init__(
         self, settings: Settings, plan: Planner, models: Mapping[str, Model], web_processes: int = 1
@@ -202,6 +192,12 @@ class Registry:
         self._stopped = False
 
     # start and end
+
+    async def join(self, member: Member) -> None:
+        """See `RegistryAccess`; for the only web process, in which the registry itself runs."""
+        await self.add(member)
+        await self.start()
+        self.spawn(self.start_others())
 
     async def start(self) -> None:
         """Puts the default model into service. Raises ConfigurationError, also if another model cannot
@@ -257,11 +253,7 @@ class Registry:
         failure = None
         for engine in [engine for engine in self.engines if engine.state is State.SERVING]:
             if engine.state is State.SERVING:  # still
-                try:
-                    await member.serve(engine)
-                except ConfigurationError as error:
-                    failure = error
-                    await member.withdraw(engine.name, str(error))
+                failure = await self._serve(member, engine) or failure
         if failure:
             raise failure
 
@@ -331,10 +323,11 @@ class Registry:
         engine = Engine(self._started, await self._started_supervisor(model, plan))
         self._started += 1
         self.engines.append(engine)
+        members = list(self.members.items())
         try:
-            await all_of(member.prepare(engine) for member in self.members.values())
+            await all_of(member.prepare(engine.handle(index)) for index, member in members)
         except ConfigurationError:
-            await all_of(member.discard(engine) for member in self.members.values())
+            await all_of(member.discard(engine.key) for _, member in members)
             await self._end(engine)
             raise
         before = self.serving(engine.name)
@@ -346,12 +339,16 @@ class Registry:
         if before:
             await self._end(before)
 
-    async def _serve(self, member: Member, engine: Engine) -> None:
-        """Lets a web process serve an engine; one that has just started may be unable to."""
+    async def _serve(self, member: Member, engine: Engine) -> ConfigurationError | None:
+        """Lets a web process serve an engine; returns why one that has just started cannot."""
+        index = member.index
+        calls = [] if engine.is_used_by(index) else [member.prepare(engine.handle(index))]
         try:
-            await member.serve(engine)
+            await all_of([*calls, member.serve(engine.key)])
         except ConfigurationError as error:
             await member.withdraw(engine.name, str(error))
+            return error
+        return None
 
     async def _started_supervisor(self, model: Model, plan: EnginePlan) -> Supervisor:
         settings = settings_beside_others(model, self.settings, next(iter(self.models)))
@@ -384,45 +381,8 @@ class Registry:
         engine.state = State.GONE
 
 
-class LocalRegistry(Registry):
-    """The registry of the only web process."""
-
-    shares_ports = False
-
-    async def join(self, web: WebSide) -> None:
-        """See `RegistryAccess`."""
-        await self.add(LocalMember(web))
-        await self.start()
-        self.spawn(self.start_others())
-
-
-class LocalMember:
-    """The only web process, in which the registry itself runs."""
-
-    index = 0
-
-    def __init__(self, web: WebSide) -> None:
-        self._web = web
-
-    async def prepare(self, engine: Engine) -> None:
-        """See `Member`."""
-        await self._web.prepare(engine.handle(self.index))
-
-    async def serve(self, engine: Engine) -> None:
-        """See `Member`; it has prepared every engine."""
-        self._web.serve(engine.key)
-
-    async def discard(self, engine: Engine) -> None:
-        """See `Member`."""
-        self._web.discard(engine.key)
-
-    async def withdraw(self, name: str, reason: str) -> None:
-        """See `Member`."""
-        self._web.withdraw(name, reason)
-
-
-async def all_of(calls: Iterable[Awaitable[None]]) -> None:
-    """Awaits all calls, then raises the first error, if any."""
+async def all_of(calls: Iterable[Awaitable[Any]]) -> None:
+    """Awaits all calls, which begin in this order, then raises the first error, if any."""
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

@@ -26,7 +26,12 @@ from serving.settings import Settings
 
 
 class InferenceService:
-    """Holds, loads, switches and unloads the models in service; created by `app.create_app`."""
+    """Holds, loads, switches and unloads the models in service; created by `app.create_app`.
+
+    It is a `Member` of the registry.
+    """
+
+    index = 0
 
     def __init__(
         self, settings: Settings, registry: RegistryAccess, configured: Mapping[str, Model]
@@ -89,12 +94,12 @@ class InferenceService:
             raise ConfigurationError(str(error)) from error
         self._prepared[handle.key] = new
 
-    def discard(self, key: int) -> None:
+    async def discard(self, key: int) -> None:
         """Releases a prepared engine that will not serve."""
         if new := self._prepared.pop(key, None):
             new.release()
 
-    def serve(self, key: int) -> None:
+    async def serve(self, key: int) -> None:
         """Puts a prepared engine into service; its predecessor still answers all its requests."""
         new = self._prepared.pop(key, None)
         if new is None:
@@ -125,7 +130,7 @@ class InferenceService:
         )
         self._retire(old)
 
-    def withdraw(self, name: str, reason: str) -> None:
+    async def withdraw(self, name: str, reason: str) -> None:
         """Takes a model out of service; it still answers all its requests."""
         if name in self.configured:
             self.reasons[name] = reason

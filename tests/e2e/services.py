@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
-from serving.engine.registry import EngineHandle, LocalRegistry, Planner
+from serving.engine.registry import EngineHandle, Planner, Registry
 from serving.model import configured_models
 from serving.settings import Settings
 from tests import servers
@@ -52,7 +52,7 @@ def fake_service(
 @asynccontextmanager
 async def local_engine(settings: Settings, plan: Planner) -> AsyncIterator[EngineHandle]:
     """The engine of the model that the settings name, in this process."""
-    registry = LocalRegistry(settings, plan, configured_models(settings))
+    registry = Registry(settings, plan, configured_models(settings))
     await registry.start()
     try:
         yield registry.engines[0].handle(0)

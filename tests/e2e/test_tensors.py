@@ -18,7 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.engine.registry import LocalRegistry
+from serving.engine.registry import Registry
 from serving.errors import (
     DeadlineExceededError,
     InternalError,
@@ -61,7 +61,7 @@ async def engine(
         monkeypatch.setenv(name, value)
     chosen = Settings()
     models = configured_models(chosen)
-    registry = LocalRegistry(chosen, planner(BACKEND, chosen), models)
+    registry = Registry(chosen, planner(BACKEND, chosen), models)
     service = InferenceService(chosen, registry, models)
     async with service.running():
         yield service

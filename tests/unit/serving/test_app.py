@@ -10,7 +10,7 @@ import pytest
 from serving.__main__ import serve
 from serving.app import create_app
 from serving.cluster.parent import Cluster
-from serving.engine.registry import EnginePlan, LocalRegistry
+from serving.engine.registry import EnginePlan, Registry
 from serving.errors import ConfigurationError, ServingError
 from serving.model import configured_models, stored_models
 from serving.server import cannot_listen
@@ -59,7 +59,7 @@ def test_each_unknown_variable_is_named_once(
     once = named()
     assert once[:2] == ["SERVING_INSTANCE", "SERVING_INSTANCES"]
     assert once[2:] == ["SERVING_PRECISION__TYPO", "SERVING_PRECISION__LATER"]
-    registry = LocalRegistry(settings, lambda _: EnginePlan(BACKEND, ()), configured_models(settings))
+    registry = Registry(settings, lambda _: EnginePlan(BACKEND, ()), configured_models(settings))
     create_app(settings, BACKEND, registry)  # as each of several web processes does
     assert named() == []
 

@@ -250,7 +250,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
     with contextlib.suppress(BlockingIOError):
         while True:
             messages.send(silent.sock, "ping")
-    serving = asyncio.ensure_future(silent.serve(Engine(0, engines[0])))
+    serving = asyncio.ensure_future(silent.prepare(Engine(0, engines[0]).handle(0)))
     await asyncio.sleep(0)
     assert silent.popen.wait(20) == -9
     silent.end_changes()

@@ -40,6 +40,8 @@ def anyio_backend() -> str:
 class Web:
     """What answers requests; it notes what it is told, and refuses version 3."""
 
+    index = 0
+
     def __init__(self) -> None:
         self.handles: dict[int, EngineHandle] = {}
         self.told: list[tuple[Any, ...]] = []
@@ -51,15 +53,15 @@ class Web:
             raise ConfigurationError("its tokenizer.json is broken")
         self.handles[handle.key] = handle
 
-    def serve(self, key: int) -> None:
+    async def serve(self, key: int) -> None:
         """Notes it."""
         self.told.append(("serve", key))
 
-    def discard(self, key: int) -> None:
+    async def discard(self, key: int) -> None:
         """Gives the engine back."""
         self.handles.pop(key).release()
 
-    def withdraw(self, name: str, reason: str) -> None:
+    async def withdraw(self, name: str, reason: str) -> None:
         """Notes it."""
         self.told.append(("withdraw", name, reason))
 

@@ -7,7 +7,7 @@ import pytest
 
 from serving.engine import registry as engine_registry
 from serving.engine.memory import EngineFds, SlotLayout
-from serving.engine.registry import Engine, EnginePlan, Registry, State
+from serving.engine.registry import EngineHandle, EnginePlan, Registry, State
 from serving.errors import ConfigurationError
 from serving.model import Model
 from serving.settings import Settings
@@ -31,42 +31,43 @@ class Web:
         self.index = index
         self.broken = broken
         self.told: list[tuple[str, str]] = []
-        self.prepared: list[Engine] = []
-        self.served: dict[str, Engine] = {}
+        self.prepared: dict[int, EngineHandle] = {}
+        self.served: dict[str, EngineHandle] = {}
 
-    def note(self, what: str, engine: Engine) -> None:
+    def note(self, what: str, key: int) -> None:
         """Notes a call."""
-        self.told.append((what, f"{engine.name} {engine.model.description.version}"))
+        description = self.prepared[key].model.description
+        self.told.append((what, f"{description.name} {description.version}"))
 
-    async def prepare(self, engine: Engine) -> None:
+    async def prepare(self, handle: EngineHandle) -> None:
         """Takes the engine, unless it is a broken one."""
-        self.note("prepare", engine)
-        handle = engine.handle(self.index)
-        if engine.model.description.version in self.broken:
+        self.prepared[handle.key] = handle
+        self.note("prepare", handle.key)
+        if handle.model.description.version in self.broken:
+            del self.prepared[handle.key]
             handle.release()
             raise ConfigurationError("its tokenizer.json is broken")
-        self.prepared.append(engine)
 
-    async def serve(self, engine: Engine) -> None:
+    async def serve(self, key: int) -> None:
         """Gives back the one before at once."""
-        if engine not in self.prepared:
-            await self.prepare(engine)
-        self.note("serve", engine)
-        if before := self.served.get(engine.name):
-            before.release(self.index)
-        self.served[engine.name] = engine
+        if engine := self.prepared.get(key):
+            self.note("serve", key)
+            name = engine.model.description.name
+            if before := self.served.get(name):
+                before.release()
+            self.served[name] = engine
 
-    async def discard(self, engine: Engine) -> None:
+    async def discard(self, key: int) -> None:
         """Gives back an engine that it has taken."""
-        if engine in self.prepared:
-            self.note("discard", engine)
-            engine.release(self.index)
+        if engine := self.prepared.get(key):
+            self.note("discard", key)
+            engine.release()
 
     async def withdraw(self, name: str, reason: str) -> None:
         """Gives back the engine of a model."""
         self.told.append((reason, name))
         if before := self.served.pop(name, None):
-            before.release(self.index)
+            before.release()
 
 
 def version_of(name: str, version: str) -> Model:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from serving.engine.memory import ServiceCounts
-from serving.engine.registry import EnginePlan, LocalRegistry
+from serving.engine.registry import EnginePlan, Registry
 from serving.engine.supervisor import Supervisor
 from serving.engine.worker_args import REFRESH_HEARTBEAT
 from serving.engine.worker_process import WorkerProcess
@@ -44,15 +44,13 @@ def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
     started: list[Supervisor] = []
     monkeypatch.setattr(Supervisor, "_start_due", started.append)
     models = configured_models(Settings())
-    registry = LocalRegistry(
-        Settings(), lambda _: EnginePlan("no:Backend", abandoning(registry)), models
-    )
+    registry = Registry(Settings(), lambda _: EnginePlan("no:Backend", abandoning(registry)), models)
     with pytest.raises(ConfigurationError, match="shutting down"):
         asyncio.run(registry.start())
     assert not started
 
 
-def abandoning(registry: LocalRegistry) -> tuple[Signature, ...]:
+def abandoning(registry: Registry) -> tuple[Signature, ...]:
     """The signatures of a model whose service is ended while they are read."""
     registry.stop()
     return image_signatures((2, 2), 2)

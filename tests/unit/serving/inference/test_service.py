@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from serving.engine.registry import EngineHandle, EnginePlan, LocalRegistry
+from serving.engine.registry import EngineHandle, EnginePlan, Registry
 from serving.errors import ConfigurationError, InvalidRequestError
 from serving.inference import service as inference_service
 from serving.inference.service import InferenceService
@@ -63,7 +63,7 @@ async def test_an_engine_that_cannot_be_prepared_is_released(
     with pytest.raises(ConfigurationError, match="it is broken"):
         await service.prepare(handle)
     handle.release.assert_called_once()  # type: ignore[attr-defined]  # a mock
-    service.serve(1)
+    await service.serve(1)
     assert service.models == {}
 
 
@@ -73,9 +73,9 @@ async def test_an_engine_that_is_discarded_never_serves(
     model = Mock()
     monkeypatch.setattr(inference_service, "ServedModel", Mock(return_value=model))
     await service.prepare(handle_of(1))
-    service.discard(1)
+    await service.discard(1)
     model.release.assert_called_once()
-    service.serve(1)
+    await service.serve(1)
     assert service.models == {}
 
 
@@ -86,7 +86,7 @@ def write_model(folder: Path, version: str, title: str = "") -> None:
     (folder / "model.json").write_text(json.dumps(described))
 
 
-class Engines(LocalRegistry):
+class Engines(Registry):
     """Notes what is to be loaded, and starts nothing."""
 
     def __init__(self, settings: Settings, models: dict[str, Model]) -> None:
