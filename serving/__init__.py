@@ -2,4 +2,4 @@
 
 from serving.tasks.python.task import PythonTask as PythonTask
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
