@@ -8,7 +8,7 @@ IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 TESTS ?= tests/docker
 BIN := .venv/bin
 # Ray's variables, and its Python first on the PATH
-RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . serving_ray/local.sh &&
+RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . smallplates/ray/local.sh &&
 SIZE_onnx := 560 MB
 SIZE_pt := 5 GB
 # both models of the repository, unless the environment names others
@@ -28,10 +28,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
-	@PYTHONPATH="$(PYTHONPATH)" exec $(BIN)/python -m servery $(SERVE) $(MODELS)
+	@PYTHONPATH="$(PYTHONPATH)" exec $(BIN)/python -m smallplates $(SERVE) $(MODELS)
 
 run-ray: .venv-ray/installed  ## the same from three replicas on a local Ray of three nodes; 680 MB
-	@$(RAY) exec python -m servery $(SERVE) --ray
+	@$(RAY) exec python -m smallplates $(SERVE) --ray
 
 test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser test where a Chromium is found
 	$(BIN)/python -m pytest
@@ -56,7 +56,7 @@ test-transformers: .venv-transformers/installed  ## exports answer as transforme
 	.venv-transformers/bin/python -m pytest -W default -m transformers tests/transformers
 
 triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
-	$(BIN)/python -m triton_repository --model $(MODEL)
+	$(BIN)/python -m smallplates.export.triton --model $(MODEL)
 
 test-docker: .venv/dev.installed  ## images and compose files for real; needs a Docker engine; IMAGES= builds fewer
 	IMAGES="$(IMAGES)" $(BIN)/python -m pytest -m docker $(TESTS)
@@ -84,7 +84,7 @@ accuracy: .venv/dev-all.installed  ## of all of models/, in every precision; DAT
 	$(BIN)/python -m training.evaluate $(DATA)
 
 quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with the photos of DATA
-	$(BIN)/python -m servery quantise $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
+	$(BIN)/python -m smallplates quantise $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
 		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
 # large blocks of memory go back to the kernel otherwise, and come anew each time: a third slower
@@ -92,8 +92,8 @@ train: .venv/dev-all.installed  ## MODEL=food11 or sentiment from DATA; takes ho
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 $(BIN)/python -m training.$(notdir $(MODEL)) \
 		--data $(DATA) --run $(or $(RUN),runs/$(notdir $(MODEL))) $(WEIGHTS:%=--weights %)
 
-proto: .venv/dev.installed  ## the gRPC messages, from serving/protocols/v2/grpc_generated/open_inference.proto
-	cd serving/protocols/v2/grpc_generated && ../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
+proto: .venv/dev.installed  ## the gRPC messages, from smallplates/web/api/v2/grpc_generated/open_inference.proto
+	cd smallplates/web/api/v2/grpc_generated && ../../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
 		python -m grpc_tools.protoc -I. --python_out=. open_inference.proto
 
 wheel: .venv/dev.installed  ## runs/wheel/servery-VERSION-py3-none-any.whl: the same bytes from the same files
@@ -107,15 +107,15 @@ test-wheel: wheel  ## installs the wheel without an index, away from the checkou
 	SERVING_TEST_WHEELHOUSE=runs/wheelhouse $(BIN)/python -m pytest tests/e2e/test_wheel.py
 
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
-	./training/lock
+	./tools/lock
 
 docs: .venv-docs/installed  ## README.md and docs/ as a site in runs/site; a link that leads nowhere fails
-	.venv-docs/bin/python -m docs.site
+	.venv-docs/bin/python -m tools.site
 	.venv-docs/bin/zensical build --clean --strict
 
 docs-tables: .venv/dev.installed  ## the generated parts of README.md and docs/, from code and results
 	$(BIN)/python -m benchmarks plots
-	$(BIN)/python -m docs.tables
+	$(BIN)/python -m tools.tables
 
 clean:
 	rm -rf .venv .venv-docs .venv-ray .venv-transformers
@@ -124,7 +124,7 @@ clean:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv .venv
 
-.venv-docs/installed: docs/requirements.txt
+.venv-docs/installed: tools/requirements.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
@@ -151,7 +151,7 @@ clean:
 	@touch $@
 
 # nvidia-pytriton carries a Triton with the Python backend; its own Python code is not used
-$(TRITON)/installed: triton_repository/requirements.txt
+$(TRITON)/installed: smallplates/export/triton/requirements.txt
 	$(PYTHON) -m venv $(TRITON)
 	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0

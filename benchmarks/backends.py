@@ -16,10 +16,10 @@ import typer
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from serving.backends.base import Backend
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.image_classification import compute_logits
+from smallplates.engine.backend import Backend
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
 
 Infer = Callable[[NDArray[np.uint8]], object]
 CALLS = 10  # in a row, per candidate and round

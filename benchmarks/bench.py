@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from benchmarks import compare, limit, service
-from servery.load import command as load
-from servery.load import payloads
-from servery.load.loops import Arrivals
-from servery.load.target import Plan, Target
+from smallplates.cli.load import command as load
+from smallplates.cli.load import payloads
+from smallplates.cli.load.loops import Arrivals
+from smallplates.cli.load.target import Plan, Target
 
 PEERS = ["this service", "mosec", "litserve", "fastapi, onnx"]
 SHARE = 0.8  # of the capacity, for random arrivals

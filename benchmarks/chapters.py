@@ -1,6 +1,6 @@
 """Renders the files in `benchmarks/results/` as Markdown for README.md and docs/.
 
-`docs.tables` calls this. Every table names its command, and says where another server is ahead as
+`tools.tables` calls this. Every table names its command, and says where another server is ahead as
 plainly as where this one is.
 """
 
@@ -12,7 +12,7 @@ from statistics import median
 from benchmarks import compare_report, gpu_report
 from benchmarks.markdown import Content, markdown
 from benchmarks.simulation import pages
-from serving.settings import ROOT
+from smallplates.settings import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 STAGES = ("decode", "queue", "infer", "rest")

@@ -28,11 +28,11 @@ from benchmarks.running import Running, post, running
 from benchmarks.servers import SERVERS, TEXT_SERVERS, Pipeline, Server, prediction
 from benchmarks.usage import cpu_seconds, memory_mb, tree
 from fastapi_onnx.openvino_session import openvino_objection
-from servery.load import report, wrk
-from servery.load.machine import cores, write_results
-from servery.load.options import numbers
-from serving.model import Model
-from serving.settings import ROOT
+from smallplates.cli.load import report, wrk
+from smallplates.cli.load.machine import cores, write_results
+from smallplates.cli.load.options import numbers
+from smallplates.models.folder import Model
+from smallplates.settings import ROOT
 
 PHOTO = ROOT / "flask_app" / "static" / "samples" / "bread.jpg"
 TEXTS = 1000

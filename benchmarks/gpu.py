@@ -20,13 +20,13 @@ from tqdm import tqdm
 from benchmarks import compare, gpu_report, limit, model, service, table
 from benchmarks.running import Running, running
 from benchmarks.servers import GPU_SERVERS, Pipeline, Server
-from servery.load import payloads, report, server_side
-from servery.load.loops import Arrivals
-from servery.load.machine import write_results
-from servery.load.payloads import Protocol
-from servery.load.target import Plan, Target
-from serving.settings import ROOT
-from serving.system import cpus
+from smallplates.cli.load import payloads, report, server_side
+from smallplates.cli.load.loops import Arrivals
+from smallplates.cli.load.machine import write_results
+from smallplates.cli.load.payloads import Protocol
+from smallplates.cli.load.target import Plan, Target
+from smallplates.settings import ROOT
+from smallplates.system import cpus
 
 CONNECTIONS = 256
 PLAN = Plan(3, 3, 3, 6)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from serving.backends import batch_sizes
-from serving.backends.base import Backend
-from serving.backends.device_errors import OutOfDeviceMemoryError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.image_classification import compute_logits
+from smallplates.engine.backend import Backend
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.worker import batch_sizes
+from smallplates.worker.device_errors import OutOfDeviceMemoryError
 
 LARGEST = 256
 LEAST_CALLS = 5

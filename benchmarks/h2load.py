@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from servery.load.payloads import Payload
+from smallplates.cli.load.payloads import Payload
 
 MOST_CONNECTIONS = 3000
 INTERVAL_S = 2.0  # of one connection; longer than any answer takes that a queue of seconds delays

@@ -19,8 +19,8 @@ from subprocess import PIPE, Popen, TimeoutExpired
 
 from benchmarks.running import free_port, program, wait_for_answer
 from benchmarks.usage import Usage
-from servery.load.machine import cores
-from serving.settings import ROOT
+from smallplates.cli.load.machine import cores
+from smallplates.settings import ROOT
 
 JOB_S = 300
 START_S = 600
@@ -142,7 +142,7 @@ def service(
     """Yields the service's URL and the seconds until its first answer."""
     port = str(free_port())
     started = time.perf_counter()
-    command = [sys.executable, "-m", "serving", backend.value, "--port", port]
+    command = [sys.executable, "-m", "smallplates.service", backend.value, "--port", port]
     with program(command, settings) as running:
         usage.add(running.keeper.pid, itself=False)
         url = f"http://127.0.0.1:{port}{ANSWER}"

@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from benchmarks import jobs_report, model
 from benchmarks.jobs import Backend, Outcome, Progress, centralised, decentralised
-from servery.load.machine import cores, write_results
-from servery.load.options import numbers
-from serving.settings import ROOT
+from smallplates.cli.load.machine import cores, write_results
+from smallplates.cli.load.options import numbers
+from smallplates.settings import ROOT
 
 SAMPLES = ROOT / "flask_app" / "static" / "samples"
 CLASSES = 1000

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.jobs import Outcome
 from benchmarks.table import aligned
-from servery.load import report
+from smallplates.cli.load import report
 
 HEAD = ("arrangement", "backend", "start s", "jobs s", "images/s", "CPU %", "memory MB")
 

@@ -19,16 +19,16 @@ import numpy as np
 import typer
 from tqdm import tqdm
 
-from servery.load import payloads, report
-from servery.load.machine import write_results
-from servery.load.options import numbers
-from serving.backends.base import Backend, BackendInfo
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.system import cpus
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image_classification import compute_logits
+from smallplates.cli.load import payloads, report
+from smallplates.cli.load.machine import write_results
+from smallplates.cli.load.options import numbers
+from smallplates.engine.backend import Backend, BackendInfo
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.system import cpus
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.tasks.image_classification import compute_logits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Markdown table for `chapters.py`, the reports and `docs/tables.py`."""
+"""Markdown table for `chapters.py`, the reports and `tools/tables.py`."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -61,7 +61,7 @@ def main(
     from safetensors.torch import save_file
     from torchvision.models import get_model
 
-    from training import export
+    from smallplates.cli import export
 
     torch.manual_seed(0)
     network = get_model(architecture, weights=None, num_classes=classes)

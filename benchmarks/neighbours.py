@@ -18,12 +18,12 @@ from typing import Annotated
 import typer
 
 from benchmarks import service
-from servery.load import payloads, report, server_side
-from servery.load.http_client import Connections, post
-from servery.load.loops import Arrivals, OpenLoop
-from servery.load.machine import write_results
-from servery.load.measured import Measured
-from servery.load.target import Plan, Target, run_in_windows
+from smallplates.cli.load import payloads, report, server_side
+from smallplates.cli.load.http_client import Connections, post
+from smallplates.cli.load.loops import Arrivals, OpenLoop
+from smallplates.cli.load.machine import write_results
+from smallplates.cli.load.measurement import Measured
+from smallplates.cli.load.target import Plan, Target, run_in_windows
 
 ALONE = "models/food11"
 BESIDE_TWO = f"{ALONE},models/sentiment,second=models/sentiment"

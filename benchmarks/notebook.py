@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from benchmarks import service
 from benchmarks.running import Running
-from servery.load import payloads
-from servery.load.target import Plan
-from serving.system import cpus
+from smallplates.cli.load import payloads
+from smallplates.cli.load.target import Plan
+from smallplates.system import cpus
 
 T = TypeVar("T")
 QUICK = os.environ.get("NOTEBOOK_QUICK") == "1"

@@ -23,12 +23,12 @@ from PIL import Image
 
 from benchmarks import model, running, servers
 from fastapi_onnx.backend import OnnxBackend
-from serving.base64 import decode_base64
-from serving.model import Model
-from serving.scores import best
-from serving.settings import Settings
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image_classification import compute_logits
+from smallplates.base64 import decode_base64
+from smallplates.models.folder import Model
+from smallplates.models.scores import best
+from smallplates.settings import Settings
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.tasks.image_classification import compute_logits
 
 CALLS = 200
 

@@ -13,8 +13,8 @@ import typer
 from benchmarks import chapters, compare_report, table
 from benchmarks.markdown import Content
 from benchmarks.simulation import pages
-from servery.load import report
-from serving.settings import ROOT
+from smallplates.cli.load import report
+from smallplates.settings import ROOT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +61,7 @@ def tails(axes: "Axes", content: Content) -> None:
 
 def percentiles(axes: "Axes", content: Content) -> None:
     """Latency by percentile, one line a load."""
-    from servery.load.measured import Measured, plot_latencies
+    from smallplates.cli.load.measurement import Measured, plot_latencies
 
     plot_latencies(axes, [Measured(**row) for row in content["results"]])
 

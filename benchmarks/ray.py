@@ -18,15 +18,18 @@ from tqdm import tqdm
 from benchmarks import service
 from benchmarks.running import free_port, program, wait_for_answer
 from benchmarks.usage import cpu_seconds, tree
-from servery.load import payloads, report, wrk
-from servery.load.machine import write_results
-from servery.load.options import numbers
-from servery.load.payloads import Payload, Protocol
+from smallplates.cli.load import payloads, report, wrk
+from smallplates.cli.load.machine import write_results
+from smallplates.cli.load.options import numbers
+from smallplates.cli.load.payloads import Payload, Protocol
 
 ALONE = "alone"
 START_S = 120
 WARM_UP_S = 2
-COMMAND = '. serving_ray/local.sh && exec python -m serving_ray fastapi_onnx --port "$0" --replicas "$1"'
+COMMAND = (
+    ". smallplates/ray/local.sh && exec python -m smallplates.ray fastapi_onnx "
+    '--port "$0" --replicas "$1"'
+)
 
 
 Seen = dict[tuple[str, int], list[tuple[wrk.Load, float]]]

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.environments import python_for
 from benchmarks.servers import Pipeline, Server
-from serving.settings import ROOT
+from smallplates.settings import ROOT
 
 END_S = 60
 """Longer than `keeper` can take."""

@@ -20,11 +20,11 @@ from tqdm import tqdm
 from benchmarks import service
 from benchmarks.peers.common import graph
 from benchmarks.usage import cpu_seconds, tree
-from servery.load import payloads, report, server_side, wrk
-from servery.load.machine import write_results
-from servery.load.options import milliseconds, numbers
-from servery.load.payloads import Payload, Protocol
-from serving.model import Model
+from smallplates.cli.load import payloads, report, server_side, wrk
+from smallplates.cli.load.machine import write_results
+from smallplates.cli.load.options import milliseconds, numbers
+from smallplates.cli.load.payloads import Payload, Protocol
+from smallplates.models.folder import Model
 
 WARM_UP_S = 1
 FULL = 0.9
@@ -34,7 +34,7 @@ CORES = (4, 8, 16, 32, 64)
 CALCULATION = (
     "calculation, not a measurement: every core busy, nothing else in the way, clients elsewhere"
 )
-WORKER = "serving.engine.worker"
+WORKER = "smallplates.worker.process"
 
 Figures = dict[str, float]
 

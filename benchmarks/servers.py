@@ -88,7 +88,7 @@ def ours(name: str, precision: str = "fp32", **settings: str) -> Server:
     if precision in RUNTIMES:
         settings["cpu_runtime"] = RUNTIMES[precision]
     values = tuple((f"SERVING_{key.upper()}", value) for key, value in settings.items())
-    command = ("-m", "serving", "fastapi_onnx", "--port", "PORT")
+    command = ("-m", "smallplates.service", "fastapi_onnx", "--port", "PORT")
     return Server(name, None, command, settings=values, precision=precision)
 
 

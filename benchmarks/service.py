@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from benchmarks.running import Running, free_port
-from servery.load import server_side
-from serving.settings import ROOT
+from smallplates.cli.load import server_side
+from smallplates.settings import ROOT
 
 START_S = 180  # a large model on few cores measures its batch sizes for a while
 
@@ -21,14 +21,14 @@ def running(
 ) -> Iterator[Running]:
     """Serves until the block ends.
 
-    `settings` are those of `serving.settings`, in lower case: `instances=4`; `environment` adds other
-    variables. Raises RuntimeError when the service does not start.
+    `settings` are those of `smallplates.settings`, in lower case: `instances=4`; `environment` adds
+    other variables. Raises RuntimeError when the service does not start.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     values = {f"SERVING_{name.upper()}": str(value) for name, value in settings.items()}
     process = subprocess.Popen(  # noqa: S603 our own program
-        [sys.executable, "-m", "serving", package, "--port", str(port)],
+        [sys.executable, "-m", "smallplates.service", package, "--port", str(port)],
         cwd=ROOT,
         env={**os.environ, "SERVING_LOG_LEVEL": "error", **(environment or {}), **values},
     )

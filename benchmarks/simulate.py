@@ -17,9 +17,9 @@ from benchmarks import chapters
 from benchmarks.simulation import pages, validation
 from benchmarks.simulation.plan import Service
 from benchmarks.simulation.scenarios import SCENARIOS, Run, Runs, Scenario, limited
-from servery.load import report
-from servery.load.machine import write_results
-from servery.load.options import numbers
+from smallplates.cli.load import report
+from smallplates.cli.load.machine import write_results
+from smallplates.cli.load.options import numbers
 
 WORKERS = 2
 REFUSAL_MS = 0.14  # docs/performance.md: a refusal in a row of refusals

@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 from benchmarks import service
 from benchmarks.usage import memory_mb, tree
-from servery.load import payloads, report
-from servery.load.machine import write_results
-from servery.load.options import numbers
-from serving.settings import ROOT
+from smallplates.cli.load import payloads, report
+from smallplates.cli.load.machine import write_results
+from smallplates.cli.load.options import numbers
+from smallplates.settings import ROOT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servery.load import report
+from smallplates.cli.load import report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Service with the ONNX Runtime backend: `python -m serving fastapi_onnx`."""
+"""Service with the ONNX Runtime backend: `python -m smallplates.service fastapi_onnx`."""
 
 import os
 

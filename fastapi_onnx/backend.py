@@ -9,13 +9,13 @@ import onnxruntime as ort
 from fastapi_onnx.independence import with_compared_items
 from fastapi_onnx.network import Network, signature_of
 from fastapi_onnx.sessions import OnnxRuntimeSession
-from serving.backends.base import BackendInfo
-from serving.backends.choice import wanted_device
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.task_kinds import kind_of
-from serving.tensors import Array, Signature
+from smallplates.engine.backend import BackendInfo
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import kind_of
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
+from smallplates.worker.choice import wanted_device
 
 if TYPE_CHECKING:
     from fastapi_onnx.cuda import CudaNetwork

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from fastapi_onnx import gpu_graph, graph_file
 from fastapi_onnx.normalisation import NORMALISED, PIXELS, model_input
 from fastapi_onnx.shared_weights import CPU
-from serving.backends import batch_sizes, cuda_driver, precision_check
-from serving.backends.device_errors import OutOfDeviceMemoryError, classify, translate_errors
-from serving.description import ImagePipeline
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tensors import Array
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import ImagePipeline
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array
+from smallplates.settings import Settings
+from smallplates.worker import batch_sizes, cuda_driver, precision_check
+from smallplates.worker.device_errors import OutOfDeviceMemoryError, classify, translate_errors
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}

@@ -17,7 +17,7 @@ from fastapi_onnx.normalisation import (
     normalising_nodes,
     scale_and_shift,
 )
-from serving.description import ImagePipeline
+from smallplates.models.description import ImagePipeline
 
 OPSET = helper.make_opsetid("", 18)
 IR_VERSION = 10

@@ -17,11 +17,11 @@ from fastapi_onnx.network import Network, graph_path
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from fastapi_onnx.shared_weights import CPU
 from fastapi_onnx.signature import graph_signature
-from serving.backends.independence import ITEMS, Infer, difference_alone, with_checked_texts
-from serving.backends.precision_check import EXACT, MAX_DIFFERENCE, difference, random_inputs
-from serving.model import Model
-from serving.system import cpus
-from serving.tensors import EXAMPLE_LENGTHS, NOT_COMPARED, Signature, check_outputs
+from smallplates.models.folder import Model
+from smallplates.models.tensors import EXAMPLE_LENGTHS, NOT_COMPARED, Signature, check_outputs
+from smallplates.system import cpus
+from smallplates.worker.independence import ITEMS, Infer, difference_alone, with_checked_texts
+from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, difference, random_inputs
 
 QUANTISED = 0.1
 """Largest difference in a graph that computes scales of int8 from its input: of the whole batch."""

@@ -22,16 +22,23 @@ from fastapi_onnx.openvino_session import (
 )
 from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
 from fastapi_onnx.signature import graph_signature
-from serving.backends import precision_check
-from serving.backends.base import BackendInfo, Trial
-from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate
-from serving.backends.shared_choice import shared_choice
-from serving.description import Kind
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.task_kinds import kind_of
-from serving.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec, check_outputs, examples
+from smallplates.engine.backend import BackendInfo, Trial
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import Kind
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import kind_of
+from smallplates.models.tensors import (
+    EXAMPLE_LENGTHS,
+    Array,
+    Signature,
+    TensorSpec,
+    check_outputs,
+    examples,
+)
+from smallplates.settings import Settings
+from smallplates.worker import precision_check
+from smallplates.worker.choice import Candidate, Choice, Infer, choose, int8_candidate
+from smallplates.worker.shared_choice import shared_choice
 
 if TYPE_CHECKING:
     from fastapi_onnx.cuda import Device

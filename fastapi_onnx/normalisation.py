@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.description import ImagePipeline
-from serving.errors import ConfigurationError
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import ImagePipeline
 
 PREFIX = "serving_"  # users' models will not have such names
 PIXELS, TENSOR = f"{PREFIX}pixels", f"{PREFIX}tensor"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fastapi_onnx.sessions import Graph
-from serving.settings import Settings
-from serving.system.cpus import bf16_objection
-from serving.tensors import Array
+from smallplates.models.tensors import Array
+from smallplates.settings import Settings
+from smallplates.system.cpus import bf16_objection
 
 OPENVINO = "openvino"
 FOLDER = f"{OPENVINO}-"

@@ -10,10 +10,10 @@ from typing import Protocol
 import onnxruntime as ort
 
 from fastapi_onnx.shared_weights import CPU, optimised, optimiser_options
-from serving.backends.device_errors import translate_errors
-from serving.logging import logger
-from serving.settings import Settings
-from serving.tensors import Array
+from smallplates.logging import logger
+from smallplates.models.tensors import Array
+from smallplates.settings import Settings
+from smallplates.worker.device_errors import translate_errors
 
 ONNX_RUNTIME = "onnxruntime"
 Graph = Callable[[], bytes | Path]

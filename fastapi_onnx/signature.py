@@ -13,9 +13,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from fastapi_onnx.normalisation import model_inputs
-from serving.description import ModelDescription
-from serving.errors import ConfigurationError
-from serving.tensors import Signature, TensorSpec, axes_of
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import ModelDescription
+from smallplates.models.tensors import Signature, TensorSpec, axes_of
 
 TYPES = {
     TensorProto.BOOL,

@@ -1,3 +1,3 @@
-"""Service with the PyTorch backend: `python -m serving fastapi_pt`."""
+"""Service with the PyTorch backend: `python -m smallplates.service fastapi_pt`."""
 
 BACKEND = "fastapi_pt.backend:TorchBackend"

@@ -14,18 +14,18 @@ from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
 from fastapi_pt.tokens import TokenNetwork, signature_of, token_network
-from serving.backends import precision_check
-from serving.backends.base import BackendInfo, Trial
-from serving.backends.choice import Candidate, Choice, Infer, choose, int8_candidate, wanted_device
-from serving.backends.device_errors import translate_errors
-from serving.backends.independence import with_checked_texts
-from serving.backends.precision_check import Samples
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.system.cpus import bf16_objection
-from serving.task_kinds import TENSOR, kind_of
-from serving.tensors import Array, Signature
+from smallplates.engine.backend import BackendInfo, Trial
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import TENSOR, kind_of
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
+from smallplates.system.cpus import bf16_objection
+from smallplates.worker import precision_check
+from smallplates.worker.choice import Candidate, Choice, Infer, choose, int8_candidate, wanted_device
+from smallplates.worker.device_errors import translate_errors
+from smallplates.worker.independence import with_checked_texts
+from smallplates.worker.precision_check import Samples
 
 TORCH = "torch"
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
-from serving.backends.shared_choice import shared_choice
-from serving.description import Kind
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tensors import Array
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import Kind
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array
+from smallplates.settings import Settings
+from smallplates.worker.shared_choice import shared_choice
 
 INT8: Kind = "model_quantized.pt"
 ENGINE = "onednn"  # of int8 on x86; fbgemm was slower
@@ -84,7 +84,7 @@ def use_threads(count: int) -> None:
 
 
 def read_int8(path: Path) -> nn.Module:
-    """Reads what `training.int8_pt` has written. Raises ConfigurationError."""
+    """Reads what `smallplates.export.int8_pt` has written. Raises ConfigurationError."""
     try:
         torch.backends.quantized.engine = ENGINE
         with warnings.catch_warnings():

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from serving.backends.device_errors import translate_errors
-from serving.logging import logger
-from serving.tensors import Array
+from smallplates.logging import logger
+from smallplates.models.tensors import Array
+from smallplates.worker.device_errors import translate_errors
 
 WARM_UP_RUNS = 3  # before a recording: the libraries allocate and choose algorithms
 NO_FLAGS = 0

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from serving.description import Kind
-from serving.errors import ConfigurationError
-from serving.huggingface import CONFIG
-from serving.model import Model
-from serving.task_kinds import kind_of_architecture
-from serving.tensors import Signature, TensorSpec
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import Kind
+from smallplates.models.folder import Model
+from smallplates.models.huggingface import CONFIG
+from smallplates.models.task_kinds import kind_of_architecture
+from smallplates.models.tensors import Signature, TensorSpec
 
 WEIGHTS: Kind = "model.safetensors"
 INDEX: Kind = "model.safetensors.index.json"

@@ -20,9 +20,9 @@ from torch.nn import functional
 from torchvision.models import get_model, list_models
 
 from fastapi_pt import huggingface
-from serving.description import ImagePipeline
-from serving.errors import ConfigurationError
-from serving.model import Model
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import ImagePipeline
+from smallplates.models.folder import Model
 
 CHANNELS_LAST: Any = {"memory_format": torch.channels_last}  # unknown to torch's own stub
 

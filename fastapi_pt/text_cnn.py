@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from fastapi_pt.huggingface import LENGTH, ByName
 from fastapi_pt.network import fill
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.tensors import Signature, TensorSpec
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature, TensorSpec
 
 ARCHITECTURE = "text_cnn"
 INPUTS = ("input_ids", "attention_mask")

@@ -10,12 +10,12 @@ from torch import Tensor
 from fastapi_pt import huggingface, text_cnn
 from fastapi_pt.cpu import Inputs, optimised, use_threads
 from fastapi_pt.huggingface import ByName
-from serving.backends import precision_check
-from serving.backends.device_errors import translate_errors
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tensors import Array, Signature
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
+from smallplates.worker import precision_check
+from smallplates.worker.device_errors import translate_errors
 
 EXAMPLES = ((2, 32), (1, 1), (2, 2), (1, 3), (1, 7), (1, 16), (3, 47))
 """Texts and tokens of each; the first is timed."""

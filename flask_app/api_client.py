@@ -1,4 +1,4 @@
-"""Asks the API through `serving_client` and translates its errors into the page's own.
+"""Asks the API through `smallplates.client` and translates its errors into the page's own.
 
 The errors are subclasses of `ApiError` in errors.py.
 """
@@ -20,7 +20,7 @@ from flask_app.errors import (
     ApiUnreachableError,
 )
 from flask_app.settings import Settings
-from serving_client import (
+from smallplates.client import (
     Client,
     DeadlineExceededError,
     InvalidAnswerError,
@@ -30,10 +30,10 @@ from serving_client import (
     calls,
     triton,
 )
-from serving_client.answers import Answer as HttpAnswer
-from serving_client.exchange import Exchange
-from serving_client.loop import LoopThread
-from serving_client.options import Options
+from smallplates.client.answers import Answer as HttpAnswer
+from smallplates.client.exchange import Exchange
+from smallplates.client.loop import LoopThread
+from smallplates.client.options import Options
 
 TOP_K = 5
 STATUSES_WITHOUT_CODE = (400, 404)
@@ -214,7 +214,7 @@ def wait_for(start: Callable[[], Future[T]], client_left: Callable[[], bool]) ->
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises the page's errors instead of those of `serving_client`."""
+    """Raises the page's errors instead of those of `smallplates.client`."""
     try:
         yield
     except CancelledError as error:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends import cuda_driver
-from serving.errors import ConfigurationError
+from smallplates.errors import ConfigurationError
+from smallplates.worker import cuda_driver
 from tests import servers
 
 HAS_TORCH = find_spec("torch") is not None

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.model import Model
-from serving.tensors import Signature
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature
 
 Axes = Sequence[int | str | None] | None
 

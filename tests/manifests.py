@@ -10,7 +10,7 @@ import kubernetes_validate
 import yaml
 from jsonschema import Draft202012Validator
 
-from serving.settings import ROOT
+from smallplates.settings import ROOT
 
 DEPLOY = ROOT / "deploy"
 CUSTOM_RESOURCES = Path(__file__).parent / "custom_resources.yaml"

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from serving.backends.base import BackendInfo
-from serving.engine.report import WorkerReport
+from smallplates.engine.backend import BackendInfo
+from smallplates.engine.report import WorkerReport
 
 
 def reported(device: str = "cpu", **further: Any) -> WorkerReport:

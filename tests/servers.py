@@ -15,7 +15,7 @@ import psutil
 import requests
 
 from benchmarks.running import free_port as free_port  # the tests find it here
-from servery import processes
+from smallplates.cli import processes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,7 +89,7 @@ def api(
 ) -> Iterator[str]:
     """Runs one package's service; yields its base URL."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    with running(["serving", package, "--port", str(port)], f"{url}/health/ready", env, log):
+    with running(["smallplates.service", package, "--port", str(port)], f"{url}/health/ready", env, log):
         yield url
 
 

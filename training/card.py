@@ -6,9 +6,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from serving.description import ModelDescription
-from serving.model import Model
-from training.int8_verdict import Verdict
+from smallplates.export.int8_verdict import Verdict
+from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
 
 
 def write(out: Path, template: Path, run: Path, more: dict[str, Any]) -> None:

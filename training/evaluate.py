@@ -21,19 +21,19 @@ from tqdm import tqdm
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.description import Kind, Thresholds
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.scores import softmax
-from serving.settings import Settings
-from serving.task_kinds import TEXT_CLASSIFICATION
-from serving.tasks.base import TaskParts
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image_classification import compute_logits
-from serving.tasks.text import TOKENS
-from serving.tasks.text_classification import TextClassification
+from smallplates.errors import ConfigurationError
+from smallplates.export.folder import write_description
+from smallplates.models.description import Kind, Thresholds
+from smallplates.models.folder import Model
+from smallplates.models.scores import softmax
+from smallplates.models.task_kinds import TEXT_CLASSIFICATION
+from smallplates.settings import Settings
+from smallplates.tasks.base import TaskParts
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.tasks.text import TOKENS
+from smallplates.tasks.text_classification import TextClassification
 from training import data
-from training.folder import write_description
 
 Probabilities = NDArray[np.float64]
 Labels = NDArray[np.int64]

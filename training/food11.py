@@ -23,9 +23,11 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from fastapi_pt.network import build
-from serving.description import ImagePipeline
-from serving.tasks.image.decode import ImageDecoder
-from training import augment, card, data, evaluate, export, folder, loop, mobilenet
+from smallplates.cli import export
+from smallplates.export import folder
+from smallplates.models.description import ImagePipeline
+from smallplates.tasks.image.decode import ImageDecoder
+from training import augment, card, data, evaluate, loop, mobilenet
 from training.calibration import fit_temperature
 from training.data import Kind
 

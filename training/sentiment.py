@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fastapi_pt.text_cnn import ARCHITECTURE, INPUTS, LOGITS, TextCnn
-from serving.description import ModelDescription, TextPipeline
-from serving.huggingface import TOKENIZER
-from serving.task_kinds import TEXT_CLASSIFICATION
-from training import card, evaluate, export, loop, torch_export
+from smallplates.cli import export
+from smallplates.export import torch_export
+from smallplates.models.description import ModelDescription, TextPipeline
+from smallplates.models.huggingface import TOKENIZER
+from smallplates.models.task_kinds import TEXT_CLASSIFICATION
+from training import card, evaluate, loop
 from training.calibration import fit_temperature
 
 CARD = Path(__file__).with_name("sentiment.card.md")

@@ -20,13 +20,13 @@ from fastapi_onnx.network import FP32, INT8
 from fastapi_onnx.openvino_session import OPENVINO, OpenVinoSession
 from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
 from fastapi_onnx.shared_weights import CPU
-from serving.base64 import from_base64
-from serving.description import ImagePipeline, Kind
-from serving.model import Model
-from serving.scores import best
-from serving.settings import Settings
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image_classification import compute_logits
+from smallplates.base64 import from_base64
+from smallplates.models.description import ImagePipeline, Kind
+from smallplates.models.folder import Model
+from smallplates.models.scores import best
+from smallplates.settings import Settings
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.tasks.image_classification import compute_logits
 
 CORES = len(os.sched_getaffinity(0))
 GRAPHS: dict[str, Kind] = {"fp32": FP32, "bf16": FP32, "int8": INT8}

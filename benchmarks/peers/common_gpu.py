@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.backends import batch_sizes
-from serving.base64 import from_base64
-from serving.model import Model
-from serving.scores import best
-from serving.settings import Settings
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image_classification import compute_logits
+from smallplates.base64 import from_base64
+from smallplates.models.folder import Model
+from smallplates.models.scores import best
+from smallplates.settings import Settings
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.worker import batch_sizes
 
 LARGEST = 64
 Pixels = NDArray[np.uint8]

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from fastapi_pt.network import read_network
-from serving.description import ImagePipeline
-from serving.model import Model
+from smallplates.models.description import ImagePipeline
+from smallplates.models.folder import Model
 
 
 class Eager:

@@ -8,8 +8,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.peers.common import GRAPHS, session, wanted_precision
-from serving.model import Model
-from serving.scores import best
+from smallplates.models.folder import Model
+from smallplates.models.scores import best
 
 
 class ClassifyTexts:

@@ -1,4 +1,4 @@
-"""Simulated clients: an open loop of requests, each tried again as `serving_client` does."""
+"""Simulated clients: an open loop of requests, each tried again as `smallplates.client` does."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator

@@ -57,7 +57,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Retries:
-    """Client's policy; the defaults are those of `serving_client`."""
+    """Client's policy; the defaults are those of `smallplates.client`."""
 
     tries: int = 8
     backoff_s: float = 0.1

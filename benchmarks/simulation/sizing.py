@@ -3,7 +3,7 @@
 from math import ceil
 
 from benchmarks.markdown import Content, markdown
-from serving.settings import ROOT
+from smallplates.settings import ROOT
 
 NODE_CORES = {1_000: 8, 100_000: 32, 10_000_000: 64}
 """Pictures a second, and the cores of a node that is rented for them."""

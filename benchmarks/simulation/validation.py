@@ -18,13 +18,13 @@ from benchmarks import service
 from benchmarks.simulation.balancing import POLICIES
 from benchmarks.simulation.cluster import Cluster
 from benchmarks.simulation.plan import ONE_TRY, Balancing, Plan, Policy, Retries, Service
-from servery.load import payloads
-from servery.load.http_client import Answer, Connections
-from servery.load.loops import Arrivals, OpenLoop, Windows
-from servery.load.payloads import Protocol
-from servery.load.recorder import Recorder, ms
-from servery.load.target import Plan as Windowed
-from servery.load.target import Target, Usage, run_loop
+from smallplates.cli.load import payloads
+from smallplates.cli.load.http_client import Answer, Connections
+from smallplates.cli.load.loops import Arrivals, OpenLoop, Windows
+from smallplates.cli.load.payloads import Protocol
+from smallplates.cli.load.recorder import Recorder, ms
+from smallplates.cli.load.target import Plan as Windowed
+from smallplates.cli.load.target import Target, Usage, run_loop
 
 REPLICAS = (1, 2, 4)
 LOADS = ((0.7, ONE_TRY), (1.3, ONE_TRY), (1.1, Retries(tries=2)))

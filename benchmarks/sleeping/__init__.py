@@ -1,4 +1,4 @@
-"""Service whose workers sleep: `python -m serving benchmarks.sleeping`.
+"""Service whose workers sleep: `python -m smallplates.service benchmarks.sleeping`.
 
 A batch of any size takes BENCHMARK_SLEEP_MS milliseconds and hardly any CPU time, so that a machine with
 few cores can serve as many workers as one with many. `scale` and `simulate --validate` run it.
@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.backends.base import BackendInfo
-from serving.model import Model
-from serving.settings import Settings
-from serving.tensors import Array, Signature
+from smallplates.engine.backend import BackendInfo
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
 
 BACKEND = "benchmarks.sleeping:SleepingBackend"
 
 
 class SleepingBackend:
-    """Implements `serving.backends.base.Backend` without a network; every logit is 0."""
+    """Implements `smallplates.engine.backend.Backend` without a network; every logit is 0."""
 
     def load(
         self,

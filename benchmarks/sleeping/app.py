@@ -1,7 +1,7 @@
 """Composition root of the service whose workers sleep."""
 
 from benchmarks.sleeping import BACKEND
-from serving.app import create_app
-from serving.settings import Settings
+from smallplates.settings import Settings
+from smallplates.web.app import create_app
 
 app = create_app(Settings(), BACKEND)

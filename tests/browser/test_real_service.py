@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Page, expect
 
-from serving.settings import Settings
+from smallplates.settings import Settings
 from tests import exports, graphs, servers
 from tests.browser.conftest import Opener
 from tests.servers import free_port, running

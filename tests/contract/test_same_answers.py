@@ -5,12 +5,12 @@ import pytest
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from serving.description import ImagePipeline
-from serving.model import Model
-from serving.scores import softmax
-from serving.settings import Settings
-from serving.tasks.image.decode import ImageDecoder
-from serving.tasks.image_classification import compute_logits
+from smallplates.models.description import ImagePipeline
+from smallplates.models.folder import Model
+from smallplates.models.scores import softmax
+from smallplates.settings import Settings
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.tasks.image_classification import compute_logits
 from tests import pictures
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

@@ -13,9 +13,9 @@ import requests
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.image.decode import ImageDecoder
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image.decode import ImageDecoder
 from tests import pictures
 
 PHOTO = pictures.jpeg()

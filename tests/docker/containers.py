@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servery import processes
+from smallplates.cli import processes
 from tests.servers import ROOT
 
 TAG = "test"

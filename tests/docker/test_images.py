@@ -90,7 +90,7 @@ def test_instances_and_threads_follow_the_cpu_quota(backend: str, cpus: str) -> 
         assert traffic.metric(url, "serving_cores") == 1
         model = requests.get(f"{url}/model", timeout=10).json()
         assert (model["instances"], model["idle_threads"]) == (1, None)  # no second session on one core
-        assert run("docker", "top", identity).count("serving.engine.worker") == 1
+        assert run("docker", "top", identity).count("smallplates.worker.process") == 1
 
 
 def test_numpy_starts_no_threads(backend: str) -> None:

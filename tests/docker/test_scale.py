@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from servery import processes
+from smallplates.cli import processes
 from tests.docker import traffic
 from tests.docker.conftest import SERVICES
 from tests.docker.containers import Stack, build, healthy, inspect, run, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from servery import processes
+from smallplates.cli import processes
 from tests.docker import traffic
 from tests.docker.conftest import CHOSEN, SERVICES
 from tests.docker.containers import Stack, inspect, run, wait_until
@@ -33,7 +33,7 @@ else:
 needs_jupyter = pytest.mark.skipif("jupyter" not in CHOSEN, reason="IMAGES leaves Jupyter out")
 DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "servery.json"
 CALL_THE_API = """
-from serving_client import Client
+from smallplates.client import Client
 with Client("http://fastapi_server:8000", api_key="key-of-the-test") as client:
     print(client.predict("flask_app/static/samples/soup.jpg").label)
 """

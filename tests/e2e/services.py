@@ -10,17 +10,17 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
-from serving.engine.registry import EngineHandle, Planner, Registry
-from serving.model import configured_models
-from serving.settings import Settings
+from smallplates.models.folder import configured_models
+from smallplates.settings import Settings
+from smallplates.supervision.registry import EngineHandle, Planner, Registry
 from tests import servers
 from tests.e2e.conftest import CLASSES
 from tests.fake.backend import command
 from tests.http_load import Answer
 from tests.servers import metric, wait_for
 
-WORKER = "serving.engine.worker"
-WEB = "serving.cluster.frontend"
+WORKER = "smallplates.worker.process"
+WEB = "smallplates.web.process"
 WATCHFUL = "tests.fake.watchful"
 MANY_CORES = "tests.fake.many_cores"
 
@@ -39,7 +39,10 @@ def programs(server: psutil.Process, module: str) -> list[psutil.Process]:
 
 @contextmanager
 def fake_service(
-    settings: dict[str, str], program: str = "serving", package: str = "tests.fake", **more: str
+    settings: dict[str, str],
+    program: str = "smallplates.service",
+    package: str = "tests.fake",
+    **more: str,
 ) -> Iterator[tuple[str, psutil.Process]]:
     """A service's URL and its main process; the backend is a fake unless `package` names another."""
     named = {f"SERVING_{name.upper()}": value for name, value in more.items()}

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from benchmarks import limit, overload, scale, stress
 from benchmarks.__main__ import app
 from benchmarks.h2load import Schedule
-from servery.commands import app as servery
-from servery.load import command as load
-from servery.load.loops import Arrivals
-from servery.load.payloads import SAMPLE, Protocol
-from servery.load.target import Plan, Target
+from smallplates.cli.commands import app as servery
+from smallplates.cli.load import command as load
+from smallplates.cli.load.loops import Arrivals
+from smallplates.cli.load.payloads import SAMPLE, Protocol
+from smallplates.cli.load.target import Plan, Target
 from tests import servers
 from tests.fake.backend import command
 from tests.servers import ROOT

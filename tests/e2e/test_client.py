@@ -1,4 +1,4 @@
-"""`serving_client` and a fake backend: overload, restarts, deadlines, cancelling, batches."""
+"""`smallplates.client` and a fake backend: overload, restarts, deadlines, cancelling, batches."""
 
 import base64
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import serving_client
-from serving_client import Client
+import smallplates.client
+from smallplates.client import Client
 from tests import servers
 from tests.e2e.conftest import SharedService
 from tests.fake.backend import Failure, command
@@ -50,7 +50,7 @@ def test_overload_is_waited_for(url: str, gate: Path) -> None:
         before = refused_so_far(client)
         held = [client.submit(command(held=True)) for _ in range(2)]
         wait_for(lambda: value(client, "serving_free_slots") == 0)
-        with pytest.raises(serving_client.ServiceUnavailableError) as refused:
+        with pytest.raises(smallplates.client.ServiceUnavailableError) as refused:
             client.predict(command(), timeout_s=0.5)
         assert refused.value.code == "overloaded"
         assert refused.value.retry_after_s is not None
@@ -69,12 +69,12 @@ def refused_so_far(client: Client) -> float:
 
 def test_a_restart_is_waited_for() -> None:
     port = servers.free_port()
-    arguments = ["serving", "tests.fake", "--port", str(port)]
+    arguments = ["smallplates.service", "tests.fake", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     with Client(url, tries=100) as client:
         with servers.running(arguments, f"{url}/health/ready", SETTINGS):
             assert client.predict(command()).tries == 1
-        with pytest.raises(serving_client.UnreachableError):
+        with pytest.raises(smallplates.client.UnreachableError):
             client.ready()
         patient = client.submit(command(), timeout_s=60)
         with servers.running(arguments, f"{url}/health/ready", SETTINGS):
@@ -86,7 +86,7 @@ def test_deadlines_reach_the_service(url: str, gate: Path, shared: SharedService
     with Client(url) as client:
         held = client.submit(command(held=True))
         wait_for(gate.with_suffix(".held").exists)
-        with pytest.raises(serving_client.DeadlineExceededError) as late:
+        with pytest.raises(smallplates.client.DeadlineExceededError) as late:
             client.predict(command(), timeout_s=2, request_id="late-1")
         assert late.value.request_id == "late-1"
         wait_for(lambda: shared.growth("serving_expired_total") == 1)
@@ -101,7 +101,7 @@ def test_a_longer_deadline_than_the_service_allows_is_cut(tmp_path: Path) -> Non
         Client(url, service_timeout_s=10**9) as client,
     ):
         assert client.predict(command()).tries == 1
-        with pytest.raises(serving_client.DeadlineExceededError) as late:
+        with pytest.raises(smallplates.client.DeadlineExceededError) as late:
             client.predict(command(held=True))
         assert late.value.status == 504
         gate.touch()
@@ -122,10 +122,10 @@ def test_cancelling_frees_the_slot(url: str, gate: Path, shared: SharedService) 
 
 def test_failures_are_told_apart(url: str) -> None:
     with Client(url) as client:
-        with pytest.raises(serving_client.ServerError) as failed:
+        with pytest.raises(smallplates.client.ServerError) as failed:
             client.predict(command(failure=Failure.RAISE))
         assert (failed.value.code, failed.value.retryable) == ("internal_error", False)
-        with pytest.raises(serving_client.RequestRefusedError) as refused:
+        with pytest.raises(smallplates.client.RequestRefusedError) as refused:
             client.predict(b"no picture")
         assert refused.value.code == "invalid_image"
         assert refused.value.request_id
@@ -137,7 +137,7 @@ def test_failures_are_told_apart(url: str) -> None:
 
 def test_a_picture_that_crashes_workers_is_not_sent_again(url: str, shared: SharedService) -> None:
     with Client(url) as client:
-        with pytest.raises(serving_client.ServerError) as crashed:
+        with pytest.raises(smallplates.client.ServerError) as crashed:
             client.predict(command(failure=Failure.EXIT))
         assert crashed.value.code == "worker_crashed"
         assert shared.growth("serving_worker_restarts_total") == 2
@@ -158,7 +158,7 @@ def test_a_batch_against_a_small_service(url: str) -> None:
 @pytest.mark.parametrize("key", ["sesame", "sésame-胡麻"])
 def test_a_key(key: str) -> None:
     with servers.api("tests.fake", {**SETTINGS, "SERVING_API_KEY": key}) as url:
-        with Client(url) as stranger, pytest.raises(serving_client.UnauthorizedError):
+        with Client(url) as stranger, pytest.raises(smallplates.client.UnauthorizedError):
             stranger.predict(command())
         with Client(url, api_key=key) as friend:
             assert friend.predict(command()).label
@@ -186,7 +186,7 @@ def test_the_command(url: str, tmp_path: Path) -> None:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "serving_client", *arguments],
+            [sys.executable, "-m", "smallplates", "ask", *arguments],
             cwd=servers.ROOT,
             capture_output=True,
             text=True,

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from benchmarks import compare, running, servers, table, text_model
 from benchmarks.__main__ import app
-from servery.load import machine
-from serving.settings import ROOT
+from smallplates.cli.load import machine
+from smallplates.settings import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 

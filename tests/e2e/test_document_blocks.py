@@ -25,11 +25,11 @@ from tests.blocks import DATA, PAGES, PYTHON, SHELL, Block, blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
-SERVES = re.compile(r"(?:^|[\s/])(?:make run|servery serve|python -m serving)\b")
+SERVES = re.compile(r"(?:^|[\s/])(?:make run|servery serve|python -m smallplates.service)\b")
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 PROGRAMS = {
     "python": 'exec "{python}" "$@"',
-    "servery": 'exec "{python}" -m servery "$@"',
+    "servery": 'exec "{python}" -m smallplates "$@"',
     "make": 'exec /usr/bin/make --file "{makefile}" --old-file .venv/fastapi_onnx.installed "$@"',
 }
 """Nothing is installed by `make run`, as if the packages were there."""
@@ -125,7 +125,7 @@ class Page:
         """
         if self._service is None or served not in ("", self._served):
             models = served or "models/food11,exports/sentiment,exports/questions"
-            self._start("python -m serving fastapi_onnx", {"SERVING_MODELS": models})
+            self._start("python -m smallplates.service fastapi_onnx", {"SERVING_MODELS": models})
             self._served = served
 
     def _start(self, command: str, more: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from serving.engine.worker_process import STARTS_IF_KILLED
+from smallplates.supervision.worker_process import STARTS_IF_KILLED
 from tests.e2e.conftest import CLASSES, SharedService
 from tests.e2e.services import (
     WORKER,

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from fastapi_onnx import BACKEND
-from serving.engine.client import EngineClient, ItemResult
-from serving.errors import ConfigurationError, InvalidTensorError
-from serving.settings import Settings
-from serving.tasks.registry import planner
-from serving.tensors import Array
+from smallplates.engine.client import EngineClient, ItemResult
+from smallplates.errors import ConfigurationError, InvalidTensorError
+from smallplates.models.tensors import Array
+from smallplates.settings import Settings
+from smallplates.supervision.planner import planner
 from tests import graphs
 from tests.e2e.services import local_engine
 from tests.graphs import model, node, value

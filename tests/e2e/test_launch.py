@@ -20,7 +20,7 @@ from tests.fake.backend import command
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-c", "from servery.__main__ import main; main()", "serve"]
+COMMAND = [sys.executable, "-c", "from smallplates.__main__ import main; main()", "serve"]
 """As the installed script does it: the current folder is not on the path."""
 
 SAFE = {"PYTHONPATH": str(servers.ROOT), "PYTHONSAFEPATH": "1"}
@@ -154,7 +154,7 @@ def page_of(processes: list[psutil.Process]) -> psutil.Process:
 
 def test_the_current_folder_has_tasks_and_shadows_nothing(tmp_path: Path) -> None:
     """In the service, its web processes, its workers and the page."""
-    for package in ("serving", "fastapi_onnx", "flask_app", "servery", "pydantic"):
+    for package in ("smallplates", "fastapi_onnx", "flask_app", "pydantic"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(SHADOW)
     (tmp_path / "counting.py").write_text(TASK)

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from serving.tasks.python import check
+from smallplates.tasks.python import check
 from tests import graphs, servers
 from tests.e2e.test_any_model import post, started
 

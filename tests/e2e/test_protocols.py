@@ -17,7 +17,7 @@ from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-from serving.http.request_context import HIDDEN
+from smallplates.web.http.request_context import HIDDEN
 from tests import servers
 from tests.e2e.conftest import SharedService, write_model
 from tests.e2e.services import WORKER, fake_service, predict, programs

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.engine.client import EngineClient
-from serving.engine.registry import EngineHandle
-from serving.errors import (
+from smallplates.engine.client import EngineClient
+from smallplates.errors import (
     ConfigurationError,
     DeadlineExceededError,
     InternalError,
     WorkerCrashedError,
     WorkerTimeoutError,
 )
-from serving.settings import Settings
-from serving.tasks.python.backend import Status
-from serving.tasks.registry import planner
+from smallplates.settings import Settings
+from smallplates.supervision.planner import planner
+from smallplates.supervision.registry import EngineHandle
+from smallplates.tasks.python.backend import Status
 from tests.e2e.services import local_engine
 from tests.e2e.test_tensors import soon, until
 

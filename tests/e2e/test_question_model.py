@@ -16,8 +16,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-import serving_client
-from serving_client.tcp import TcpClient
+import smallplates.client
+from smallplates.client.tcp import TcpClient
 from tests import exports, servers
 
 QUESTION = "what was cold"
@@ -311,14 +311,14 @@ def test_tcp_takes_json(service: Service) -> None:
 
 
 def test_the_client(service: Service, tmp_path: Path) -> None:
-    with serving_client.Client(service.url) as client:
+    with smallplates.client.Client(service.url) as client:
         result = client.answer(QUESTION, CONTEXT, top_k=2)
         assert (result.start, result.end, result.answer) == (START, END, CONTEXT[START:END])
         assert len(result.top) == 2
         nothing = client.answer(QUESTION, CONTEXT, allow_no_answer=True, top_k=20)
         assert "" in [span.answer for span in nothing.top]
     (tmp_path / "context.txt").write_text(CONTEXT, encoding="utf-8")
-    command = [sys.executable, "-m", "serving_client", "--url", service.url, "--question", QUESTION]
+    command = [sys.executable, "-m", "smallplates", "ask", "--url", service.url, "--question", QUESTION]
     ended = subprocess.run(
         [*command, "--context-file", str(tmp_path / "context.txt")],
         cwd=servers.ROOT,
@@ -336,7 +336,7 @@ def test_a_network_without_a_number_for_each_token_is_refused(tmp_path: Path) ->
     config = {"architectures": ["BertForQuestionAnswering"]}
     folder = exports.saved(tmp_path / "classes", exports.word_piece(), config)
     ended = subprocess.run(
-        [sys.executable, "-m", "serving", "fastapi_onnx"],
+        [sys.executable, "-m", "smallplates.service", "fastapi_onnx"],
         cwd=servers.ROOT,
         env={**os.environ, "SERVING_MODEL_DIR": str(folder), "SERVING_PORT": "0"},
         capture_output=True,

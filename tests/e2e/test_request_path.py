@@ -1,7 +1,7 @@
 """docs/how-it-works.md names the modules that a request really runs through."""
 
-from docs import tables
-from serving.settings import ROOT
+from smallplates.settings import ROOT
+from tools import tables
 
 
 def test_the_table_is_the_trace_of_a_request() -> None:

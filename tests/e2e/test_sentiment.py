@@ -6,8 +6,8 @@ import pytest
 import requests
 from typer.testing import CliRunner
 
-from serving.settings import ROOT
-from serving_client.__main__ import app
+from smallplates.cli.ask import app
+from smallplates.settings import ROOT
 from tests import servers
 from tests.conftest import BACKENDS, started
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import requests
 
-from serving.http.protocol import CONTINUE
-from serving.http.request_context import HIDDEN
+from smallplates.web.http.protocol import CONTINUE
+from smallplates.web.http.request_context import HIDDEN
 from tests import servers
 from tests.e2e.conftest import SharedService
 from tests.e2e.services import predict, raw_request, switch

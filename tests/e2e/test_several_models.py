@@ -17,10 +17,10 @@ import pytest
 import requests
 import tritonclient.grpc as triton
 
-from serving.engine import topology
-from serving.settings import Settings
-from serving_client import Client, ServingClientError
-from serving_client.tcp import TcpClient
+from smallplates.client import Client, ServingClientError
+from smallplates.client.tcp import TcpClient
+from smallplates.engine import topology
+from smallplates.settings import Settings
 from tests import exports, graphs, pictures, servers
 from tests.conftest import started
 from tests.e2e.conftest import obedient, write_model
@@ -354,7 +354,7 @@ def test_the_command_asks_each(different: tuple[str, str], tcp_port: int) -> Non
         for text, name, code in (("a warm soup", "sentiment", 0), ("a", "nothing", 1)):
             arguments = ["--url", address, "--text", text, "--model", name]
             process = subprocess.run(
-                [sys.executable, "-m", "serving_client", *arguments],
+                [sys.executable, "-m", "smallplates", "ask", *arguments],
                 cwd=servers.ROOT,
                 capture_output=True,
                 text=True,

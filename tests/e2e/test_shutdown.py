@@ -46,7 +46,7 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
 ) -> None:
     settings = {**fake_settings, "FAKE_MS": "20"}
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
-    line = ["serving", "tests.fake", "--port", str(port)]
+    line = ["smallplates.service", "tests.fake", "--port", str(port)]
     settings |= {"SERVING_WEB_PROCESSES": web_processes}
     with servers.running(line, f"{url}/health/ready", settings) as process:
         statuses: list[int] = []
@@ -80,7 +80,7 @@ def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
     settings = {"SERVING_SHUTDOWN_DELAY_S": "3600", "SERVING_WEB_PROCESSES": web_processes}
     settings |= {"SERVING_INSTANCES": "1"}
-    command_line = ["serving", "tests.fake", "--port", str(port)]
+    command_line = ["smallplates.service", "tests.fake", "--port", str(port)]
 
     def leaves(connection: http.client.HTTPConnection) -> bool:
         connection.request("GET", "/health/ready")

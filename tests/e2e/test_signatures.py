@@ -16,19 +16,19 @@ import numpy as np
 import psutil
 import pytest
 
-from serving.engine.client import EngineClient, ItemResult
-from serving.engine.memory import State
-from serving.engine.registry import EngineHandle, EnginePlan
-from serving.errors import (
+from smallplates.engine.client import EngineClient, ItemResult
+from smallplates.engine.memory import State
+from smallplates.errors import (
     DeadlineExceededError,
     InternalError,
     OverloadedError,
     ServingError,
     WorkerCrashedError,
 )
-from serving.settings import Settings
-from serving.tasks.image_classification import image_signatures
-from serving.tensors import Item, Signature
+from smallplates.models.tensors import Item, Signature
+from smallplates.settings import Settings
+from smallplates.supervision.registry import EngineHandle, EnginePlan
+from smallplates.tasks.image_classification import image_signatures
 from tests.e2e.conftest import CLASSES, obedient
 from tests.e2e.services import local_engine
 from tests.fake import BACKEND
@@ -167,7 +167,7 @@ class Engine:
 def workers() -> list[psutil.Process]:
     """Those of all engines in this process."""
     children = psutil.Process(os.getpid()).children()
-    return [child for child in children if "serving.engine.worker" in child.cmdline()]
+    return [child for child in children if "smallplates.worker.process" in child.cmdline()]
 
 
 @asynccontextmanager

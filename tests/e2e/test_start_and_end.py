@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.cluster.parent import metrics_parent
+from smallplates.supervision.cluster import metrics_parent
 from tests import servers
 from tests.e2e.conftest import write_model
 from tests.e2e.services import fake_service, predict, switch
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def ended(settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """A service that ends by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "serving", *(arguments or ("tests.fake",))],
+        [sys.executable, "-m", "smallplates.service", *(arguments or ("tests.fake",))],
         cwd=servers.ROOT,
         env={**os.environ, "SERVING_PORT": "0", **settings},
         capture_output=True,
@@ -80,7 +80,11 @@ def test_too_few_descriptors_are_named(
 ) -> None:
     settings = {**os.environ, **fake_settings, "SERVING_PORT": "0", "SERVING_INSTANCES": "8"}
     process = subprocess.run(
-        ["sh", "-c", f"ulimit -n {descriptors}; exec {sys.executable} -m serving tests.fake"],
+        [
+            "sh",
+            "-c",
+            f"ulimit -n {descriptors}; exec {sys.executable} -m smallplates.service tests.fake",
+        ],
         cwd=servers.ROOT,
         env={**settings, "SERVING_WEB_PROCESSES": web_processes},
         capture_output=True,
@@ -119,7 +123,7 @@ def starting(settings: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Po
     scratch = tmp_path / "temporary"
     scratch.mkdir()
     with subprocess.Popen(
-        [sys.executable, "-m", "serving", "tests.fake"],
+        [sys.executable, "-m", "smallplates.service", "tests.fake"],
         cwd=servers.ROOT,
         env={**os.environ, **settings, "SERVING_PORT": "0", "TMPDIR": str(scratch)},
         stderr=subprocess.PIPE,
@@ -188,13 +192,13 @@ def importing(
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("argparse", ["serving", "tests.fake"]),  # what it imports first
-        ("pydantic", ["serving", "tests.fake"]),
-        ("uvicorn", ["serving", "tests.fake"]),
+        ("argparse", ["smallplates.service", "tests.fake"]),  # what it imports first
+        ("pydantic", ["smallplates.service", "tests.fake"]),
+        ("uvicorn", ["smallplates.service", "tests.fake"]),
         ("logging", ["flask_app"]),
         ("waitress", ["flask_app"]),
-        ("subprocess", ["servery", "serve"]),
-        ("ctypes", ["servery", "serve"]),
+        ("subprocess", ["smallplates", "serve"]),
+        ("ctypes", ["smallplates", "serve"]),
     ],
 )
 def test_a_signal_while_it_imports_ends_it(
@@ -214,8 +218,8 @@ def test_a_signal_while_it_imports_ends_it(
 @pytest.mark.parametrize(
     ("program", "then"),
     [
-        ("serving.cluster.frontend", psutil.STATUS_ZOMBIE),
-        ("serving.engine.worker", psutil.STATUS_SLEEPING),  # the supervisor ends it
+        ("smallplates.web.process", psutil.STATUS_ZOMBIE),
+        ("smallplates.worker.process", psutil.STATUS_SLEEPING),  # the supervisor ends it
     ],
 )
 def test_ctrl_c_while_its_children_import_ends_it(
@@ -223,7 +227,7 @@ def test_ctrl_c_while_its_children_import_ends_it(
 ) -> None:
     """A terminal sends the signal to all of them."""
     settings = {**fake_settings, "SERVING_WEB_PROCESSES": "2"}
-    arguments = ["serving", "tests.fake"]
+    arguments = ["smallplates.service", "tests.fake"]
     with importing(settings, tmp_path, program, "pydantic", arguments) as (process, marks):
         wait_for(lambda: len(list(marks.iterdir())) == 2)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -290,7 +294,7 @@ def test_nobody_reads_the_log(fake_settings: dict[str, str], log_format: str) ->
     os.close(reader)
     settings = {**fake_settings, "SERVING_LOG_LEVEL": "info", "SERVING_LOG_FORMAT": log_format}
     process = subprocess.Popen(
-        [sys.executable, "-m", "serving", "tests.fake", "--port", str(port)],
+        [sys.executable, "-m", "smallplates.service", "tests.fake", "--port", str(port)],
         cwd=servers.ROOT,
         env={**os.environ, **settings},
         stderr=writer,
@@ -302,7 +306,7 @@ def test_nobody_reads_the_log(fake_settings: dict[str, str], log_format: str) ->
 
 def test_closed_standard_streams_are_no_obstacle(fake_settings: dict[str, str]) -> None:
     port = servers.free_port()
-    line = f"exec {sys.executable} -m serving tests.fake --port {port} <&- >&- 2>&-"
+    line = f"exec {sys.executable} -m smallplates.service tests.fake --port {port} <&- >&- 2>&-"
     settings = {**fake_settings, "SERVING_LOG_LEVEL": "info"}
     process = subprocess.Popen(
         ["sh", "-c", line], cwd=servers.ROOT, env={**os.environ, **settings}, text=True

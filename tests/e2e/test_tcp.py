@@ -17,10 +17,10 @@ import psutil
 import pytest
 import requests
 
-from serving.http.request_context import HIDDEN
-from serving.protocols import tcp as frames
-from serving_client.tcp import TcpAnswer as Answer
-from serving_client.tcp import TcpClient
+from smallplates.client.tcp import TcpAnswer as Answer
+from smallplates.client.tcp import TcpClient
+from smallplates.web.api import tcp as frames
+from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
@@ -166,7 +166,7 @@ def test_the_command(onnx: Service, tmp_path: Path) -> None:
 
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "serving_client", *arguments],
+            [sys.executable, "-m", "smallplates", "ask", *arguments],
             cwd=servers.ROOT,
             env={**os.environ, **env},
             capture_output=True,
@@ -513,7 +513,7 @@ def test_a_free_port_cannot_be_shared() -> None:
 def start(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A service that is expected to end by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "serving", "tests.fake", "--port", "0"],
+        [sys.executable, "-m", "smallplates.service", "tests.fake", "--port", "0"],
         cwd=servers.ROOT,
         env={**os.environ, **SETTINGS, **env},
         capture_output=True,

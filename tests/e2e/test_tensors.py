@@ -18,8 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from serving.engine.registry import Registry
-from serving.errors import (
+from smallplates.errors import (
     DeadlineExceededError,
     InternalError,
     InvalidImageError,
@@ -29,13 +28,14 @@ from serving.errors import (
     ServingError,
     WorkerCrashedError,
 )
-from serving.inference.served_model import Answer, Input, RequestOptions
-from serving.inference.service import InferenceService
-from serving.model import configured_models
-from serving.settings import Settings
-from serving.tasks.base import Candidate, Fields, Prepared
-from serving.tasks.image_classification import IMAGE, TENSOR
-from serving.tasks.registry import planner
+from smallplates.models.folder import configured_models
+from smallplates.settings import Settings
+from smallplates.supervision.planner import planner
+from smallplates.supervision.registry import Registry
+from smallplates.tasks.base import Candidate, Fields, Prepared
+from smallplates.tasks.image_classification import IMAGE, TENSOR
+from smallplates.web.inference.served_model import Answer, Input, RequestOptions
+from smallplates.web.inference.service import InferenceService
 from tests.e2e.conftest import obedient
 from tests.fake import BACKEND
 from tests.fake.backend import Failure, command, command_tensor
@@ -234,7 +234,7 @@ async def test_a_worker_that_dies_costs_no_tensor(
         await until(lambda: free_slots(service) == 9)
         (tmp_path / "gate").touch()
         for child in psutil.Process(os.getpid()).children():
-            if child not in others and "serving.engine.worker" in child.cmdline():
+            if child not in others and "smallplates.worker.process" in child.cmdline():
                 child.kill()
         assert classes(await first) == [99]
         assert classes(await many) == list(range(6))

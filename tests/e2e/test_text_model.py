@@ -15,7 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-import serving_client
+import smallplates.client
 from tests import exports, servers
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -166,10 +166,10 @@ def test_the_model_is_described(url: str) -> None:
 
 
 def test_the_client(url: str) -> None:
-    with serving_client.Client(url) as client:
+    with smallplates.client.Client(url) as client:
         assert client.classify_text("warm", "awful").label == "NEGATIVE"
         assert [score.label for score in client.classify_text("awful", top_k=3).top] == exports.LABELS
-    command = [sys.executable, "-m", "serving_client", "--url", url, "--text", "warm", "--text", " "]
+    command = [sys.executable, "-m", "smallplates", "ask", "--url", url, "--text", "warm", "--text", " "]
     ended = subprocess.run(command, cwd=servers.ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout[:15]) == (1, "warm: POSITIVE ")
     assert ended.stderr.startswith(" : the text is empty (400 invalid_text")
@@ -348,7 +348,7 @@ def test_a_tokeniser_that_cannot_be_read_is_named(tmp_path: Path, web_processes:
     (folder / "tokenizer.json").write_text("{}")
     env = {"SERVING_MODEL_DIR": str(folder), "SERVING_WEB_PROCESSES": web_processes, "SERVING_PORT": "0"}
     ended = subprocess.run(
-        [sys.executable, "-m", "serving", "fastapi_onnx"],
+        [sys.executable, "-m", "smallplates.service", "fastapi_onnx"],
         cwd=servers.ROOT,
         env={**os.environ, **env, "SERVING_INSTANCES": "1"},
         capture_output=True,

@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from flask_app.app import create_app as create_page
 from flask_app.settings import Settings as PageSettings
-from serving_client import Client
+from smallplates.client import Client
 from tests import servers
 from tests.e2e.services import predict
 from tests.e2e.test_start_and_end import check_one_sentence, ended
@@ -346,7 +346,7 @@ def test_the_service_answers_and_ends_without_a_collector(
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
     with (tmp_path / "log").open("w+b") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "serving", "tests.fake", "--port", str(port)],
+            [sys.executable, "-m", "smallplates.service", "tests.fake", "--port", str(port)],
             cwd=servers.ROOT,
             env={**dict(psutil.Process().environ()), **settings(receiver, **more)},
             stderr=log,
@@ -381,8 +381,9 @@ def test_a_wrong_variable_of_opentelemetry_is_named() -> None:
 
 def test_without_the_setting_nothing_of_it_is_imported() -> None:
     program = (
-        "import sys; from serving.app import create_app; from serving.settings import Settings;"
+        "import sys; from smallplates.web.app import create_app;"
+        "from smallplates.settings import Settings;"
         "create_app(Settings(), 'tests.fake.backend:FakeBackend');"
-        "sys.exit('opentelemetry.sdk' in sys.modules or 'serving.http.tracing' in sys.modules)"
+        "sys.exit('opentelemetry.sdk' in sys.modules or 'smallplates.web.http.tracing' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=servers.ROOT, check=False).returncode == 0

@@ -1,7 +1,7 @@
 """A real Triton serves the model repository, and answers like this service; `make test-triton`.
 
 The wheel nvidia-pytriton carries a Triton whose only backend is Python's. Runs where SERVING_TEST_TRITON
-names the interpreter of an environment with that wheel and `triton_repository/requirements.txt`.
+names the interpreter of an environment with that wheel and `smallplates/export/triton/requirements.txt`.
 """
 
 import base64
@@ -21,11 +21,11 @@ import requests
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-from serving.settings import Settings
-from serving_client import Client, ServiceUnavailableError
+from smallplates.client import Client, ServiceUnavailableError
+from smallplates.export.triton.build import build
+from smallplates.settings import Settings
 from tests import pictures, servers
 from tests.servers import wait_for
-from triton_repository.build import build
 
 PYTHON = os.environ.get("SERVING_TEST_TRITON", "")
 MODEL = "food_classifier"

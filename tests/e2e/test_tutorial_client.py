@@ -17,9 +17,9 @@ from PIL import Image
 from PIL.Image import Resampling
 from tritonclient import http as triton
 
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.image.decode import ImageDecoder
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image.decode import ImageDecoder
 from tests import pictures
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.compose import merge_models
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from serving.tensors import Array
+from smallplates.models.tensors import Array
 from tests import graphs
 from tests.conftest import started
 from tests.graphs import model, node, value

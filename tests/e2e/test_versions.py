@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from serving.engine.worker_process import STARTS_IF_KILLED
-from serving_client.tcp import TcpClient
+from smallplates.client.tcp import TcpClient
+from smallplates.supervision.worker_process import STARTS_IF_KILLED
 from tests import servers
 from tests.e2e.conftest import CLASSES, write_model
 from tests.e2e.services import WORKER, fake_service, predict, programs, switch

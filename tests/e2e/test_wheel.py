@@ -15,9 +15,9 @@ from zipfile import ZipFile
 import pytest
 
 from benchmarks import text_model
-from servery import processes
+from smallplates.cli import processes
 from tests import pictures, servers
-from tests.unit.servery import stand_in_hub
+from tests.unit.cli import stand_in_hub
 
 WHEELHOUSE = os.environ.get("SERVING_TEST_WHEELHOUSE", "")
 pytestmark = [
@@ -25,10 +25,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 UV = str(servers.ROOT / ".venv" / "bin" / "uv")
-PACKAGES = {
-    *("servery", "serving", "serving_client", "serving_ray"),
-    *("fastapi_onnx", "fastapi_pt", "flask_app", "training"),
-}
+PACKAGES = {"smallplates", "fastapi_onnx", "fastapi_pt", "flask_app"}
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +90,10 @@ def test_what_is_in_it(wheel: Path) -> None:
         names = archive.namelist()
     folders = {name.partition("/")[0] for name in names}
     assert {name for name in folders if not name.endswith(".dist-info")} == PACKAGES
-    assert {"serving/py.typed", "serving_client/py.typed", "servery/py.typed"} < set(names)
+    assert "smallplates/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    weights = {name for name in names if name.startswith("serving/food11/1/")}
-    assert weights == {f"serving/food11/1/{kind}.onnx" for kind in ("model", "model_quantized")}
+    weights = {name for name in names if name.startswith("smallplates/food11/1/")}
+    assert weights == {f"smallplates/food11/1/{kind}.onnx" for kind in ("model", "model_quantized")}
 
 
 def test_the_same_files_make_the_same_bytes(wheel: Path, tmp_path: Path) -> None:

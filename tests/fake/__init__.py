@@ -1,3 +1,3 @@
-"""A service whose backend obeys its pictures: `python -m serving tests.fake`."""
+"""A service whose backend obeys its pictures: `python -m smallplates.service tests.fake`."""
 
 BACKEND = "tests.fake.backend:FakeBackend"

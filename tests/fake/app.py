@@ -1,7 +1,7 @@
 """Composition root of the fake service."""
 
-from serving.app import create_app
-from serving.settings import Settings
+from smallplates.settings import Settings
+from smallplates.web.app import create_app
 from tests.fake import BACKEND
 
 app = create_app(Settings(), BACKEND)

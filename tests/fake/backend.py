@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.backends.base import BackendInfo
-from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tensors import Array, Item, Signature, TensorSpec
+from smallplates.engine.backend import BackendInfo
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Item, Signature, TensorSpec
+from smallplates.settings import Settings
+from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
 
 
 class Failure(IntEnum):
@@ -69,7 +69,7 @@ LENGTHS = Signature(
 
 
 class FakeBackend:
-    """Implements `serving.backends.base.Backend` without a model."""
+    """Implements `smallplates.engine.backend.Backend` without a model."""
 
     def __init__(self) -> None:
         self.classes = 0

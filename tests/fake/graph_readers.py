@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.model import Model
-from serving.tensors import Signature
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature
 
 
 class Crashing(OnnxBackend):

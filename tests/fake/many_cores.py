@@ -1,4 +1,5 @@
-"""`python -m serving`, but its main process believes in eight cores, and in slow web processes.
+"""`python -m smallplates.service`, but its main process believes in eight cores, and in slow web
+processes.
 
 However slow this machine is, workers do not take longer than the web processes seem to.
 """
@@ -6,9 +7,9 @@ However slow this machine is, workers do not take longer than the web processes 
 import sys
 from unittest import mock
 
-from serving.__main__ import main
-from serving.cluster import balance
-from serving.system import cpus
+from smallplates.service import main
+from smallplates.supervision import balance
+from smallplates.system import cpus
 
 if __name__ == "__main__":
     with (

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from serving import PythonTask
+from smallplates import PythonTask
 from tests.fake.backend import wait_for_gate, write_down
 
 

@@ -1,10 +1,10 @@
-"""`python -m serving`, but web processes are pinged every second."""
+"""`python -m smallplates.service`, but web processes are pinged every second."""
 
 import sys
 
-from serving.__main__ import main
-from serving.cluster import parent
+from smallplates.service import main
+from smallplates.supervision import cluster
 
 if __name__ == "__main__":
-    parent.PING_S = 1.0
+    cluster.PING_S = 1.0
     sys.exit(main())

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.backends import cuda_driver
-from serving.errors import ConfigurationError
+from smallplates.errors import ConfigurationError
+from smallplates.worker import cuda_driver
 from tests import servers
 
 GIB = 1 << 30

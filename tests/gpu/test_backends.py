@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.backends import batch_sizes, precision_check
-from serving.backends.base import Backend, SlotReader
-from serving.backends.device_errors import OutOfDeviceMemoryError
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.image_classification import compute_logits
+from smallplates.engine.backend import Backend, SlotReader
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.worker import batch_sizes, precision_check
+from smallplates.worker.device_errors import OutOfDeviceMemoryError
 from tests.gpu.conftest import fraction
 
 pytestmark = pytest.mark.gpu

@@ -1,6 +1,6 @@
 """A Ray of three nodes that all tests share, and traffic that checks every answer.
 
-`make test-ray` runs them with serving_ray/local.sh in the environment.
+`make test-ray` runs them with smallplates/ray/local.sh in the environment.
 """
 
 import os
@@ -17,7 +17,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from benchmarks.running import free_port
-from serving_ray.local import cluster
+from smallplates.ray.local import cluster
 from tests.fake.backend import command
 
 NODES, CORES = 3, 2

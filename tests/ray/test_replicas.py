@@ -11,9 +11,9 @@ import requests
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from serving_ray import local
-from serving_ray.app import classifier
-from serving_ray.scaling import follow_load
+from smallplates.ray import local
+from smallplates.ray.app import classifier
+from smallplates.ray.scaling import follow_load
 from tests.e2e.conftest import write_model
 from tests.fake.backend import command
 from tests.ray.conftest import CORES, Traffic, replicas, running, wait_for

@@ -8,7 +8,7 @@ import pytest
 import requests
 from transformers import pipeline
 
-from serving.tasks.text import STRIDE, WINDOW
+from smallplates.tasks.text import STRIDE, WINDOW
 from tests.transformers import folders
 from tests.transformers.conftest import BACKENDS, service
 

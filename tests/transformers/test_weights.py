@@ -14,10 +14,10 @@ from transformers import AutoModelForSequenceClassification
 from fastapi_pt.backend import TorchBackend
 from fastapi_pt.huggingface import signature_of
 from fastapi_pt.tokens import TokenNetwork
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tensors import Array, Signature
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
 from tests.transformers import folders
 
 WEIGHTS = "model.safetensors"

@@ -7,9 +7,9 @@ import pytest
 from flask.testing import FlaskClient
 from numpy.typing import NDArray
 
-from serving.backends import precision_check
-from serving.model import Model
-from serving.settings import Settings
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.worker import precision_check
 from tests.browser.page_app import page_app
 from tests.browser.stub_api import StubApi, stub_api
 

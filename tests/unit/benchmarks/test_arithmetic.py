@@ -14,11 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import chapters, compare_report, h2load, scale, table, usage
-from servery.load import machine, report, wrk
-from servery.load.http_client import Answer, post
-from servery.load.payloads import NOT_HTTP, Protocol, payload, photos
-from servery.load.recorder import Recorder, merged, ms, stable
-from servery.load.server_side import Scrape
+from smallplates.cli.load import machine, report, wrk
+from smallplates.cli.load.http_client import Answer, post
+from smallplates.cli.load.payloads import NOT_HTTP, Protocol, payload, photos
+from smallplates.cli.load.recorder import Recorder, merged, ms, stable
+from smallplates.cli.load.server_side import Scrape
 from tests.pictures import jpeg
 
 OK = Answer(

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from benchmarks import compare, environments, model, servers, table, text_limit, text_model
 from benchmarks.__main__ import app
 from benchmarks.servers import Pipeline
-from servery.load import machine, options
-from serving.settings import ROOT
+from smallplates.cli.load import machine, options
+from smallplates.settings import ROOT
 from tests import pictures
 
 FOOD = str(ROOT / "models" / "food11")

@@ -11,8 +11,8 @@ from benchmarks.peers.common import Classify, graph
 from benchmarks.peers.eager import Eager
 from benchmarks.peers.text import ClassifyTexts
 from fastapi_onnx.openvino_session import openvino_objection
-from serving.model import Model
-from serving.settings import ROOT
+from smallplates.models.folder import Model
+from smallplates.settings import ROOT
 from tests import pictures
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

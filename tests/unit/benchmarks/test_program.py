@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from serving.settings import ROOT
+from smallplates.settings import ROOT
 
 WITHOUT = """
 import runpy, sys

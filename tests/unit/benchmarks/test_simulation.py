@@ -32,9 +32,9 @@ from benchmarks.simulation.plan import (
 )
 from benchmarks.simulation.replica import EXPIRED, LOST, OK, REFUSED
 from benchmarks.simulation.scenarios import SCENARIOS, Run, limited
-from servery.load.http_client import Answer
-from servery.load.loops import Arrivals, OpenLoop
-from serving_client import Options
+from smallplates.cli.load.http_client import Answer
+from smallplates.cli.load.loops import Arrivals, OpenLoop
+from smallplates.client import Options
 
 ENDLESS = 1_000_000
 EXPONENTIAL = Service({1: 10.0}, workers=1, queue_size=ENDLESS, variation=1.0)

@@ -7,8 +7,8 @@ import onnxruntime as ort
 from tokenizers import Tokenizer
 
 from benchmarks import text_model
-from serving.model import Model
-from serving.task_kinds import TEXT_CLASSIFICATION
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import TEXT_CLASSIFICATION
 
 
 def test_it_is_an_export_whose_padding_changes_nothing(tmp_path: Path) -> None:

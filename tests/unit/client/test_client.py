@@ -1,4 +1,4 @@
-"""`serving_client` against a real server that misbehaves as commanded."""
+"""`smallplates.client` against a real server that misbehaves as commanded."""
 
 import asyncio
 import base64
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import serving_client
-from serving_client import AsyncClient, Client, Photo, Prediction, Score, Span, Timing
+import smallplates.client
+from smallplates.client import AsyncClient, Client, Photo, Prediction, Score, Span, Timing
 from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, until
 
 PHOTO = b"\xff\xd8 a photo"
@@ -111,7 +111,7 @@ def test_questions(stub: StubApi, client: Client) -> None:
 def test_answers_that_are_none(stub: StubApi, client: Client, changed: dict[str, object]) -> None:
     best = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
     stub.answers.append(Reply(200, {**best, "top": [best], **changed}))
-    with pytest.raises(serving_client.InvalidAnswerError):
+    with pytest.raises(smallplates.client.InvalidAnswerError):
         client.answer("How many?", "The two.", top_k=1)
 
 
@@ -121,9 +121,9 @@ def test_any_fields(stub: StubApi, client: Client) -> None:
     assert stub.asked[0].path == "/predict?top_k=2"
     stub.answers += [Reply(200, [{"prediction": "a"}]), Reply(200, 7), error(422, "invalid_request")]
     assert client.call({}).body == [{"prediction": "a"}]
-    with pytest.raises(serving_client.InvalidAnswerError):
+    with pytest.raises(smallplates.client.InvalidAnswerError):
         client.call({})
-    with pytest.raises(serving_client.RequestRefusedError):
+    with pytest.raises(smallplates.client.RequestRefusedError):
         client.call({})
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_not_sent(stub: StubApi, client: Client, tmp_path
     closed.close()
     with (tmp_path / "text").open() as text:
         for photo in (tmp_path / "missing", tmp_path, closed, text, "\0"):
-            with pytest.raises(serving_client.UnreadablePhotoError):
+            with pytest.raises(smallplates.client.UnreadablePhotoError):
                 client.predict(photo)  # type: ignore[arg-type]  # a text file is the caller's mistake
     assert not stub.asked
 
@@ -152,7 +152,7 @@ def test_a_503_with_retry_after_is_tried_again(stub: StubApi, client: Client) ->
 
 def test_the_last_error_is_raised(stub: StubApi, client: Client) -> None:
     stub.answers.extend([error(503, "overloaded", 0)] * 3)
-    with pytest.raises(serving_client.ServiceUnavailableError) as caught:
+    with pytest.raises(smallplates.client.ServiceUnavailableError) as caught:
         client.predict(PHOTO)
     assert (caught.value.status, caught.value.code) == (503, "overloaded")
     assert caught.value.retryable
@@ -165,14 +165,14 @@ def test_a_503_is_not_waited_for_too_long(
     stub: StubApi, client: Client, retry_after: int | None
 ) -> None:
     stub.answers.append(error(503, "overloaded", retry_after))
-    with pytest.raises(serving_client.ServiceUnavailableError):
+    with pytest.raises(smallplates.client.ServiceUnavailableError):
         client.predict(PHOTO)
     assert len(stub.asked) == 1
 
 
 def test_no_pause_goes_beyond_the_budget(stub: StubApi, client: Client) -> None:
     stub.answers.append(error(503, "overloaded", 9))
-    with pytest.raises(serving_client.ServiceUnavailableError):
+    with pytest.raises(smallplates.client.ServiceUnavailableError):
         client.predict(PHOTO, timeout_s=5)
     assert len(stub.asked) == 1
 
@@ -180,43 +180,43 @@ def test_no_pause_goes_beyond_the_budget(stub: StubApi, client: Client) -> None:
 @pytest.mark.parametrize(
     ("reply", "kind", "code"),
     [
-        (error(400, "invalid_image"), serving_client.RequestRefusedError, "invalid_image"),
-        (error(401, "unauthorized"), serving_client.UnauthorizedError, "unauthorized"),
-        (error(413, "image_too_large"), serving_client.RequestRefusedError, "image_too_large"),
-        (error(500, "internal_error"), serving_client.ServerError, "internal_error"),
-        (error(500, "worker_crashed"), serving_client.ServerError, "worker_crashed"),
-        (error(504, "deadline_exceeded"), serving_client.DeadlineExceededError, "deadline_exceeded"),
-        (Reply(502, b"<html>"), serving_client.UnreachableError, "unreachable"),
-        (Reply(429, b"<html>"), serving_client.ServiceUnavailableError, "unavailable"),
-        (Reply(404, b"<html>"), serving_client.InvalidAnswerError, "invalid_answer"),
-        (Reply(302, b"", {"Location": PROXY}), serving_client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, b"<html>"), serving_client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, b"[" * 100_000), serving_client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, []), serving_client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, {"prediction": "Soup"}), serving_client.InvalidAnswerError, "invalid_answer"),
+        (error(400, "invalid_image"), smallplates.client.RequestRefusedError, "invalid_image"),
+        (error(401, "unauthorized"), smallplates.client.UnauthorizedError, "unauthorized"),
+        (error(413, "image_too_large"), smallplates.client.RequestRefusedError, "image_too_large"),
+        (error(500, "internal_error"), smallplates.client.ServerError, "internal_error"),
+        (error(500, "worker_crashed"), smallplates.client.ServerError, "worker_crashed"),
+        (error(504, "deadline_exceeded"), smallplates.client.DeadlineExceededError, "deadline_exceeded"),
+        (Reply(502, b"<html>"), smallplates.client.UnreachableError, "unreachable"),
+        (Reply(429, b"<html>"), smallplates.client.ServiceUnavailableError, "unavailable"),
+        (Reply(404, b"<html>"), smallplates.client.InvalidAnswerError, "invalid_answer"),
+        (Reply(302, b"", {"Location": PROXY}), smallplates.client.InvalidAnswerError, "invalid_answer"),
+        (Reply(200, b"<html>"), smallplates.client.InvalidAnswerError, "invalid_answer"),
+        (Reply(200, b"[" * 100_000), smallplates.client.InvalidAnswerError, "invalid_answer"),
+        (Reply(200, []), smallplates.client.InvalidAnswerError, "invalid_answer"),
+        (Reply(200, {"prediction": "Soup"}), smallplates.client.InvalidAnswerError, "invalid_answer"),
         (
             Reply(200, {"prediction": "Soup", "probability": 7}),
-            serving_client.InvalidAnswerError,
+            smallplates.client.InvalidAnswerError,
             "invalid_answer",
         ),
         (
             Reply(200, {"prediction": 1, "probability": 0.5}),
-            serving_client.InvalidAnswerError,
+            smallplates.client.InvalidAnswerError,
             "invalid_answer",
         ),
         (
             Reply(200, {"prediction": "Soup", "probability": True}),
-            serving_client.InvalidAnswerError,
+            smallplates.client.InvalidAnswerError,
             "invalid_answer",
         ),
-        (Reply(200, b" " * 5_000_000), serving_client.InvalidAnswerError, "invalid_answer"),
+        (Reply(200, b" " * 5_000_000), smallplates.client.InvalidAnswerError, "invalid_answer"),
     ],
 )
 def test_other_errors_are_final(
     stub: StubApi,
     client: Client,
     reply: Reply,
-    kind: type[serving_client.ServingClientError],
+    kind: type[smallplates.client.ServingClientError],
     code: str,
 ) -> None:
     stub.answers.append(reply)
@@ -230,7 +230,7 @@ def test_other_errors_are_final(
 
 def test_an_error_says_what_it_knows(stub: StubApi, client: Client) -> None:
     stub.answers.append(error(400, "invalid_image"))
-    with pytest.raises(serving_client.ServingClientError) as caught:
+    with pytest.raises(smallplates.client.ServingClientError) as caught:
         client.predict(PHOTO, request_id="r-2")
     assert str(caught.value) == "stub says invalid_image (400 invalid_image, request r-2)"
     assert caught.value.body["request_id"] == "stub-1"
@@ -240,25 +240,25 @@ def test_a_ranking_that_was_asked_for_must_come(stub: StubApi, client: Client) -
     tops: list[object] = [None, [], [{"label": "Rice", "probability": 0.1}], {}, [1]]
     for top in tops:
         stub.answers.append(Reply(200, {"prediction": "Soup", "probability": 0.9, "top": top}))
-        with pytest.raises(serving_client.InvalidAnswerError):
+        with pytest.raises(smallplates.client.InvalidAnswerError):
             client.predict(PHOTO, top_k=2)
 
 
 def test_nobody_listens(stub: StubApi, client: Client) -> None:
     stub.down()
-    with pytest.raises(serving_client.UnreachableError) as caught:
+    with pytest.raises(smallplates.client.UnreachableError) as caught:
         client.predict(PHOTO, request_id="r-3")
     assert caught.value.retryable
     assert (caught.value.status, caught.value.request_id) == (None, "r-3")
-    with pytest.raises(serving_client.UnreachableError):
+    with pytest.raises(smallplates.client.UnreachableError):
         client.ready()
-    with pytest.raises(serving_client.UnreachableError):
+    with pytest.raises(smallplates.client.UnreachableError):
         client.model()
 
 
 def test_the_budget_is_for_everything(stub: StubApi, client: Client) -> None:
     stub.held.clear()
-    with pytest.raises(serving_client.DeadlineExceededError) as caught:
+    with pytest.raises(smallplates.client.DeadlineExceededError) as caught:
         client.predict(PHOTO, timeout_s=0.2)
     assert caught.value.status is None
     assert 100 <= int(stub.asked[0].headers["X-Request-Timeout-Ms"]) <= 200
@@ -336,7 +336,7 @@ def test_the_model(stub: StubApi, client: Client) -> None:
     assert model.body == MODEL
     for wrong in ("[]", "7", "null"):
         stub.model = json.loads(wrong)
-        with pytest.raises(serving_client.InvalidAnswerError):
+        with pytest.raises(smallplates.client.InvalidAnswerError):
             client.model()
 
 
@@ -382,10 +382,10 @@ def test_waiting_for_a_service_that_starts(stub: StubApi, client: Client) -> Non
 
 def test_waiting_in_vain(stub: StubApi, client: Client) -> None:
     stub.ready = error(503, "draining")
-    with pytest.raises(serving_client.DeadlineExceededError, match="stub says draining"):
+    with pytest.raises(smallplates.client.DeadlineExceededError, match="stub says draining"):
         client.wait_ready(0.2)
     stub.ready = Reply(500, b"")
-    with pytest.raises(serving_client.InvalidAnswerError):
+    with pytest.raises(smallplates.client.InvalidAnswerError):
         client.wait_ready(5)
 
 
@@ -416,7 +416,7 @@ def test_closing_ends_what_is_left_of_an_answer_that_is_too_long(
 ) -> None:
     for _ in range(20):  # which end in the middle of its reading, by chance
         stub.answers.append(Reply(200, b" " * 5_000_000))
-        with Client(stub.url) as client, pytest.raises(serving_client.InvalidAnswerError):
+        with Client(stub.url) as client, pytest.raises(smallplates.client.InvalidAnswerError):
             client.predict(PHOTO)
         gc.collect()
     assert not caplog.records
@@ -446,7 +446,7 @@ def test_a_date_in_retry_after(stub: StubApi, client: Client) -> None:
     stub.answers.append(Reply(503, b"<html>", past))
     assert client.predict(PHOTO).tries == 2
     stub.answers.append(Reply(503, b"<html>", {"Retry-After": "soon"}))
-    with pytest.raises(serving_client.ServiceUnavailableError):
+    with pytest.raises(smallplates.client.ServiceUnavailableError):
         client.predict(PHOTO)
 
 
@@ -550,8 +550,7 @@ def test_an_asyncio_batch(stub: StubApi) -> None:
 
 
 def test_nothing_of_the_service_is_imported() -> None:
-    sources = Path(serving_client.__file__).parent.glob("*.py")
+    sources = Path(smallplates.client.__file__).parent.glob("*.py")
     text = "\n".join(source.read_text() for source in sources)
-    assert "import serving\n" not in text
-    assert "from serving " not in text
-    assert "from serving." not in text
+    assert text.count("from smallplates") == text.count("from smallplates.client") > 0
+    assert "import smallplates" not in text

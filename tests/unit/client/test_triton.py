@@ -1,4 +1,4 @@
-"""`serving_client` with Triton's protocol, against a stub that answers as commanded."""
+"""`smallplates.client` with Triton's protocol, against a stub that answers as commanded."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving_client import (
+from smallplates.client import (
     Client,
     DeadlineExceededError,
     InvalidAnswerError,

@@ -11,10 +11,10 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema.validators import validator_for
 
 from flask_app.settings import Settings as PageSettings
-from serving.engine import topology
-from serving.metrics import Metrics
-from serving.settings import ROOT, Settings
-from serving.system import cpus
+from smallplates.engine import topology
+from smallplates.settings import ROOT, Settings
+from smallplates.system import cpus
+from smallplates.web.metrics import Metrics
 
 DOCKER = ROOT / "docker"
 FILES = sorted([*DOCKER.glob("docker-compose-*.yaml"), DOCKER / "services.yaml"])

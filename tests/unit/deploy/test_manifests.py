@@ -14,11 +14,11 @@ import yaml
 from jsonschema import ValidationError
 from kubernetes_validate.utils import all_versions
 
-from serving import __version__
-from serving.app import create_app
-from serving.metrics import Metrics
-from serving.model import Model, configured_models
-from serving.settings import ROOT, Settings
+from smallplates import __version__
+from smallplates.models.folder import Model, configured_models
+from smallplates.settings import ROOT, Settings
+from smallplates.web.app import create_app
+from smallplates.web.metrics import Metrics
 from tests import exports, graphs
 from tests.fake import BACKEND
 from tests.manifests import DEPLOY, Object, build, check, merged, ray_pods, read
@@ -157,7 +157,7 @@ def test_its_image_is_one_that_we_build(pod: Any) -> None:
 def test_probes_ask_for_paths_that_exist(
     pod: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("serving.app.configure_logging", lambda _: None)
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
     settings = settings_of(pod, monkeypatch, tmp_path).model_copy(
         update={"models": [], "model_dir": Settings.model_fields["model_dir"].default}
     )
@@ -339,7 +339,7 @@ def test_mounted_models_are_those_that_are_named(
 
 def test_the_pods_of_ray_have_its_variables() -> None:
     ran = subprocess.run(
-        ["sh", "-c", "python() { :; }; unset PYTHONPATH; . serving_ray/env.sh; export -p"],
+        ["sh", "-c", "python() { :; }; unset PYTHONPATH; . smallplates/ray/env.sh; export -p"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -368,14 +368,14 @@ def test_the_pods_of_ray_fit_its_replicas() -> None:
         scaling["min_replicas"],
         scaling["max_replicas"],
     )
-    locked = (ROOT / "serving_ray" / "requirements.txt").read_text()
+    locked = (ROOT / "smallplates" / "ray" / "requirements.txt").read_text()
     assert f"ray=={RAY['spec']['rayClusterConfig']['rayVersion']} " in locked
     for pod in (head, worker):
         (container,) = pod["containers"]
         assert container["image"] == f"servery/serving_ray:{__version__}"
         security = pod["securityContext"] | container["securityContext"]
         user = f"USER {security['runAsUser']}:{security['runAsGroup']}"
-        assert user in (ROOT / "serving_ray" / "Dockerfile").read_text().splitlines()
+        assert user in (ROOT / "smallplates" / "ray" / "Dockerfile").read_text().splitlines()
     ports = {port["name"]: port["containerPort"] for port in head["containers"][0]["ports"]}
     assert ports["serve"] == config["http_options"]["port"]
 
@@ -383,7 +383,7 @@ def test_the_pods_of_ray_fit_its_replicas() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        yaml.safe_load((ROOT / "serving_ray" / "serve_config.yaml").read_text()),
+        yaml.safe_load((ROOT / "smallplates" / "ray" / "serve_config.yaml").read_text()),
         yaml.safe_load(RAY["spec"]["serveConfigV2"]),
     ],
     ids=["local", "kuberay"],
@@ -395,5 +395,5 @@ def test_ray_is_told_of_settings_and_functions_that_exist(config: Any) -> None: 
     (deployment,) = application["deployments"]
     module, _, name = deployment["autoscaling_config"]["policy"]["policy_function"].partition(":")
     assert callable(getattr(importlib.import_module(module), name))
-    source = (ROOT / "serving_ray" / "app.py").read_text()
+    source = (ROOT / "smallplates" / "ray" / "app.py").read_text()
     assert f'name="{deployment["name"]}"' in source

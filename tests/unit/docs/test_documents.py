@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chapters, plots
-from docs import site, tables
 from flask_app.settings import Settings as PageSettings
-from serving import __version__
-from serving.settings import ROOT, Settings
+from smallplates import __version__
+from smallplates.settings import ROOT, Settings
+from tools import site, tables
 
 DOCUMENTS = [
     *ROOT.glob("*.md"),
@@ -62,7 +62,9 @@ def test_a_part_without_its_place_is_an_error() -> None:
 
 
 def test_every_error_of_the_service_is_listed() -> None:
-    codes = set(re.findall(r'^    code = "(\w+)"', (ROOT / "serving" / "errors.py").read_text(), re.M))
+    codes = set(
+        re.findall(r'^    code = "(\w+)"', (ROOT / "smallplates" / "errors.py").read_text(), re.M)
+    )
     assert codes == set(re.findall(r"^\| \d+ \| `(\w+)`", tables.errors_table(), re.M))
 
 
@@ -102,8 +104,8 @@ def test_every_setting_that_is_named_exists(path: Path) -> None:
 
 @every_document_of_today
 def test_every_file_that_is_named_exists(path: Path) -> None:
-    ours = "serving|fastapi_onnx|fastapi_pt|flask_app|serving_client|benchmarks|training"
-    rooms = f"{ours}|docker|deploy|tests|docs"
+    ours = "smallplates|fastapi_onnx|fastapi_pt|flask_app|benchmarks|training"
+    rooms = f"{ours}|docker|deploy|tests|docs|tools"
     for name in re.findall(rf"(?<![\w/])(?:{rooms})/[\w./-]*\w", path.read_text()):
         if name not in ("docker/.env", "docker/secrets"):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
@@ -119,7 +121,7 @@ def test_every_command_that_is_named_exists(path: Path) -> None:
 
 
 def test_every_metric_is_described() -> None:
-    names = re.findall(r'"(serving_[a-z_]+)"', (ROOT / "serving" / "metrics.py").read_text())
+    names = re.findall(r'"(serving_[a-z_]+)"', (ROOT / "smallplates" / "web" / "metrics.py").read_text())
     described = (ROOT / "docs" / "operations.md").read_text()
     assert [name for name in names if f"`{name}`" not in described.replace("_total`", "`")] == []
 
@@ -138,7 +140,7 @@ def test_everything_has_the_same_version() -> None:
     )
     images = {
         version
-        for path in ROOT.glob("*/Dockerfile")
+        for path in (*ROOT.glob("*/Dockerfile"), *ROOT.glob("smallplates/**/Dockerfile"))
         for version in re.findall(r"^ARG VERSION=(.*)$", path.read_text(), re.M)
     }
     tags = set(re.findall(r'newTag: "(.*?)"', (ROOT / "docs" / "deployment.md").read_text()))

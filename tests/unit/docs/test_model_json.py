@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from docs import tables
-from serving.description import ImagePipeline, Int8Verdict, ModelDescription, TextPipeline, Thresholds
-from serving.model import Model
-from serving.settings import ROOT, Settings
-from serving.task_kinds import KINDS, PYTHON, kind_of
+from smallplates.models.description import (
+    ImagePipeline,
+    Int8Verdict,
+    ModelDescription,
+    TextPipeline,
+    Thresholds,
+)
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import KINDS, PYTHON, kind_of
+from smallplates.settings import ROOT, Settings
+from tools import tables
 
 PAGE = (ROOT / "docs" / "model-json.md").read_text().partition("## Examples")[2]
 EXAMPLES: dict[str, str] = dict(re.findall(r"^### ([^\n]+)$.*?^```json\n(.*?)^```$", PAGE, re.M | re.S))

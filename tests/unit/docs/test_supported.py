@@ -6,12 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from docs import tables
 from fastapi_onnx.network import cpu_candidates
-from serving.description import ModelDescription
-from serving.model import Model
-from serving.settings import ROOT, Settings
-from serving.task_kinds import KINDS
+from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import KINDS
+from smallplates.settings import ROOT, Settings
+from tools import tables
 
 BACKENDS = [
     path.parent.name

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from werkzeug.exceptions import MethodNotAllowed, NotFound
 
-from docs import tables
 from flask_app import errors as page_errors
 from flask_app.app import from_http
-from serving.settings import ROOT
+from smallplates.settings import ROOT
+from tools import tables
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 START, API, PAGE_CODES = re.split("^## .*$", PAGE, flags=re.MULTILINE)[1:]
 CODE = r"^\| `(\w+)` \| (\d+) \|"
-PROGRAMS = ("serving", "fastapi_onnx", "fastapi_pt", "servery")
+PROGRAMS = ("smallplates", "fastapi_onnx", "fastapi_pt")
+NO_START = [f"smallplates/{name}" for name in ("cli/export.py", "client", "export", "ray")]
+"""What refuses something else than a start."""
 
 
 def codes(section: str) -> list[tuple[str, str]]:
@@ -51,7 +53,10 @@ def template(node: ast.expr) -> str:
 
 def refusals() -> Iterator[tuple[str, str]]:
     """Where a start is refused, and the text of its ConfigurationError."""
+    others = tuple(str(ROOT / name) for name in NO_START)
     for path in sorted(file for program in PROGRAMS for file in (ROOT / program).rglob("*.py")):
+        if str(path).startswith(others):
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not node.args:
                 continue

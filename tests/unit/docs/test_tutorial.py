@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.settings import ROOT
-from serving.tasks.python import check
+from smallplates.settings import ROOT
+from smallplates.tasks.python import check
 
 DOCUMENT = (ROOT / "docs" / "tutorial.md").read_text()
 
@@ -25,7 +25,7 @@ def test_a_class_of_your_own(
     monkeypatch.delitem(sys.modules, "fruit", raising=False)
     Path("fruit.py").write_text(block("Save it as `fruit.py`:"))
     exec(compile(block("writes the model's folder:"), "train_fruit.py", "exec"), {})  # noqa: S102 it is ours
-    command = re.search(r"servery check (\S+) --model-dir (\S+) --request '(.*)'$", DOCUMENT, re.M)
+    command = re.search(r"smallplates check (\S+) --model-dir (\S+) --request '(.*)'$", DOCUMENT, re.M)
     assert command
     assert check.run(command[1], Path(command[2]), command[3]) == 0
     printed = re.findall(r"{.*}", capsys.readouterr().out)

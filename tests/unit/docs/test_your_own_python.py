@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.engine import warmup
-from serving.model import Model
-from serving.settings import ROOT, Settings
-from serving.tasks.base import TaskParts
-from serving.tasks.python import check
-from serving.tasks.python.backend import PythonBackend, Status
-from serving.tasks.python.web import PythonRequests
+from smallplates.models.folder import Model
+from smallplates.settings import ROOT, Settings
+from smallplates.tasks.base import TaskParts
+from smallplates.tasks.python import check
+from smallplates.tasks.python.backend import PythonBackend, Status
+from smallplates.tasks.python.web import PythonRequests
+from smallplates.worker import warmup
 from tests.conftest import HAS_TORCH
 
 DOCUMENT = (ROOT / "docs" / "your-own-python.md").read_text()

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.engine import describe
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.tensors import NOT_COMPARED, Signature
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import NOT_COMPARED, Signature
+from smallplates.supervision import describe
 from tests import graphs
 from tests.graphs import model, node, value
 

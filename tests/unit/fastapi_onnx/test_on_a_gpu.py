@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from fastapi_onnx import cuda, gpu_graph
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.network import Network
-from serving.backends import precision_check
-from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.image_classification import compute_logits
-from serving.tensors import Signature
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.worker import precision_check
+from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from tests import graphs
-from tests.unit.serving.engine.test_gpu_parts import Driver
+from tests.unit.worker.test_gpu_parts import Driver
 
 
 class Processor:

@@ -30,18 +30,18 @@ from onnx.backend.test.loader import load_model_tests
 from tritonclient.utils import np_to_triton_dtype
 
 from fastapi_onnx.backend import OnnxBackend
-from serving.backends.base import Backend
-from serving.engine.client import ItemResult, Slots, error_for
-from serving.engine.executor import BatchExecutor
-from serving.engine.memory import Memory, SlotLayout, State
-from serving.errors import ConfigurationError, ServingError
-from serving.inference.served_model import Finish, Prepare, RequestOptions, ServedModel
-from serving.model import Model
-from serving.protocols.catalog import entries_of
-from serving.protocols.v2 import codec
-from serving.settings import Settings
-from serving.tasks.registry import task_of
-from serving.tensors import Array, Signature
+from smallplates.engine.backend import Backend
+from smallplates.engine.client import ItemResult, Slots, error_for
+from smallplates.engine.memory import Memory, SlotLayout, State
+from smallplates.errors import ConfigurationError, ServingError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
+from smallplates.supervision.planner import task_of
+from smallplates.web.api.catalog import entries_of
+from smallplates.web.api.v2 import codec
+from smallplates.web.inference.served_model import Finish, Prepare, RequestOptions, ServedModel
+from smallplates.worker.executor import BatchExecutor
 from tests import graphs
 
 SLOTS = 128

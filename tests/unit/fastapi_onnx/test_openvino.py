@@ -21,15 +21,15 @@ from benchmarks import text_model
 from fastapi_onnx import network, openvino_session
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.openvino_session import OPENVINO, OpenVinoSession
-from serving.backends import choice, precision_check
-from serving.backends.base import BackendInfo
-from serving.backends.choice import Candidate, Infer
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import ROOT, Settings
-from serving.system.cpus import bf16_objection
-from serving.tasks.image_classification import compute_logits
-from serving.tensors import Array
+from smallplates.engine.backend import BackendInfo
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array
+from smallplates.settings import ROOT, Settings
+from smallplates.system.cpus import bf16_objection
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.worker import choice, precision_check
+from smallplates.worker.choice import Candidate, Infer
 from tests import graphs
 
 pytest.importorskip("openvino")

@@ -11,14 +11,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.signature import graph_signature
-from serving.description import DEFAULT_LIMIT, ModelDescription
-from serving.engine import describe
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.task_kinds import TENSOR
-from serving.tasks.registry import planner
-from serving.tensors import Signature, TensorSpec
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import DEFAULT_LIMIT, ModelDescription
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import TENSOR
+from smallplates.models.tensors import Signature, TensorSpec
+from smallplates.settings import Settings
+from smallplates.supervision import describe
+from smallplates.supervision.planner import planner
 from tests import graphs
 from tests.graphs import Axes, model, node, value
 

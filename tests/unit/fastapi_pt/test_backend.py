@@ -14,14 +14,14 @@ from fastapi_pt import BACKEND
 from fastapi_pt.backend import TorchBackend
 from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimised
 from fastapi_pt.huggingface import ByName
-from serving.backends import precision_check
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.system.cpus import bf16_objection
-from serving.tasks.image_classification import compute_logits
-from serving.tasks.registry import planner
-from serving.tensors import Signature, TensorSpec
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature, TensorSpec
+from smallplates.settings import Settings
+from smallplates.supervision.planner import planner
+from smallplates.system.cpus import bf16_objection
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.worker import precision_check
 from tests import exports, graphs, servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

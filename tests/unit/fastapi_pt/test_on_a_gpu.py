@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from fastapi_pt import cuda
 from fastapi_pt.backend import TorchBackend, compared
 from fastapi_pt.network import Normalise, folded, read_network
-from serving.backends import precision_check
-from serving.backends.device_errors import DeviceLostError, OutOfDeviceMemoryError
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from serving.tasks.image_classification import compute_logits
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
+from smallplates.worker import precision_check
+from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
 from fastapi_pt.text_cnn import LOGITS, TextCnn
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.settings import Settings
-from training import evaluate, export, loop, sentiment
+from smallplates.cli import export
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from training import evaluate, loop, sentiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 

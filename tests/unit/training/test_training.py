@@ -18,12 +18,14 @@ from typer.testing import CliRunner
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
 from fastapi_pt.network import build, fill
-from serving.errors import ConfigurationError
-from serving.model import Model
-from serving.scores import softmax
-from serving.settings import Settings
-from serving.tasks.image_classification import compute_logits
-from training import augment, data, evaluate, export, folder, food11, loop, mobilenet, state_dict
+from smallplates.cli import export
+from smallplates.errors import ConfigurationError
+from smallplates.export import folder, state_dict
+from smallplates.models.folder import Model
+from smallplates.models.scores import softmax
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
+from training import augment, data, evaluate, food11, loop, mobilenet
 from training.calibration import fit_temperature
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

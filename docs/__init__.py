@@ -1,1 +1,0 @@
-"""The documentation, and the two programs that make parts of it: `tables.py` and `site.py`."""

@@ -1,1 +1,0 @@
-"""The protocol that backends implement, and code that they share."""

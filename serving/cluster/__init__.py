@@ -1,1 +1,0 @@
-"""Several web processes that share one port and the engines."""

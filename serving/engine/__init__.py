@@ -1,6 +1,0 @@
-"""Engine: computes batches of tensors in worker processes, independently of HTTP and file formats.
-
-Items lie in slots of shared memory (`memory.py`); records in two pipes name the queued slots
-(`queue.py`). Every web process has an `EngineClient`. One process, either the web process itself or the
-cluster's parent, runs a `Supervisor`, which starts, monitors and replaces the workers (`worker.py`).
-"""

@@ -1,5 +1,0 @@
-# For a Ray cluster on this machine only: `. serving_ray/local.sh` in the repository's root.
-. serving_ray/env.sh
-
-# makes every process use 127.0.0.1, as Ray does by itself on the systems in the variable's name
-export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0

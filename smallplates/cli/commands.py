@@ -1,0 +1,88 @@
+"""The commands. Each is imported when it is called: some need packages of an extra, or take a second."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from smallplates import cli
+from smallplates.errors import ConfigurationError
+from smallplates.extras import missing_extra
+
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, as `servery --help` has it."""
+
+    help: str
+
+    target: str
+    """Its Typer application, `module:attribute`."""
+
+    def load(self) -> Any:  # Any: a click command, which Typer brings in a form of its own
+        """Imports it. Raises ModuleNotFoundError where an extra is missing."""
+        module, _, attribute = self.target.partition(":")
+        return typer.main.get_command(getattr(import_module(module), attribute))
+
+    def run(self, name: str, arguments: Sequence[str]) -> None:
+        """Runs it with these arguments; ends with its exit code."""
+        try:
+            self.load()(args=list(arguments), prog_name=f"servery {name}")
+        except ConfigurationError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
+        except ModuleNotFoundError as error:
+            if (words := missing_extra(error.name or "")) is None:
+                raise
+            reason = words
+        typer.echo(f"servery {name}: {reason}", err=True)
+        raise typer.Exit(1)
+
+
+COMMANDS = {
+    "serve": Command(
+        "Serves models with an API and a web page, until Ctrl-C.", "smallplates.cli.serve:app"
+    ),
+    "ask": Command("Sends requests to a running service.", "smallplates.cli.ask:app"),
+    "check": Command("Tests a Python task without a service.", "smallplates.cli.check:app"),
+    "export": Command(
+        "Creates a model folder from weights or an ONNX file.", "smallplates.cli.export:app"
+    ),
+    "load": Command(
+        "Measures latency and throughput of a running server.", "smallplates.cli.load.command:app"
+    ),
+    "quantise": Command("Adds int8 files to a model folder.", "smallplates.cli.export:quantise_app"),
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(help=cli.__doc__)
+def group() -> None:
+    """Has the commands below it, even if there is only one."""
+
+
+def add(name: str, command: Command) -> None:
+    """Adds a command that hands its arguments on, `--help` among them."""
+
+    @app.command(name, help=command.help, context_settings=PASSED_ON)
+    def run(context: typer.Context) -> None:
+        if (folder := os.getcwd()) not in sys.path:  # noqa: PTH109 sys.path has text
+            sys.path.append(folder)  # Python tasks lie there; last, it shadows nothing
+        command.run(name, context.args)
+
+
+for _name, _command in COMMANDS.items():
+    add(_name, _command)

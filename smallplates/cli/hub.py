@@ -1,0 +1,78 @@
+"""Models of the Hugging Face Hub: the files that are served, in the hub's own cache."""
+
+import os
+import re
+from pathlib import Path
+
+from smallplates.errors import ConfigurationError
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
+
+ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+DESCRIPTION = ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"]
+ONNX = ["model.onnx", "onnx/model.onnx"]
+WEIGHTS = {
+    # and weights that a graph has in a file beside it
+    "onnx": [*ONNX, "model.onnx[._]data*", "onnx/model.onnx[._]data*"],
+    "int8": ["model_quantized.onnx", "onnx/model_quantized.onnx", "*model_quantized.json"],
+    "pt": ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"],
+}
+
+
+def is_id(place: str) -> bool:
+    """Returns whether a place is `org/name`, and not a folder that exists."""
+    return ID.fullmatch(place) is not None and not Path(place).exists()
+
+
+def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
+    """Downloads what is not in the cache yet; returns the folder.
+
+    `kinds` are keys of WEIGHTS. The environment's HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE
+    apply. Raises ConfigurationError.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    weights = [pattern for kind in kinds for pattern in WEIGHTS[kind]]
+    try:
+        folder = Path(
+            snapshot_download(repository, revision=revision, allow_patterns=DESCRIPTION + weights)
+        )
+    except GatedRepoError as error:
+        raise ConfigurationError(
+            f"{repository} is gated: accept its terms on {constants.ENDPOINT}/{repository}, and set "
+            "HF_TOKEN to a token of that account"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ConfigurationError(f"{repository} has no revision {revision!r}") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ConfigurationError(
+            f"there is no folder {repository}, and no such model on {constants.ENDPOINT}; "
+            "for a private model, set HF_TOKEN"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        reason = f"{constants.ENDPOINT} cannot be reached"
+        if constants.HF_HUB_OFFLINE:
+            reason = "HF_HUB_OFFLINE is set"
+        elif isinstance(error.__cause__, HfHubHTTPError):
+            reason = f"{constants.ENDPOINT} returned {error.__cause__.response.status_code}"
+        raise ConfigurationError(
+            f"there is no folder {repository}, {reason}, and the cache in {constants.HF_HUB_CACHE} "
+            "has no such model"
+        ) from error
+    except Exception as error:  # of its HTTP library, which differs from version to version; a full disk
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigurationError(f"{repository} cannot be downloaded: {reason}") from error
+    if "onnx" in kinds and not any((folder / name).is_file() for name in ONNX):
+        raise ConfigurationError(
+            f"{repository} has no ONNX file; export it with `optimum-cli export onnx --model "
+            f"{repository} FOLDER`, or serve it with --backend pt"
+        )
+    return folder

@@ -1,0 +1,89 @@
+"""Machine, versions and commit, without which a figure means nothing; writes the results files.
+
+Every command of `benchmarks` writes JSON of one shape: `command` repeats the measurement, `machine` says
+where it ran, `results` are the figures.
+"""
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from smallplates.settings import ROOT
+from smallplates.system import cpus
+
+OWN_PACKAGES = (
+    "fastapi",
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "pillow",
+    "torch",
+    "torchvision",
+    "uvicorn",
+)
+"""Packages of this project's environment that decide its speed."""
+
+Facts = dict[str, str | dict[str, str]]
+
+
+def cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    return cpus.usable()
+
+
+def processor() -> str:
+    """Returns the CPU's name, as the kernel reports it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def commit() -> str:
+    """Returns the checkout's short hash, with `-dirty` when files differ; empty outside a checkout."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of this project's own packages, by name."""
+    by_name = {}
+    for name in OWN_PACKAGES:
+        try:
+            by_name[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return by_name
+
+
+def machine(others: Mapping[str, str] | None = None) -> Facts:
+    """Returns CPU, cores, memory, kernel, Python, commit and versions.
+
+    `others` adds the versions of other servers.
+    """
+    return {
+        "cpu": processor(),
+        "cores": str(cores()),
+        "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "commit": commit(),
+        "versions": {**versions(), **(others or {})},
+    }
+
+
+def write_results(
+    path: Path,
+    command: str,
+    results: object,
+    others: Mapping[str, str] | None = None,
+    **more: object,
+) -> None:
+    """Writes a results file and its folder; `more` adds further keys."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"command": command, "machine": machine(others), **more, "results": results}
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,167 @@
+"""Runs the API and the page beside each other, and ends both together; called by `serve.py`."""
+
+import contextlib
+import http.client
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from flask_app.settings import Settings as PageSettings
+from smallplates.settings import Settings
+from smallplates.system import python
+from smallplates.system.pdeathsig import set_pdeathsig
+
+ENDING_S = 5
+"""Time in which the service may end, beyond what its settings leave for accepted requests."""
+
+
+def run(
+    service: Sequence[str], settings: Settings, page: PageSettings | None, models: Sequence[str]
+) -> int:
+    """Runs `python -m SERVICE` and the page until a signal, or until one of them ends.
+
+    Both read the environment; `settings`, `page` and `models`, the models' names, tell what is in it.
+    Returns the exit code: 0 after a signal.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    stop = Stop(processes)
+    if "MAKELEVEL" in os.environ:  # a killed make must not leave this process behind
+        end_with_parent(os.getppid())
+    progress = Progress(settings, page, models)
+    try:
+        processes.append(start(*service, "--host", settings.host, "--port", str(settings.port)))
+        if page:
+            processes.append(start("flask_app"))
+        while not stop.wait(0.5 if progress.is_complete else 0.1) and all(
+            process.poll() is None for process in processes
+        ):
+            progress.tell()
+        return 0 if stop.is_wanted else 1
+    finally:
+        stop.is_wanted = True
+        signal.alarm(math.ceil(settings.shutdown_delay_s + settings.shutdown_timeout_s + ENDING_S))
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+class Stop:
+    """Handles the signals that end the launcher. SIGINT kills `processes` if it is not the first signal.
+
+    A second SIGTERM changes nothing: `make` and systemd send one to every process, so several arrive.
+    """
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self.is_wanted = False
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        """What has arrived. Its `put` may interrupt itself and `get`; an Event's `set` deadlocks."""
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for a signal, this many seconds at most; returns whether one has ever arrived."""
+        with contextlib.suppress(queue.Empty):
+            self._signals.get(timeout=seconds)
+        return self.is_wanted
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.is_wanted and number in (signal.SIGINT, signal.SIGALRM):
+            for process in self._processes:
+                process.kill()
+        self.is_wanted = True
+        self._signals.put(number)
+
+
+class Progress:
+    """Tells which models are ready, and the addresses as soon as both servers answer."""
+
+    def __init__(self, settings: Settings, page: PageSettings | None, models: Sequence[str]) -> None:
+        self._api = f"http://{reachable(settings.host)}:{settings.port}"
+        self._page = f"http://{reachable(page.host)}:{page.port}" if page else None
+        self._loading = list(models)
+        self._count = len(models)
+        self._started = time.monotonic()
+        self._is_told = False
+        """Whether the addresses have been printed."""
+
+        print(f"loading {', '.join(models)}", flush=True)  # noqa: T201
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to tell."""
+        return self._is_told and not self._loading
+
+    def tell(self) -> None:
+        """Prints what is new."""
+        if self.is_complete:
+            return
+        states = answer(f"{self._api}/health/ready").get("models", {})
+        for name in [name for name in self._loading if states.get(name, "loading") != "loading"]:
+            self._loading.remove(name)
+            place = f"{self._count - len(self._loading)} of {self._count}"
+            seconds = time.monotonic() - self._started
+            print(f"{name} is {states[name]} ({place}, {seconds:.0f} s)", flush=True)  # noqa: T201
+        if states and not self._is_told and (not self._page or get(f"{self._page}/healthz")):
+            self._is_told = True
+            page = f"  page  {self._page}\n" if self._page else ""
+            print(f"\n{page}  API   {self._api}/docs\n", flush=True)  # noqa: T201
+
+
+def start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Starts `python -m MODULE` in a session of its own, which Ctrl-C does not reach."""
+    return subprocess.Popen(  # noqa: S603 our own modules
+        python.command(module, *arguments),
+        env=python.environment(),
+        start_new_session=True,
+        preexec_fn=partial(end_with_parent, os.getpid()),
+    )
+
+
+def end_with_parent(parent: int) -> None:
+    """Makes the end of `parent`, a process id, send SIGTERM to this process."""
+    if not set_pdeathsig(parent, signal.SIGTERM):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def reachable(host: str) -> str:
+    """Returns the address at which this machine reaches a server that listens on `host`."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def answers(url: str) -> bool:
+    """Returns whether GET `url` answers 200; never asks through a proxy."""
+    return get(url) is not None
+
+
+def answer(url: str) -> dict[str, Any]:
+    """Returns the JSON object that `url` answers with 200; an empty one for any other answer."""
+    try:
+        content = json.loads(get(url) or b"{}")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def get(url: str) -> bytes | None:
+    """Returns what GET `url` answers with 200, else None; never asks through a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=2) as response:
+            return bytes(response.read())
+    except (OSError, http.client.HTTPException):  # the latter: another program answers, not in HTTP
+        return None

@@ -1,0 +1,392 @@
+"""Shared memory of one engine: slots, and the state of the engine, its workers and web processes.
+
+`ServiceCounts` is memory shared by all engines of the service. In names, a web process is a frontend.
+
+The supervisor creates an anonymous file, which a container's small /dev/shm does not limit, and passes
+its descriptor on. Every process maps the file. Every number is aligned and has one writer at a time. A
+record is sent through a pipe only after the numbers of its slot have been written.
+
+A slot is FREE while its web process owns it, QUEUED while its record is in a work pipe or in a worker's
+inbox, and RUNNING while a worker computes it. It then stays in a finished state until its web process
+has read the result and set it to FREE.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import sys
+import tempfile
+import weakref
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smallplates.models.tensors import Array, Item, Signature, TensorSpec
+
+RECORD_BYTES = 8
+Code = Literal["b", "i", "I", "q", "Q"]
+PAGE = 4096
+KEPT_BYTES = 256 * 1024
+"""Bytes that a slot's tensor of varying size keeps; memory beyond goes back to the system."""
+
+TOTALS, PER_BATCH_SIZE = 10, 4
+
+
+class State(IntEnum):
+    """State of a slot."""
+
+    FREE = 0
+    QUEUED = 1
+    RUNNING = 2
+    DONE = 3
+    SKIPPED = 4  # cancelled before its turn: never computed
+    EXPIRED = 5  # past its deadline before its turn: never computed
+    FAILED = 6  # the backend raised, or its outputs are not finite
+    CRASHED = 7  # two workers died while they computed it
+    TIMED_OUT = 8  # the same, but the second worker was killed as hung
+
+
+class Health(IntEnum):
+    """Health of an engine; decides whether web processes accept requests."""
+
+    STARTING = 0
+    READY = 1
+    RECOVERING = 2  # no worker is ready, but one is starting: requests wait
+    DOWN = 3  # no worker can start: requests are refused
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Sizes that determine the mapping's layout; the same in every process."""
+
+    slots: int
+    """Slots of all web processes together: `queue_size` for each."""
+
+    frontends: int
+    """Number of web processes, or its upper limit: `topology.most_web_processes`."""
+
+    workers: int
+    max_batch: int
+    signatures: tuple[Signature, ...]
+
+    @property
+    def slots_per_frontend(self) -> int:
+        """Slots that each web process owns, which is also the limit for all of them together.
+
+        Thus a single web process can take all requests that the service admits, even if connections
+        are spread unevenly. Slot s belongs to web process s // slots_per_frontend.
+        """
+        return self.slots // self.frontends
+
+    @property
+    def pads(self) -> bool:
+        """Whether items of different sizes may share a batch."""
+        return any(signature.pads for signature in self.signatures)
+
+    @property
+    def most_taken(self) -> int:
+        """Records that a worker may take at a time: two batches if items are padded, else one.
+
+        With more items to choose from, a worker forms batches with less padding.
+        """
+        return 2 * self.max_batch if self.pads else self.max_batch
+
+
+@dataclass(frozen=True)
+class EngineFds:
+    """Descriptors and sizes with which a web process uses an engine; valid in that process only."""
+
+    frontend: int
+    layout: SlotLayout
+    memory_fd: int
+    counts_fd: int
+    """Descriptor of `ServiceCounts`."""
+
+    work_fds: tuple[int, int]
+    """Write ends of the work pipes: interactive, bulk."""
+
+    done_fd: int
+    """Read end of the web process's done pipe."""
+
+    wakeup_fd: int
+    """Write end of the pipe that wakes the supervisor to check its workers."""
+
+
+def row_bytes(spec: TensorSpec, limits: dict[str, int]) -> int:
+    """Returns the bytes of one slot's tensor; whole pages if its size varies and may be large."""
+    size = math.prod(spec.sized(limits)) * np.dtype(spec.dtype).itemsize
+    return -(-size // PAGE) * PAGE if spec.varies and size > KEPT_BYTES else size
+
+
+def statistics_row(max_batch: int) -> int:
+    """Returns how many counters a web process has per signature; `statistics.py` names them."""
+    return TOTALS + PER_BATCH_SIZE * max_batch
+
+
+def record(slot: int, generation: int) -> int:
+    """Returns the number that identifies one use of a slot in pipes and inboxes; never 0."""
+    return generation << 32 | (slot + 1)
+
+
+def slot_of(value: int) -> int:
+    """Returns the slot that a record names."""
+    return (value & 0xFFFFFFFF) - 1
+
+
+def generation_of(value: int) -> int:
+    """Returns a record's generation; a record is outdated unless its slot has the same generation."""
+    return value >> 32
+
+
+def send(fd: int, *values: int) -> None:
+    """Writes records into a pipe with a single call, so that they stay together."""
+    os.write(fd, b"".join(value.to_bytes(RECORD_BYTES, sys.byteorder) for value in values))
+
+
+def anonymous_file(size: int) -> int:
+    """Returns the descriptor of an unnamed file of `size` zero bytes. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("serving", 0)
+    else:  # not on macOS
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+UNKNOWN = 2**31 - 1
+"""Number of connections of a web process that does not accept any yet."""
+
+
+class ServiceCounts:
+    """Counts for the whole service, shared by all engines; each web process writes its own entry.
+
+    Whatever starts the web processes creates the counts and clears those of dead ones.
+    """
+
+    def __init__(self, frontends: int = 1, fd: int | None = None) -> None:
+        """Maps the file `fd`, or creates one filled with zeros if `fd` is None. Raises OSError."""
+        if fd is None:
+            fd = anonymous_file(PAGE)
+            weakref.finalize(self, os.close, fd)
+        self.fd = fd
+        both = memoryview(mmap.mmap(fd, PAGE)).cast("i")
+        self.in_flight = both[:frontends]  # of all engines
+        self.connections = both[len(both) // 2 :][:frontends]  # updated when one is accepted
+        """HTTP connections of each web process; UNKNOWN for one that is being replaced."""
+
+    @property
+    def alone(self) -> bool:
+        """True if at most one slot is in use in the whole service."""
+        return sum(self.in_flight) <= 1
+
+
+class TensorSlots:
+    """One tensor of all slots: an array [slots, *shape], or flat [slots, elements] if sizes vary."""
+
+    def __init__(self, spec: TensorSpec, array: Array) -> None:
+        self.spec = spec
+        self.array = array
+
+    def write(self, slot: int, value: Array) -> None:
+        """Copies an item's array into a slot."""
+        if self.spec.varies:
+            self.array[slot, : value.size] = value.reshape(-1)
+        else:
+            self.array[slot] = value
+
+    def read(self, slot: int, sizes: dict[str, int]) -> Array:
+        """Returns a view of the item's array in a slot."""
+        if not self.spec.varies:
+            found: Array = self.array[slot]
+            return found
+        shape = self.spec.sized(sizes)
+        return self.array[slot, : math.prod(shape)].reshape(shape)
+
+
+class SignatureSlots:
+    """The tensors of one signature in all slots; unused pages cost nothing."""
+
+    def __init__(self, index: int, signature: Signature) -> None:
+        self.index = index
+        self.signature = signature
+        self.inputs: list[TensorSlots] = []
+        self.outputs: list[TensorSlots] = []
+
+
+class Memory:
+    """Views into the mapping: arrays indexed by slot, by worker or by web process."""
+
+    def __init__(self, fd: int, layout: SlotLayout, counts_fd: int | None) -> None:
+        self.fd = fd
+        self.layout = layout
+        self.counts = ServiceCounts(layout.frontends, counts_fd)
+        self._map = mmap.mmap(fd, self.size(layout))
+        self._whole = memoryview(self._map)
+        self._address = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
+        self._next = 0
+        slots, workers, frontends = layout.slots, layout.workers, layout.frontends
+
+        # engine, written by the supervisor
+        self.health = self._array("i", 1)
+        self.ready_workers = self._array("i", 1)
+        self.batch_cap = self._array("i", 1)
+        self.hang_limit_s = self._times(1)  # `supervision.worker_process.hang_limit`
+        self.max_batch_elements = self._array("q", len(layout.signatures))
+        self.call_overhead_elements = self._array("q", len(layout.signatures))
+        self.restarts = self._array("q", 1)
+
+        # web processes: each writes its own entry
+        self.in_flight = self._array("i", frontends)
+        row = statistics_row(layout.max_batch)
+        self.statistics = [[self._array("q", row) for _ in layout.signatures] for _ in range(frontends)]
+
+        # workers: each writes its own entry; an inbox holds the records taken but not yet reported
+        self.busy_since = self._times(workers)
+        self.heartbeat = self._times(workers)
+        records = 2 * layout.most_taken
+        self.inbox = [self._array("Q", records) for _ in range(workers)]
+        self.cap = self._array("i", workers)  # largest batch; reduced when device memory runs out
+        self.out_of_memory = self._array("q", workers)
+
+        # GPUs, written by `gpu_monitor.py`; there are at most as many GPUs as workers
+        self.gpu_known = self._array("i", workers)
+        self.gpu_index = self._array("i", workers)
+        self.gpu_busy = self._array("i", workers)
+        self.gpu_memory_used = self._array("q", workers)
+        self.gpu_memory_total = self._array("q", workers)
+
+        # slots
+        self.state = self._array("i", slots)
+        self.generation = self._array("I", slots)
+        self.signature = self._array("b", slots)
+        self.bulk = self._array("b", slots)
+        self.cancelled = self._array("b", slots)
+        self.attempts = self._array("i", slots)
+        self.batch_size = self._array("i", slots)
+        self.is_batch_leader = self._array("b", slots)  # the first usable result of its batch
+        self.deadline = self._times(slots)
+        self.queued_at = self._times(slots)
+        self.started_at = self._times(slots)
+        self.finished_at = self._times(slots)
+        most = max((len(signature.axes) for signature in layout.signatures), default=0)
+        self.sizes: NDArray[np.int32] = self._numbers("i4", (slots, most))
+        self.signatures = [
+            SignatureSlots(index, signature) for index, signature in enumerate(layout.signatures)
+        ]
+        for each in self.signatures:
+            limits = each.signature.limits
+            each.inputs = [self._tensor(spec, limits) for spec in each.signature.inputs]
+            each.outputs = [self._tensor(spec, limits) for spec in each.signature.outputs]
+
+    @staticmethod
+    def size(layout: SlotLayout) -> int:
+        """Returns the mapping's size in bytes; unused pages cost nothing."""
+        slot, pages = 64, 6
+        for signature in layout.signatures:
+            slot += 4 * len(signature.axes)
+            for spec in (*signature.inputs, *signature.outputs):
+                slot += row_bytes(spec, signature.limits)
+                pages += 1
+        worker = 64 + layout.most_taken * 16
+        frontend = 16 + len(layout.signatures) * (64 + 8 * statistics_row(layout.max_batch))
+        fixed = PAGE * pages + 64 * (32 + layout.workers) + 16 * len(layout.signatures)
+        return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
+
+    @classmethod
+    def create(cls, layout: SlotLayout, counts_fd: int | None = None) -> "Memory":
+        """Creates a mapping filled with zeros, with its own counts by default. Raises OSError."""
+        fd = anonymous_file(cls.size(layout))
+        try:
+            return cls(fd, layout, counts_fd)
+        except OSError:
+            os.close(fd)
+            raise
+
+    def _place(self, size: int) -> memoryview:
+        part = self._whole[self._next : self._next + size]
+        self._next = -(-(self._next + size) // 64) * 64
+        return part
+
+    def _array(self, code: Code, length: int) -> memoryview:
+        return self._place(np.dtype(code).itemsize * length).cast(code)
+
+    def _times(self, length: int) -> "memoryview[float]":
+        """Returns an array of `time.monotonic()` times; all processes share that clock."""
+        return self._place(8 * length).cast("d")
+
+    def _numbers(self, dtype: str, shape: tuple[int, ...]) -> Array:
+        start = -(-self._next // PAGE) * PAGE
+        array: Array = np.ndarray(shape, dtype, self._map, start)
+        self._next = start + array.nbytes
+        return array
+
+    def _tensor(self, spec: TensorSpec, limits: dict[str, int]) -> TensorSlots:
+        item = row_bytes(spec, limits) // np.dtype(spec.dtype).itemsize
+        shape = (item,) if spec.varies else spec.sized({})
+        return TensorSlots(spec, self._numbers(spec.dtype, (self.layout.slots, *shape)))
+
+    def sizes_of(self, slot: int) -> dict[str, int]:
+        """Returns the size of each varying axis for the item in a slot."""
+        axes = self.layout.signatures[self.signature[slot]].axes
+        return dict(zip(axes, self.sizes[slot].tolist(), strict=False))
+
+    def write_inputs(self, slot: int, signature: int, item: Item) -> None:
+        """Copies an item, which must match the signature, into a slot."""
+        self.signature[slot] = signature
+        each = self.signatures[signature]
+        for tensor, value in zip(each.inputs, item, strict=True):
+            tensor.write(slot, value)
+        if each.signature.input_axes:
+            sizes = list(each.signature.sizes(item).values())
+            self.sizes[slot, : len(sizes)] = sizes
+
+    def read_outputs(self, slot: int) -> list[Array]:
+        """Returns copies of the outputs in a slot."""
+        each = self.signatures[self.signature[slot]]
+        sizes = self.sizes_of(slot) if each.signature.axes else {}
+        return [np.array(tensor.read(slot, sizes)) for tensor in each.outputs]  # also copies scalars
+
+    def discard(self, slot: int) -> None:
+        """Returns the pages of a large item of varying size to the system."""
+        each = self.signatures[self.signature[slot]]
+        if not each.signature.axes:
+            return
+        sizes = self.sizes_of(slot)
+        for tensor in (*each.inputs, *each.outputs):
+            row = tensor.array[slot]
+            used = math.prod(tensor.spec.sized(sizes)) * row.itemsize
+            if tensor.spec.varies and used > KEPT_BYTES:
+                start = row.__array_interface__["data"][0] - self._address
+                with contextlib.suppress(AttributeError, OSError):  # Linux only
+                    self._map.madvise(mmap.MADV_REMOVE, start, row.nbytes)
+
+    @property
+    def free_slots(self) -> int:
+        """Number of slots that all web processes together may still take, according to `in_flight`.
+
+        Two web processes that look at the same moment may exceed the limit by one request each. That
+        is harmless, because each uses its own slots.
+        """
+        return max(0, self.layout.slots_per_frontend - sum(self.in_flight))
+
+    @property
+    def smallest_cap(self) -> int:
+        """Smallest batch cap of all workers; 0 before a worker is ready."""
+        return min((cap for cap in self.cap.tolist() if cap), default=0)
+
+    def owner(self, slot: int) -> int:
+        """Returns the index of the web process that owns a slot."""
+        return slot // self.layout.slots_per_frontend
+
+    def close(self) -> None:
+        """Closes the descriptor; the pages are freed when the last view is gone."""
+        os.close(self.fd)

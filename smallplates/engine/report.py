@@ -1,0 +1,66 @@
+"""A worker's report after loading and measuring its model; the first report counts for the engine."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from smallplates.engine.backend import BackendInfo
+
+
+@dataclass
+class Profile:
+    """Measurements from warm-up; empty for a worker that relies on those of the first one."""
+
+    batch_ms: dict[int, float] = field(default_factory=dict)
+    """Batch size, ascending, -> milliseconds; first signature, items of medium length."""
+
+    batch_cap: int = 0
+    """Batch size of the first signature beyond which throughput hardly grows."""
+
+    max_batch_elements: list[int] = field(default_factory=list)
+    """Largest worthwhile batch of each signature if sizes vary, in elements of the largest input."""
+
+    call_overhead_elements: list[int] = field(default_factory=list)
+    """Fixed overhead of a call for each signature, as the number of elements computed in that time. If
+    the signature limits its batches itself, a number so large that any item may be padded."""
+
+    largest_ms: float = 0.0
+    """Milliseconds for the largest item that the limits allow; 0 if sizes do not vary."""
+
+
+@dataclass(kw_only=True)
+class WorkerReport(Profile):
+    """Report of a worker, completed by the supervisor; passed between processes as JSON."""
+
+    info: BackendInfo
+    single_request_threads: int | None = None
+    """Threads for a request that is alone in the service; None: as many as for batches."""
+
+    gpu_uuid: str | None = None
+    schemas: dict[str, Any] = field(default_factory=dict)
+    """JSON schemas and example that the model itself declares; see `DeclaredBackend`."""
+
+    web_processes: int = 1
+    """Web processes that use the engine."""
+
+    web_processes_reason: str | None = None
+    """Why `auto` chose this number."""
+
+    @property
+    def device_type(self) -> str:
+        """`cpu` or `cuda`; the same for all workers of an engine."""
+        return self.info.device.partition(":")[0]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the workers compute on a GPU."""
+        return self.device_type != "cpu"
+
+    @property
+    def slowest_ms(self) -> float:
+        """Milliseconds of the slowest measured batch or item."""
+        return max(*self.batch_ms.values(), self.largest_ms)
+
+
+REPORT = TypeAdapter(WorkerReport)

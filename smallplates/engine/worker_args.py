@@ -1,0 +1,60 @@
+"""Messages between the supervisor and a worker process: the start arguments and the commands."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from smallplates.engine.memory import SlotLayout
+
+SERVE = b"s"
+"""Command on the control pipe: start taking batches."""
+
+REFRESH_HEARTBEAT = b"?"
+"""Command on the control pipe: update the heartbeat, to prove that the idle worker is alive."""
+
+
+@dataclass(frozen=True)
+class WorkerArgs:
+    """Start arguments of a worker, passed as JSON."""
+
+    index: int
+    parent: int
+    """Process id of the supervisor."""
+
+    backend: str
+    """`module:class` of a `smallplates.engine.backend.Backend`."""
+
+    model: str
+    """The model's name, for the log."""
+
+    model_dir: str
+    version: str
+    scratch: str | None
+    """Folder that all workers of the engine share; None if no folder is writable."""
+
+    gpu: int
+    """Index of the CUDA device; unused on a CPU."""
+
+    settings: dict[str, Any]
+    """Settings of the model and of this worker, by name."""
+
+    layout: SlotLayout
+    memory_fd: int
+    counts_fd: int
+    work_fds: tuple[int, int]
+    """Read ends of the work pipes: interactive, bulk."""
+
+    done_fds: tuple[int, ...]
+    """Write ends of the done pipes, one for each web process."""
+
+    epoll_fd: int | None = None
+    """Descriptor of this worker's `worker.queue.exclusive_epoll`."""
+
+    control_fd: int = -1
+    status_fd: int = -1
+
+    @property
+    def passed_fds(self) -> tuple[int, ...]:
+        """Descriptors that the worker inherits."""
+        waits = () if self.epoll_fd is None else (self.epoll_fd,)
+        single_fds = (*waits, self.control_fd, self.status_fd)
+        return (self.memory_fd, self.counts_fd, *self.work_fds, *self.done_fds, *single_fds)

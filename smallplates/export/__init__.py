@@ -1,0 +1,1 @@
+"""Makes model folders: from weights or a graph, in int8, and as Triton's repository."""

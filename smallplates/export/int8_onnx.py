@@ -1,0 +1,199 @@
+"""Static quantisation of an ONNX graph by ONNX Runtime's own tools; for `int8.py`.
+
+QDQ, activations uint8, weights int8 with a scale for each channel. Every calibration method is tried.
+Where none is fit, the layers that cost most accuracy stay in fp32: first one, then two, four, and so on.
+Where that does not help either, all are in int8, which is faster.
+"""
+
+import contextlib
+import io
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx
+import typer
+from numpy.typing import NDArray
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
+from tqdm import tqdm
+
+from fastapi_onnx import gpu_graph, graph_file
+from fastapi_onnx.normalisation import model_input
+from smallplates.errors import ConfigurationError
+from smallplates.export.int8_verdict import Verdict
+from smallplates.models.folder import Model
+
+METHODS: dict[str, tuple[CalibrationMethod, dict[str, Any]]] = {
+    "min-max": (CalibrationMethod.MinMax, {}),
+    "entropy": (CalibrationMethod.Entropy, {}),
+    "percentile 99.99": (CalibrationMethod.Percentile, {"CalibPercentile": 99.99}),
+    "percentile 99.999": (CalibrationMethod.Percentile, {"CalibPercentile": 99.999}),
+}
+HEAVY = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+SENSITIVITY_PHOTOS = 64
+STRIDE = 8  # photos whose activations are in memory at a time
+
+
+class Reader(CalibrationDataReader):
+    """Normalised photos [N, 3, H, W], one at a time."""
+
+    def __init__(self, name: str, tensors: NDArray[np.float32]) -> None:
+        self._name = name
+        self._tensors = tensors
+        self._next, self._end = 0, len(tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """Limits what `get_next` returns."""
+        self._next, self._end = start_index, end_index
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        """Returns the next photo as the graph's input; None after the last one."""
+        if self._next == self._end:
+            return None
+        self._next += 1
+        return {self._name: self._tensors[self._next - 1 : self._next]}
+
+
+class Quantiser:
+    """Context manager that writes int8 graphs of one model, with the ranges of each calibration kept."""
+
+    def __init__(self, model: Model, pixels: NDArray[np.uint8], out: Path) -> None:
+        """`pixels` [N, height, width, 3] are the photos for calibration; graphs are written to `out`."""
+        self._model = model
+        self._out = out
+        self._tensors = gpu_graph.normalised(pixels, model.description.pipeline)
+        self._folder = TemporaryDirectory()
+        self._graph = Path(self._folder.name, "fp32.onnx")
+
+    def __enter__(self) -> "Quantiser":
+        """Simplifies the graph. Raises ConfigurationError."""
+        try:
+            graph, _ = gpu_graph.simplified(
+                graph_file.read(self._model.file("model.onnx")), self._tensors[:1]
+            )
+        except Exception as error:  # onnx and onnxruntime raise types of their own
+            raise ConfigurationError(f"the graph cannot be simplified: {in_one_line(error)}") from error
+        for index, node in enumerate(graph.graph.node):
+            node.name = node.name or f"{node.op_type}_{index}"
+        onnx.save(graph, self._graph)
+        self._input = model_input(graph).name
+        self.heavy_nodes = [node.name for node in graph.graph.node if node.op_type in HEAVY]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Removes the temporary files."""
+        self._folder.cleanup()
+
+    def write(self, method: str, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> None:
+        """Writes a graph whose nodes are in int8, without `exclude`, or `only` these if there are some.
+
+        Raises ConfigurationError for a graph that the library cannot take.
+        """
+        kind, options = METHODS[method]
+        stride = min(STRIDE, len(self._tensors))
+        used = len(self._tensors) // stride * stride
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), silent_logging():
+                quantize_static(
+                    self._graph,
+                    self._out,
+                    Reader(self._input, self._tensors[:used]),
+                    per_channel=True,
+                    activation_type=QuantType.QUInt8,
+                    weight_type=QuantType.QInt8,
+                    nodes_to_quantize=list(only),
+                    nodes_to_exclude=list(exclude),
+                    calibrate_method=kind,
+                    extra_options={**options, "CalibStridedMinMax": stride},
+                    calibration_cache_path=Path(self._folder.name, f"{method}.json"),
+                )
+        except Exception as error:  # the library raises every type
+            raise ConfigurationError(
+                f"ONNX Runtime cannot quantise the graph: {in_one_line(error)}"
+            ) from error
+
+
+def search(
+    quantiser: Quantiser,
+    judge: Callable[[str, list[str]], Verdict],
+    difference: Callable[[int], float],
+    end: float,
+) -> Verdict:
+    """Writes the best graph that is found before `end`, a `time.monotonic()` time; returns its verdict.
+
+    A graph that is not fit has all layers in int8. `judge` judges the file as it is; `difference`
+    returns its mean difference of a probability from fp32 on some photos. Raises ConfigurationError.
+    """
+    best: Verdict | None = None
+    for method in METHODS:
+        if best and time.monotonic() > end:
+            break
+        quantiser.write(method)
+        best = better(best, told(judge(method, [])))
+    assert best is not None  # noqa: S101 the first method is always tried
+    if not best.fit:
+        ranked = most_sensitive(quantiser, best.method, difference, end)
+        count = 1
+        while count < len(ranked) and time.monotonic() < end:
+            quantiser.write(best.method, exclude=ranked[:count])
+            verdict = told(judge(best.method, ranked[:count]))
+            if verdict.fit:
+                return verdict
+            count *= 2
+    quantiser.write(best.method)
+    return best
+
+
+def told(verdict: Verdict) -> Verdict:
+    """Prints a verdict in one line, and returns it."""
+    kept = f", {len(verdict.fp32_nodes)} layers in fp32" if verdict.fp32_nodes else ""
+    typer.echo(f"{verdict.method}{kept}: {verdict.reason}; mean difference {verdict.mean_difference}")
+    return verdict
+
+
+def better(before: Verdict | None, after: Verdict) -> Verdict:
+    """Returns the verdict that is fit if the other is not, or else the one that is closer to fp32."""
+    if before is None or after.fit > before.fit:
+        return after
+    closer = after.mean_difference < before.mean_difference
+    return after if closer and after.fit == before.fit else before
+
+
+def most_sensitive(
+    quantiser: Quantiser, method: str, difference: Callable[[int], float], end: float
+) -> list[str]:
+    """Returns the layers by how much the answers change where only that layer is in int8, most first.
+
+    Layers that are not tried before `end`, a `time.monotonic()` time, are left out.
+    """
+    differences: dict[str, float] = {}
+    for name in tqdm(quantiser.heavy_nodes, desc="layers", leave=False, delay=2):
+        if time.monotonic() > end:
+            typer.echo(f"time ran out after {len(differences)} of {len(quantiser.heavy_nodes)} layers")
+            break
+        quantiser.write(method, only=[name])
+        differences[name] = difference(SENSITIVITY_PHOTOS)
+    return sorted(differences, key=differences.__getitem__, reverse=True)
+
+
+@contextlib.contextmanager
+def silent_logging() -> Iterator[None]:
+    """Drops the library's advice, which this module follows by other means."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def in_one_line(error: Exception) -> str:
+    """Returns an exception's message in one line, or its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

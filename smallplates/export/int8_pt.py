@@ -1,0 +1,91 @@
+"""Static quantisation of a torchvision network by `torch.ao`, for the PyTorch backend; for `int8.py`.
+
+The result is TorchScript: it holds the quantised layers, and the service needs none of these tools.
+The first layers may stay in fp32: in most networks they cost most accuracy in int8.
+"""
+
+import copy
+import io
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.ao.nn.intrinsic import ConvReLU2d
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+from torch.fx import GraphModule
+
+from fastapi_pt.cpu import ENGINE
+from fastapi_pt.network import CHANNELS_LAST, Normalise, read_network
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+
+METHOD = f"torch.ao, {ENGINE}"
+HEAVY = (nn.Conv2d, nn.Linear)
+
+
+def write(model: Model, pixels: NDArray[np.uint8], out: Path, first: int) -> list[str]:
+    """Quantises the network with photos [N, height, width, 3] and writes it.
+
+    Returns the names of the layers that stay in fp32: the `first` ones, or all but one if there are
+    fewer. Raises ConfigurationError for a network that the library cannot take.
+    """
+    network = read_network(model)
+    torch.backends.quantized.engine = ENGINE
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the tools' age
+            normalise = Normalise(model.description.pipeline)
+            images = [normalise(torch.from_numpy(image[np.newaxis])) for image in pixels]
+            example = images[0]
+            heavy = [n for n, layer in network.body.named_modules() if isinstance(layer, HEAVY)]
+            kept = heavy[:-1][:first]
+            body = prepared(network.body, network.reduce(example), kept)
+            for image in images:
+                body(network.reduce(image))
+            network.body = convert_fx(body)
+            traced = torch.jit.trace(network, example.contiguous(**CHANNELS_LAST))
+            save(torch.jit.freeze(traced), out)
+    except Exception as error:  # FX and the quantiser raise every type
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigurationError(f"torch.ao cannot quantise the network: {reason}") from error
+    return kept
+
+
+def prepared(body: nn.Module, example: Tensor, kept: list[str]) -> GraphModule:
+    """Returns the network with observers of its activations, to be run on photos; `kept` stay in fp32.
+
+    ReLU6 becomes a part of the convolution before it, as ReLU does: numbers from 0 to 6 are what the
+    convolution's uint8 output can hold. Else it would hold what is clipped next, less precisely.
+    """
+    swapped = copy.deepcopy(body)
+    for name in [name for name, layer in body.named_modules() if isinstance(layer, nn.ReLU6)]:
+        activation = nn.ReLU().eval()
+        setattr(activation, "clips", True)  # noqa: B010 a mark, which the library keeps
+        swapped.set_submodule(name, activation)
+    mapping = get_default_qconfig_mapping(ENGINE)
+    for name in kept:
+        mapping.set_module_name(name, None)
+    options = mapping, (example,)
+    made = prepare_fx(swapped, *options)
+    fused = [layer for layer in made.modules() if isinstance(layer, ConvReLU2d)]
+    clipping = [layer for layer in fused if hasattr(layer[1], "clips")]
+    if len(clipping) < sum(hasattr(layer, "clips") for layer in swapped.modules()):
+        return prepare_fx(body, *options)  # one is behind something else
+    for layer in clipping:
+        layer.register_forward_hook(lambda _layer, _inputs, output: output.clamp(max=6))
+    return made
+
+
+def save(network: torch.jit.ScriptModule, out: Path) -> None:
+    """Writes TorchScript without where its code came from, which names this machine's folders."""
+    buffer = io.BytesIO()
+    torch.jit.save(network, buffer)
+    with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(out, "w") as kept:
+        for entry in whole.infolist():
+            if not entry.filename.endswith(".debug_pkl"):
+                kept.writestr(entry.filename, whole.read(entry))

@@ -1,0 +1,111 @@
+"""A PyTorch network as files for both backends; for `cli/export.py` and the trainings."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import torch
+import typer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fastapi_pt.network import Network, build, fill
+from smallplates.errors import ConfigurationError
+from smallplates.export.float16_weights import store_weights_as_float16
+from smallplates.export.state_dict import read_weights
+from smallplates.models.description import ImagePipeline, ModelDescription
+
+
+def network(
+    description: ModelDescription, weights: Path, is_trusted: bool, temperature: float
+) -> Network:
+    """Returns the described network with the weights of a file, its logits divided by `temperature`.
+
+    `is_trusted` unpickles a whole module. Raises ConfigurationError.
+    """
+    architecture, classes = description.architecture, len(description.labels)
+    made = build(architecture, classes, description.body_size)
+    state = read_weights(weights, is_trusted)
+    try:
+        fill(made.body, state)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{weights} does not fit {architecture} with {classes} labels: {error}"
+        ) from error
+    scale_logits(made.body, 1 / temperature)
+    made.eval()
+    return made
+
+
+def write(made: Network, image: ImagePipeline, folder: Path) -> None:
+    """Writes model.safetensors and model.onnx, with the same weights. Raises ConfigurationError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
+    fill(made.body, save_weights(made.body.state_dict(), folder / "model.safetensors"))
+    write_onnx(made, image, folder / "model.onnx")
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Writes weights, the matrices in float16, for the PyTorch backend; returns what was written."""
+    half = {k: v.half() if v.is_floating_point() and v.ndim > 1 else v for k, v in weights.items()}
+    save_file(half, path)
+    path.chmod(0o644)  # safetensors makes it readable for its owner only
+    return half
+
+
+def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
+    """Writes an ONNX file, float `input` [N, 3, H, W], `output` [N, classes], weights in float16.
+
+    N is dynamic. Raises ConfigurationError if the network does not take images of that size.
+    """
+    example = torch.zeros(2, 3, *image.output_size)
+    try:
+        with torch.inference_mode():
+            network(example)
+    except (AssertionError, RuntimeError) as error:
+        size = "x".join(map(str, image.output_size))
+        raise ConfigurationError(
+            f"the network does not accept images of {size} pixels: {error}"
+        ) from error
+    write_graph(network, {"input": example}, ["N"], "output", path)
+
+
+def write_graph(
+    network: nn.Module, examples: dict[str, Tensor], axes: Sequence[str], output: str, path: Path
+) -> None:
+    """Writes an ONNX file with weights in float16; `axes` are the names of the first, dynamic axes."""
+    dynamic = {number: torch.export.Dim(name) for number, name in enumerate(axes)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*axis name")  # that two inputs share an axis
+        program = torch.onnx.export(
+            network,
+            tuple(examples.values()),
+            dynamo=True,
+            input_names=list(examples),
+            output_names=[output],
+            dynamic_shapes=(dynamic,) * len(examples),
+            opset_version=18,
+            verbose=False,
+        )
+    assert program is not None  # noqa: S101 dynamo=True returns one
+    graph = store_weights_as_float16(program.model_proto)
+    for node in graph.graph.node:
+        del node.metadata_props[:]  # the exporter's stack traces, with this machine's paths
+    onnx.checker.check_model(graph, full_check=True)
+    path.write_bytes(graph.SerializeToString())
+
+
+def scale_logits(body: nn.Module, factor: float) -> None:
+    """Multiplies the last linear layer: softmax of the result is the calibrated probability.
+
+    Temperature scaling (Guo et al., 2017) without another node in the graph.
+    """
+    if factor == 1:
+        return
+    layers = [module for module in body.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise typer.BadParameter("a temperature needs a network that ends in a linear layer")
+    with torch.no_grad():
+        for parameter in layers[-1].parameters():
+            parameter.mul_(factor)

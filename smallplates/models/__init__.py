@@ -1,0 +1,1 @@
+"""What a model is: its folder, its description, its task's row, tensors and scores."""

@@ -1,0 +1,249 @@
+"""Model folder: reads `model.json` and finds each version's weights.
+
+models/NAME/model.json
+models/NAME/VERSION/model.onnx, model.safetensors                     weights for the two backends
+models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same in int8, for CPUs
+models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
+
+Without `model.json`, the model gets the folder's name. If the folder has transformers' `config.json`,
+`huggingface.py` reads it, with the weights beside it. Otherwise `model.onnx`, in the folder or in
+VERSION, or the folder's only .onnx file is a graph that is called with tensors. A path to an .onnx file
+also means such a graph.
+
+Called at startup by the service, the supervisor and the workers.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from smallplates.errors import ConfigurationError, in_words
+from smallplates.models import huggingface
+from smallplates.models.description import (
+    GRAPH,
+    INT8_KINDS,
+    NAME,
+    Int8Verdict,
+    Kind,
+    ModelDescription,
+    name_of,
+)
+from smallplates.models.task_kinds import TENSOR, kind_of
+from smallplates.settings import OF_A_MODEL, Settings
+
+MOST_NAMES = 5  # listed in a message
+
+
+class Model:
+    """One version of a model, with its description and folder."""
+
+    def __init__(self, folder: Path, description: ModelDescription, path: Path | None = None) -> None:
+        """`path` is the path given to `read`: the folder, or an .onnx file in it."""
+        self.folder = folder
+        self.description = description
+        self.path = path or folder
+        self.digest = ""
+        """SHA-256 of the model.json that was read; empty if there is none."""
+
+    @classmethod
+    def read(cls, folder: Path, version: str | None = None, name: str = "") -> "Model":
+        """Reads the description of a version, by default the one in `model.json`.
+
+        `folder` may also be an .onnx file; `name` replaces the model's own name. Raises
+        ConfigurationError.
+        """
+        if folder.suffix == ".onnx" and folder.is_file():
+            own = folder.resolve().parent.name if folder.name == GRAPH else folder.stem
+            description = ModelDescription(name=name or name_of(folder, own), version="1", task=TENSOR)
+            return cls(folder.parent, description, folder)
+        path = folder / "model.json"
+        if version is not None and (folder / version / "model.json").exists():
+            path = folder / version / "model.json"
+        try:
+            if not path.exists() and (
+                described := huggingface.export(folder, version, name)
+                or bare_graph(folder, version, name)
+            ):
+                return cls(folder, described)
+            content = path.read_bytes()
+            description = ModelDescription.model_validate_json(content)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigurationError(f"no model in {folder}: {what_is_missing(folder)}") from error
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            raise ConfigurationError(f"{path} is invalid: {in_words(error)}") from error
+        changes = {"name": name or description.name, "version": version or description.version}
+        model = cls(folder, description.model_copy(update=changes))
+        model.digest = hashlib.sha256(content).hexdigest()
+        return model
+
+    def check_digest(self, listed: Collection[str] | None) -> None:
+        """Raises ConfigurationError unless `listed`, SERVING_MODEL_SHA256 if set, has the digest."""
+        own = f"{self.description.name}={self.digest or '(there is no model.json)'}"
+        if listed and not {own, self.digest} & set(listed):
+            raise ConfigurationError(f"{self.path} is refused: SERVING_MODEL_SHA256 does not list {own}")
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Class names in the order of the outputs."""
+        return self.description.labels
+
+    @property
+    def names(self) -> dict[str, Literal["request", "tensor"]]:
+        """Names by which clients may call the model, its main name first, and how to call each."""
+        own: Literal["request", "tensor"] = "tensor" if self.description.task == TENSOR else "request"
+        return {self.description.name: own} | self.description.aliases
+
+    def settings(self, common: Settings) -> Settings:
+        """Returns the common settings, overridden by this model's own. Raises ConfigurationError."""
+        own = self.description.model_dump(include=set(OF_A_MODEL))
+        return common.of_model(self.description.name, own)
+
+    def has(self, kind: Kind) -> bool:
+        """Returns whether the folder has this file, listed in model.json or not."""
+        return self._relative(kind) in self.description.files or self._is_unlisted(kind)
+
+    def verdict(self, kind: Kind) -> Int8Verdict | None:
+        """Returns the verdict on an int8 file, from model.json or a JSON file beside it; else None.
+
+        Raises ConfigurationError.
+        """
+        relative = self._relative(kind)
+        beside = (self.folder / relative).with_suffix(".json")
+        if relative in self.description.int8 or self._has_model_json or not beside.is_file():
+            return self.description.int8.get(relative)
+        try:
+            return Int8Verdict.model_validate_json(beside.read_bytes())
+        except ValidationError as error:
+            raise ConfigurationError(f"{beside} is invalid: {in_words(error)}") from error
+
+    def file(self, kind: Kind) -> Path:
+        """Returns the path of the version's weights after checking their digest.
+
+        Files that model.json need not list have no digest. Raises ConfigurationError.
+        """
+        relative = self._relative(kind)
+        path = self.folder / relative
+        expected = self.description.files.get(relative)
+        if expected is None and self._is_unlisted(kind):
+            return path
+        if expected is None and not self._has_model_json:
+            raise ConfigurationError(f"{self.folder} has no {kind}, which this backend needs")
+        if expected is None:
+            raise ConfigurationError(
+                f"the model {self.description.name} has no {relative} for this backend: "
+                f"no model.json in {self.folder} names one (servery export writes both)"
+            )
+        return self.checked(relative)
+
+    def tokenizer(self) -> Path:
+        """Returns the path of the tokeniser. Raises ConfigurationError."""
+        name = "tokenizer.json"
+        return self.checked(name) if name in self.description.files else self.folder / name
+
+    def checked(self, relative: str) -> Path:
+        """Returns the path of one of `files` after checking its digest. Raises ConfigurationError."""
+        path = self.folder / relative
+        if not path.is_file():
+            raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != self.description.files[relative]:
+                raise ConfigurationError(f"{path} does not match its SHA-256 in model.json")
+        return path
+
+    @property
+    def _has_model_json(self) -> bool:
+        return (self.path / "model.json").exists()
+
+    def _relative(self, kind: Kind) -> str:
+        relative = f"{self.description.version}/{kind}"
+        if self.path != self.folder:
+            return self.path.name if kind == GRAPH else relative
+        if self._has_model_json or (self.folder / relative).exists():
+            return relative
+        beside = (kind, f"onnx/{kind}")
+        place = next((name for name in beside if (self.folder / name).is_file()), None)
+        return place or (kind == GRAPH and only_graph(self.folder)) or relative
+
+    def _is_unlisted(self, kind: Kind) -> bool:
+        may_be = (
+            kind in INT8_KINDS or kind_of(self.description.task).plain_graph or not self._has_model_json
+        )
+        return may_be and (self.folder / self._relative(kind)).is_file()
+
+
+def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription | None:
+    """Returns the description of a folder that contains only an ONNX file; None if it has none.
+
+    A file outside of a version's folder is version 1. `name` replaces the folder's. Raises
+    ConfigurationError for an invalid name.
+    """
+    version = version or "1"
+    graphs = [folder / version / GRAPH, *([folder / GRAPH] if version == "1" else [])]
+    if any(graph.is_file() for graph in graphs) or (version == "1" and only_graph(folder)):
+        name = name or name_of(folder, folder.resolve().name)
+        return ModelDescription(name=name, version=version, task=TENSOR)
+    return None
+
+
+def only_graph(folder: Path) -> str | None:
+    """Returns the name of a folder's only .onnx file, not counting int8 files; else None."""
+    graphs = [path.name for path in folder.glob("*.onnx") if path.name not in INT8_KINDS]
+    return graphs[0] if len(graphs) == 1 else None
+
+
+def what_is_missing(folder: Path) -> str:
+    """Returns in words what a folder needs to be a model folder, and what it contains."""
+    if not folder.is_dir():
+        return "there is no such folder or .onnx file"
+    models = sorted(path.parent.name for path in folder.glob("*/model.json"))
+    models += sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if models:
+        return f"it contains several models; name one of them: {listed(models)}"
+    names = sorted(path.name for path in folder.iterdir())
+    needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"
+    return f"{needed}; {f'it has {listed(names)}' if names else 'it is empty'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the first names as text, and how many more there are."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def configured_models(settings: Settings) -> dict[str, Model]:
+    """Reads the models to serve; returns them by name, the default model first.
+
+    Raises ConfigurationError for an invalid folder, for a model.json that `model_sha256` does not list,
+    for invalid settings, and for names that two models share.
+    """
+    models: dict[str, Model] = {}
+    owners: dict[str, str] = {}
+    for place in settings.models or [str(settings.model_dir)]:
+        name, equals, folder = place.partition("=") if settings.models else ("", "", place)
+        if equals and not re.fullmatch(NAME, name):
+            raise ConfigurationError(f"SERVING_MODELS: {name!r} cannot be a model's name")
+        model = Model.read(Path(folder if equals else place), name=name if equals else "")
+        model.check_digest(settings.model_sha256)
+        model.settings(settings)
+        for alias in model.names:
+            if alias in owners:
+                both = f"{owners[alias]} and {place}"
+                raise ConfigurationError(f"two models are named {alias}: {both}; write NAME=FOLDER")
+            owners[alias] = place
+        models[model.description.name] = model
+    return models
+
+
+def stored_models(settings: Settings) -> dict[str, Path]:
+    """Returns the folders in the model store by name: models that may be loaded later."""
+    if settings.model_store is None:
+        return {}
+    places = sorted(settings.model_store.glob("*"))  # nothing if the store cannot be read
+    return {place.name: place for place in places if re.fullmatch(NAME, place.name) and place.is_dir()}

@@ -1,0 +1,91 @@
+"""Table of the kinds of tasks, consulted wherever something depends on a model's kind of task.
+
+Nothing is imported here; the registry imports a task's class when a model of that kind is served.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
+TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
+
+Axis = Literal["label", "token"]
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """What a kind of task needs, and what serves it."""
+
+    name: str
+    """Value of `task` in model.json."""
+
+    task: str
+    """Subclass of `tasks.base.Task`, as `module:Class`."""
+
+    backend: str | None = None
+    """Backend in the workers, as `module:Class`; None means the service's own backend."""
+
+    needs: tuple[Literal["labels", "image", "text"], ...] = ()
+    """Fields that model.json must have."""
+
+    head: str | None = None
+    """End of the architecture's name in transformers' config.json."""
+
+    outputs: tuple[str, ...] = ()
+    """Outputs of a plain graph that the task reads."""
+
+    output_axis: Axis = "label"
+    """Axis of these outputs: they have a number for each label or for each token."""
+
+    plain_graph: bool = False
+    """Whether the graph is called as its file declares it; model.json need not list such a file."""
+
+    compare: Literal["softmax"] | None = None
+    """How to compare precisions: by probabilities, or if None number by number and without int8."""
+
+
+KINDS = (
+    TaskKind(
+        IMAGE_CLASSIFICATION,
+        "smallplates.tasks.image_classification:ImageClassification",
+        needs=("labels", "image"),
+        head="ForImageClassification",
+        compare="softmax",
+    ),
+    TaskKind(
+        TEXT_CLASSIFICATION,
+        "smallplates.tasks.text_classification:TextClassification",
+        needs=("labels", "text"),
+        head="ForSequenceClassification",
+        outputs=("logits",),
+        plain_graph=True,
+        compare="softmax",
+    ),
+    TaskKind(
+        QUESTION_ANSWERING,
+        "smallplates.tasks.question_answering:QuestionAnswering",
+        needs=("text",),
+        head="ForQuestionAnswering",
+        outputs=("start_logits", "end_logits"),
+        output_axis="token",
+        plain_graph=True,
+        compare="softmax",
+    ),
+    TaskKind(TENSOR, "smallplates.tasks.tensor:TensorsOnly", plain_graph=True),
+)
+PYTHON = TaskKind(
+    "module:Class",
+    "smallplates.tasks.python.web:PythonRequests",
+    backend="smallplates.tasks.python.backend:PythonBackend",
+)
+HEADS = tuple(kind.head for kind in KINDS if kind.head)
+
+
+def kind_of(task: str) -> TaskKind:
+    """Returns the kind of a task by its name in model.json; all other names mean Python tasks."""
+    return next((kind for kind in KINDS if kind.name == task), PYTHON)
+
+
+def kind_of_architecture(name: str) -> TaskKind | None:
+    """Returns the kind of task that a transformers architecture has a head for, or None."""
+    return next((kind for kind in KINDS if kind.head and name.endswith(kind.head)), None)

@@ -1,0 +1,1 @@
+"""Starts, watches and replaces workers and web processes."""

@@ -1,0 +1,273 @@
+"""Parent of several web processes on one port: `python -m smallplates.service` with `web_processes` > 1.
+
+The parent runs the engines' supervisors and binds the port. The web processes inherit the socket, which
+starts to listen when all of them are ready, and accept connections themselves. The parent replaces web
+processes that die or stop responding, and loads other versions. With `web_processes=auto` it loads the
+default model's engine first, because warm-up determines the number of web processes.
+
+A web process tells the parent about its first connection. While any web process has connections, the
+parent pings all of them, and each answers with its number of open connections. While the service is
+idle, there are no pings.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from smallplates.engine import topology
+from smallplates.engine.memory import UNKNOWN
+from smallplates.errors import ConfigurationError
+from smallplates.logging import configure_logging, logger, warn_of_unknown_variables
+from smallplates.models.folder import Model, configured_models, stored_models
+from smallplates.settings import Settings
+from smallplates.supervision import balance, messages, scratch
+from smallplates.supervision.planner import planner, task_of
+from smallplates.supervision.registry import Registry
+from smallplates.supervision.supervisor import Supervisor
+from smallplates.supervision.web_process import WebProcess
+from smallplates.web.api import tcp
+from smallplates.web.server import bind, listen
+
+RESTART_S = 0.5
+SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
+PING_S = 5.0
+METRICS = "serving-metrics-"
+
+
+class Cluster:
+    """The parent's state; `run` serves until SIGTERM or SIGINT."""
+
+    def __init__(self, package: str, settings: Settings) -> None:
+        self._package = package
+        self._settings = settings
+        plan = planner(importlib.import_module(package).BACKEND, settings)
+        models = configured_models(settings)
+        self._registry = Registry(settings, plan, models, topology.most_web_processes(settings))
+        self._registry.on_first = self._on_first_engine
+        self._web_processes: dict[int, WebProcess] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changes = 0
+        """Number of changes that web processes have requested and that are not made yet."""
+
+        self._next_ping: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self._accepting = False
+        """Whether all web processes have been ready once; else the first would get all connections."""
+
+    def run(self) -> int:
+        """Serves and returns the exit code. Raises ConfigurationError if the service cannot start."""
+        configure_logging(self._settings)
+        warn_of_unknown_variables([*self._registry.models, *stored_models(self._settings)])
+        asyncio.run(self._serve())
+        return 0
+
+    async def _serve(self) -> None:
+        with contextlib.ExitStack() as held:
+            self._listener = held.enter_context(bind(self._settings))
+            if self._settings.tcp_port is not None:  # reserves the port; the web processes listen
+                held.enter_context(tcp.bind(self._settings, shared=True))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+            folder = held.enter_context(scratch.folder(METRICS, metrics_parent()))
+            if folder is None:
+                raise ConfigurationError("no folder for temporary files is writable")
+            self._metrics_folder = folder
+            self._watch()
+            self._starting = starting = self._spawn(self._registry.start())
+            try:
+                if self._settings.web_processes == "auto":
+                    await starting
+                count = self._registry.web_processes
+                keepers = [self._spawn(self._keep(index)) for index in range(count)]
+                await starting
+                await asyncio.gather(self._registry.start_others(), *keepers)
+            except ConfigurationError:
+                if not self._stopping:  # otherwise the start was aborted
+                    raise
+            finally:
+                await self._end()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the event loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _on_signal(self, number: int) -> None:
+        """Shuts the service down; a SIGINT during this ends it at once."""
+        if self._stopping:
+            if number == signal.SIGINT:
+                os._exit(128 + number)  # web processes and workers die with this process
+            return
+        self._listener.close()  # the web processes keep theirs until they have drained
+        self._stop(signal.SIGTERM)
+        self._watch()
+
+    def _stop(self, number: int) -> None:
+        """Signals all web processes, prevents new starts, and aborts loading."""
+        self._stopping = True
+        for web_process in self._web_processes.values():
+            web_process.popen.send_signal(number)
+        self._registry.stop()
+
+    async def _end(self) -> None:
+        """Ends all processes and tasks that were started."""
+        self._stop(signal.SIGKILL)
+        if self._next_ping:
+            self._next_ping.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._registry.close()
+
+    # -- web processes --
+
+    async def _keep(self, index: int) -> None:
+        """Keeps a web process with this index running until shutdown. Raises ConfigurationError."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            try:
+                web_process = WebProcess.start(
+                    index,
+                    self._registry.web_processes,
+                    self._package,
+                    self._listener,
+                    self._metrics_folder,
+                )
+            except OSError as error:  # out of memory or processes, perhaps only for a while
+                if not self._accepting:
+                    raise ConfigurationError(f"a web process cannot be started: {error}") from error
+                logger().error("a web process cannot be started", reason=str(error))
+                await asyncio.sleep(RESTART_S)
+                continue
+            self._web_processes[index] = web_process
+            joining = self._spawn(self._join(web_process))
+            with web_process.sock, contextlib.suppress(ConnectionError):
+                while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
+                    self._on_message(web_process, json.loads(data))
+            code = web_process.popen.wait()
+            web_process.end_changes()
+            await joining
+            await asyncio.sleep(SIGNAL_S)  # the signal that ended it may have been sent to us, too
+            self._on_death(web_process, code)
+            await asyncio.sleep(RESTART_S if code > 0 else 0)
+
+    def _on_message(self, web_process: WebProcess, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "ready":
+                web_process.ready = True
+                self._on_ready(web_process)
+            case "connections":
+                web_process.connections, web_process.unanswered = message["count"], 0
+                self._watch()
+            case "load":
+                self._spawn(self._change(web_process, self._load(message)))
+            case "unload":
+                self._spawn(self._change(web_process, self._registry.unload(message["model"])))
+            case "done":
+                web_process.on_done(message["id"], message["error"])
+            case "released":
+                for engine in self._registry.engines:
+                    if engine.key == message["key"]:
+                        engine.release(web_process.index)
+
+    async def _join(self, web_process: WebProcess) -> None:
+        """Tells a new web process what is in service. Raises ConfigurationError at the start only."""
+        try:
+            await self._registry.add(web_process)
+            await self._starting
+        except ConfigurationError:
+            if not self._accepting:
+                web_process.popen.kill()
+                raise
+        await web_process.begin()
+
+    async def _change(self, web_process: WebProcess, work: Coroutine[Any, Any, None]) -> None:
+        """Makes a change requested by a web process, and replies to it."""
+        error = None
+        self._changes += 1
+        self._watch()
+        try:
+            await work
+        except ConfigurationError as reason:
+            error = str(reason)
+        self._changes -= 1
+        self._watch()
+        web_process.send("changed", error=error)
+
+    async def _load(self, message: dict[str, Any]) -> None:
+        """Puts a model into service. Raises ConfigurationError."""
+        path, version, name = (message[key] for key in ("path", "version", "model"))
+        model = await asyncio.to_thread(Model.read, Path(path), version, name)
+        await self._registry.load(model)
+
+    def _on_ready(self, web_process: WebProcess) -> None:
+        if self._accepting:
+            web_process.send("accept")
+        elif (
+            sum(process.ready for process in self._web_processes.values())
+            == self._registry.web_processes
+            and not self._stopping
+        ):
+            self._accepting = True
+            listen(self._listener, self._settings)
+            for process in self._web_processes.values():
+                process.send("accept")
+            host, port = self._listener.getsockname()[:2]
+            logger().info("listening", host=host, port=port, web_processes=self._registry.web_processes)
+
+    def _on_death(self, web_process: WebProcess, code: int) -> None:
+        """Cancels the dead web process's items in all engines. Raises ConfigurationError."""
+        index = web_process.index
+        del self._web_processes[index]
+        self._registry.remove(web_process)
+        counts = self._registry.counts
+        counts.in_flight[index], counts.connections[index] = 0, UNKNOWN
+        self._watch()
+        if not self._stopping:
+            logger().error("a web process died", web=index, exit_code=code)
+            if code > 0 and not self._accepting:
+                raise ConfigurationError(f"a web process ended with exit code {code}")
+
+    def _watch(self) -> None:
+        """Schedules pings while web processes may have connections, or make a change.
+
+        TCP and gRPC report no connections.
+        """
+        needed = (
+            self._stopping
+            or self._settings.tcp_port is not None
+            or self._settings.grpc_port is not None
+            or self._changes > 0
+            or any(web_process.connections for web_process in self._web_processes.values())
+        )
+        if needed and self._next_ping is None:
+            self._next_ping = asyncio.get_running_loop().call_later(PING_S, self._ping)
+        elif not needed and self._next_ping is not None:
+            self._next_ping.cancel()
+            self._next_ping = None
+
+    def _ping(self) -> None:
+        self._next_ping = None
+        self._watch()
+        for web_process in self._web_processes.values():
+            if web_process.ready or self._stopping:  # must not kill a web process that is slow to start
+                web_process.ping()
+
+    def _on_first_engine(self, supervisor: Supervisor) -> None:
+        """Settles the number of web processes."""
+        if self._settings.web_processes == "auto":
+            signatures, schemas = supervisor.layout.signatures, supervisor.report.schemas
+            task = task_of(supervisor.model, self._settings, schemas, signatures)
+            count, reason = balance.web_processes(self._settings, supervisor, task)
+            self._registry.web_processes, self._registry.web_processes_reason = count, reason
+
+
+def metrics_parent() -> Path | None:
+    """Returns /dev/shm if it is writable, as in a container with a read-only root; else None."""
+    shm = Path("/dev/shm")  # noqa: S108 mkdtemp makes it safe
+    return shm if os.access(shm, os.W_OK) else None

@@ -1,0 +1,98 @@
+"""JSON messages between the parent and each of its web processes.
+
+To a web process: `prepare` (an engine with its descriptors), `serve`, `discard`, `withdraw` and `begin`
+(it knows all that is in service), each of which it answers with `done` when it has done so; `accept`
+(connections may be accepted from now on), `changed` (the reply to `load` or `unload`) and `ping` (which
+the event loop answers with `connections`). From a web process: `ready`, `load`, `unload`, `done`,
+`released` and `connections` (how many are open).
+"""
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from smallplates.engine.memory import EngineFds, SlotLayout, anonymous_file
+from smallplates.engine.report import REPORT
+from smallplates.models.folder import Model
+from smallplates.supervision.registry import EngineHandle
+
+LAYOUT = TypeAdapter(SlotLayout)
+MAX_MESSAGE = 65536
+"""Size in bytes up to which a message goes through the socket; larger ones go in a file."""
+
+MAX_FDS = 8
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Returns two connected sockets that preserve message boundaries."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, kind: str, fds: Sequence[int] = (), **fields: Any) -> None:
+    """Sends a message, with descriptors. Raises OSError."""
+    data = json.dumps({"type": kind, **fields}).encode()
+    if len(data) <= MAX_MESSAGE:
+        socket.send_fds(sock, [data], fds)
+        return
+    file = anonymous_file(len(data))
+    try:
+        with os.fdopen(file, "wb", closefd=False) as stream:
+            stream.write(data)
+        socket.send_fds(sock, [json.dumps({"bytes": len(data)}).encode()], [*fds, file])
+    finally:
+        os.close(file)
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Returns a message and its descriptors; None if the other end has closed.
+
+    Raises BlockingIOError if there is none, and OSError.
+    """
+    data, fds, _, _ = socket.recv_fds(sock, MAX_MESSAGE, MAX_FDS)
+    if not data:
+        return None
+    message: dict[str, Any] = json.loads(data)
+    if "type" not in message:
+        file = fds.pop()
+        with contextlib.closing(os.fdopen(file, "rb")):
+            message = json.loads(os.pread(file, message["bytes"], 0))
+    return message, fds
+
+
+def identity(model: Model) -> dict[str, str]:
+    """Returns what another process needs to read the model."""
+    name, version = model.description.name, model.description.version
+    return {"model": name, "version": version, "path": str(model.path)}
+
+
+def engine_fields(handle: EngineHandle) -> dict[str, Any]:
+    """Returns the fields of `prepare`, descriptors included as `fds`."""
+    fds = handle.fds
+    return {
+        "key": handle.key,
+        **identity(handle.model),
+        "frontend": fds.frontend,
+        "layout": asdict(fds.layout),
+        "report": REPORT.dump_python(handle.report, mode="json"),
+        "fds": [fds.memory_fd, fds.counts_fd, *fds.work_fds, fds.done_fd, fds.wakeup_fd],
+    }
+
+
+def engine_fds(message: dict[str, Any], numbers: list[int]) -> EngineFds:
+    """Returns the descriptors and sizes of `prepare`; `numbers` are received descriptors."""
+    memory_fd, counts_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
+    return EngineFds(
+        frontend=message["frontend"],
+        layout=LAYOUT.validate_python(message["layout"]),
+        memory_fd=memory_fd,
+        counts_fd=counts_fd,
+        work_fds=(interactive_fd, bulk_fd),
+        done_fd=done_fd,
+        wakeup_fd=wakeup_fd,
+    )

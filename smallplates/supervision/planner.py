@@ -1,0 +1,49 @@
+"""Finds a model's task and what its workers run; `smallplates/models/task_kinds.py` has the table."""
+
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import PYTHON, TaskKind, kind_of
+from smallplates.models.tensors import Signature
+from smallplates.settings import Settings
+from smallplates.supervision import describe
+from smallplates.supervision.registry import EnginePlan, Planner
+from smallplates.tasks.base import Task, TaskParts
+
+
+def task_class(kind: TaskKind) -> type[Task]:
+    """Imports a task's class; only when needed, since image models need no tokenisers, for example."""
+    class_: type[Task] = pkgutil.resolve_name(kind.task)
+    return class_
+
+
+def task_of(
+    model: Model, settings: Settings, schemas: Mapping[str, Any], signatures: Sequence[Signature]
+) -> Task:
+    """Returns a model's task; `schemas` come from the workers, `signatures` from the planner.
+
+    Raises ConfigurationError.
+    """
+    parts = TaskParts(model, settings, tuple(signatures), dict(schemas))
+    return task_class(kind_of(model.description.task))(parts)
+
+
+def planner(backend: str, settings: Settings) -> Planner:
+    """Returns a function that plans a model's engine; `backend` is a `module:class`.
+
+    The function may start a process, and raises ConfigurationError.
+    """
+
+    def plan(model: Model) -> EnginePlan:
+        name = model.description.task
+        kind = kind_of(name)
+        if kind is PYTHON and ":" not in name:
+            raise ConfigurationError(f"there is no task {name}")
+        graph = describe.signatures(backend, model) if kind.plain_graph else ()
+        signatures = task_class(kind).plan(TaskParts(model, settings, graph))
+        return EnginePlan(kind.backend or backend, signatures)
+
+    return plan

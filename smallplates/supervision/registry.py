@@ -1,0 +1,399 @@
+"""Registry: the one owner of what is in service, for the whole service.
+
+It runs where the engines run: in the only web process or, if there are several, in their parent. Every
+change goes through it, one after the other: start, load, switch, unload. An engine's states are
+`loading -> serving -> draining -> gone`. An engine serves when every web process has prepared it, and
+its predecessor is closed when no web process uses it any more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from smallplates.engine.memory import EngineFds, ServiceCounts
+from smallplates.engine.report import WorkerReport
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature
+from smallplates.settings import Settings
+from smallplates.supervision.supervisor import Supervisor
+
+UNLOADED = "unloaded"
+"""The reason of a model that was unloaded on request."""
+
+ENDING = "the service is shutting down"
+
+
+class State(StrEnum):
+    """State of an engine."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class EnginePlan(NamedTuple):
+    """What a model's workers run."""
+
+    backend: str
+    """Name of a `engine.backend.Backend`, as `module:class`."""
+
+    signatures: tuple[Signature, ...]
+    """Ways to call the network; warm-up measures the first."""
+
+
+Planner = Callable[[Model], EnginePlan]
+
+
+@dataclass(frozen=True)
+class EngineHandle:
+    """An engine with ready workers, as seen by one web process."""
+
+    key: int
+    """Number of the engine in its registry."""
+
+    model: Model
+    fds: EngineFds
+    report: WorkerReport
+
+    release: Callable[[], None]
+    """Releases the engine when the web process has stopped using it."""
+
+
+class Engine:
+    """The engine of one version of a model, and the web processes that use it."""
+
+    def __init__(self, key: int, supervisor: Supervisor) -> None:
+        self.key = key
+        self.supervisor = supervisor
+        self.state = State.LOADING
+        self.unused = asyncio.Event()
+        self.unused.set()
+        self._users: set[int] = set()
+
+    @property
+    def model(self) -> Model:
+        """The version that it computes."""
+        return self.supervisor.model
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.model.description.name
+
+    def handle(self, member: int) -> EngineHandle:
+        """Returns what the web process with this index needs, and counts it as a user."""
+        self._users.add(member)
+        self.unused.clear()
+        fds, report = self.supervisor.engine_fds(member), self.supervisor.report
+        return EngineHandle(self.key, self.model, fds, report, partial(self.release, member))
+
+    def is_used_by(self, member: int) -> bool:
+        """Whether the web process has the engine's handle."""
+        return member in self._users
+
+    def release(self, member: int) -> None:
+        """Removes a web process from the users."""
+        self._users.discard(member)
+        if not self._users:
+            self.unused.set()
+
+
+class Member(Protocol):
+    """A web process, as the registry sees it: the process itself, or the parent's end of a socket to it.
+
+    Calls return when the process has done so, or has died.
+    """
+
+    index: int
+
+    async def prepare(self, handle: EngineHandle) -> None:
+        """Builds all that is needed to serve an engine.
+
+        Raises ConfigurationError, and releases the engine then.
+        """
+
+    async def serve(self, key: int) -> None:
+        """Answers the model's requests with a prepared engine from now on."""
+
+    async def discard(self, key: int) -> None:
+        """Releases a prepared engine that will not serve."""
+
+    async def withdraw(self, name: str, reason: str) -> None:
+        """Takes a model out of service."""
+
+
+class RegistryAccess(Protocol):
+    """What a web process asks of the registry, in the same process or in the parent."""
+
+    shares_ports: bool
+    """Whether other web processes listen on the same ports."""
+
+    async def join(self, member: Member) -> None:
+        """Returns when the default model is in service, or is known to be unloaded.
+
+        Calls the member for every change. Raises ConfigurationError.
+        """
+
+    async def load(self, model: Model) -> None:
+        """Puts a model, or another version of it, into service everywhere. Raises ConfigurationError.
+
+        Continues if the caller is cancelled. If it fails, what was in service before stays so.
+        """
+
+    async def unload(self, name: str) -> None:
+        """Takes a model out of service and ends its engine. Raises ConfigurationError."""
+
+    def stop(self) -> None:
+        """Makes pending loads raise ConfigurationError; none begins any more."""
+
+    async def close(self) -> None:
+        """Ends all engines."""
+
+
+class Registry:
+    """Starts engines and tells the web processes which one serves each model."""
+
+    shares_ports = False
+
+    def __init__(
+        self, settings: Settings, plan: Planner, models: Mapping[str, Model], web_processes: int = 1
+    ) -> None:
+        """`models` maps names to the models to serve, the default model first."""
+        self.settings = settings
+        self.models = models
+        self.web_processes = web_processes
+        """Number of web processes that the engines are made for."""
+
+        self.web_processes_reason: str | None = None
+        """Why `auto` chose this number."""
+
+        self.counts = ServiceCounts(web_processes)
+        self.engines: list[Engine] = []
+        """All that run, in every state."""
+
+        self.reasons: dict[str, str] = {}
+        """Name -> reason why a model is out of service."""
+
+        self.members: dict[int, Member] = {}
+        self.on_first: Callable[[Supervisor], None] = lambda _: None
+        """Called with the first engine before any web process gets it."""
+
+        self._plan = plan
+        self._plans: dict[str, EnginePlan] = {}
+        self._started = 0
+        self._starting: set[Supervisor] = set()
+        self._changing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+
+    # start and end
+
+    async def join(self, member: Member) -> None:
+        """See `RegistryAccess`; for the only web process, in which the registry itself runs."""
+        await self.add(member)
+        await self.start()
+        self.spawn(self.start_others())
+
+    async def start(self) -> None:
+        """Puts the default model into service. Raises ConfigurationError, also if another model cannot
+        be planned.
+        """
+        for name, model in self.models.items():
+            self._plans[name] = await self._planned(model)
+        async with self._changing:
+            await self._start(next(iter(self.models)))
+
+    async def start_others(self) -> None:
+        """Puts the other models into service, or reports why that is impossible.
+
+        Leaves out those that were loaded or unloaded meanwhile.
+        """
+        for name in list(self.models)[1:]:
+            async with self._changing:
+                if self.serving(name) or name in self.reasons:
+                    continue
+                try:
+                    await self._start(name)
+                except ConfigurationError as error:
+                    if self._stopped:
+                        return
+                    await self._withdraw(name, str(error))
+
+    async def _start(self, name: str) -> None:
+        await self._replace(self.models[name], self._plans[name])
+
+    def stop(self) -> None:
+        """See `RegistryAccess`."""
+        self._stopped = True
+        for supervisor in self._starting:
+            supervisor.abort_start()
+
+    async def close(self) -> None:
+        """See `RegistryAccess`; the web processes must have ended, or released their engines."""
+        self.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for engine in self.engines:
+            await asyncio.to_thread(engine.supervisor.close)
+
+    # web processes
+
+    async def add(self, member: Member) -> None:
+        """Tells a new web process what is in service. Raises ConfigurationError if it cannot serve a
+        model; that model is out of service there, and the others are in service.
+        """
+        self.members[member.index] = member
+        for name, reason in list(self.reasons.items()):
+            if self.reasons.get(name) == reason:  # still
+                await member.withdraw(name, reason)
+        failure = None
+        for engine in [engine for engine in self.engines if engine.state is State.SERVING]:
+            if engine.state is State.SERVING:  # still
+                failure = await self._serve(member, engine) or failure
+        if failure:
+            raise failure
+
+    def remove(self, member: Member) -> None:
+        """Cancels the requests of a web process that has died, and releases its engines."""
+        if self.members.get(member.index) is member:
+            del self.members[member.index]
+        for engine in self.engines:
+            engine.supervisor.cancel_requests_of(member.index)
+            engine.release(member.index)
+
+    # changes
+
+    def serving(self, name: str) -> Engine | None:
+        """Returns the engine that serves a model."""
+        engines = (engine for engine in self.engines if engine.state is State.SERVING)
+        return next((engine for engine in engines if engine.name == name), None)
+
+    async def load(self, model: Model) -> None:
+        """See `RegistryAccess`."""
+
+        async def change() -> None:
+            now = self.serving(model.description.name)
+            if now is None or now.model.description.version != model.description.version:
+                await self._replace(model, await self._planned(model))
+
+        await self._in_turn(change)
+
+    async def unload(self, name: str) -> None:
+        """See `RegistryAccess`."""
+
+        async def change() -> None:
+            if engine := self.serving(name):
+                engine.state = State.DRAINING
+                await self._withdraw(name, UNLOADED)
+                await self._end(engine)
+
+        await self._in_turn(change)
+
+    async def _in_turn(self, change: Callable[[], Awaitable[None]]) -> None:
+        """Makes a change after all earlier ones; stopping halfway would leave workers behind."""
+
+        async def work() -> None:
+            async with self._changing:
+                if self._stopped:
+                    raise ConfigurationError(ENDING)
+                await change()
+
+        await asyncio.shield(self.spawn(work()))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task that `close` awaits."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)  # the event loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _planned(self, model: Model) -> EnginePlan:
+        return await asyncio.to_thread(self._plan, model)  # may start a process
+
+    async def _replace(self, model: Model, plan: EnginePlan) -> None:
+        """Starts an engine, and lets it serve instead of the model's previous one.
+
+        If a web process cannot serve it, it is closed and the previous one still serves. Raises
+        ConfigurationError.
+        """
+        engine = Engine(self._started, await self._started_supervisor(model, plan))
+        self._started += 1
+        self.engines.append(engine)
+        members = list(self.members.items())
+        try:
+            await all_of(member.prepare(engine.handle(index)) for index, member in members)
+        except ConfigurationError:
+            await all_of(member.discard(engine.key) for _, member in members)
+            await self._end(engine)
+            raise
+        before = self.serving(engine.name)
+        engine.state = State.SERVING
+        self.reasons.pop(engine.name, None)
+        if before:
+            before.state = State.DRAINING
+        await all_of(self._serve(member, engine) for member in self.members.values())
+        if before:
+            await self._end(before)
+
+    async def _serve(self, member: Member, engine: Engine) -> ConfigurationError | None:
+        """Lets a web process serve an engine; returns why one that has just started cannot."""
+        index = member.index
+        calls = [] if engine.is_used_by(index) else [member.prepare(engine.handle(index))]
+        try:
+            await all_of([*calls, member.serve(engine.key)])
+        except ConfigurationError as error:
+            await member.withdraw(engine.name, str(error))
+            return error
+        return None
+
+    async def _started_supervisor(self, model: Model, plan: EnginePlan) -> Supervisor:
+        settings = settings_beside_others(model, self.settings, next(iter(self.models)))
+        supervisor = Supervisor(
+            plan.backend, model, plan.signatures, settings, self.counts, self.web_processes
+        )
+        self._starting.add(supervisor)
+        try:
+            if self._stopped:
+                supervisor.abort_start()
+            await asyncio.to_thread(supervisor.start)
+        finally:
+            self._starting.remove(supervisor)
+        if not self._started:
+            self.on_first(supervisor)
+        supervisor.report.web_processes = self.web_processes
+        supervisor.report.web_processes_reason = self.web_processes_reason
+        return supervisor
+
+    async def _withdraw(self, name: str, reason: str) -> None:
+        self.reasons[name] = reason
+        await all_of(member.withdraw(name, reason) for member in self.members.values())
+
+    async def _end(self, engine: Engine) -> None:
+        """Closes an engine once no web process uses it any more."""
+        engine.state = State.DRAINING
+        await engine.unused.wait()
+        self.engines.remove(engine)
+        await asyncio.to_thread(engine.supervisor.close)
+        engine.state = State.GONE
+
+
+async def all_of(calls: Iterable[Awaitable[Any]]) -> None:
+    """Awaits all calls, which begin in this order, then raises the first error, if any."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def settings_beside_others(model: Model, common: Settings, default: str) -> Settings:
+    """Returns a model's settings, in which `auto` instances means one for all but the default model.
+
+    `default` is the default model's name. Raises ConfigurationError.
+    """
+    settings = model.settings(common)
+    if settings.instances == "auto" and model.description.name != default:
+        return settings.model_copy(update={"instances": 1})
+    return settings

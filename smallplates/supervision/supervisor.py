@@ -1,0 +1,335 @@
+"""Supervisor: starts, monitors and replaces the workers of one model version without losing requests.
+
+Runs on its own thread, in the web process or in the cluster's parent. That thread also starts every
+worker, because a worker dies with the thread that started it. The thread sleeps until a worker sends a
+status or dies, or until a web process with items in flight asks it to check the workers.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+
+from smallplates.engine import topology
+from smallplates.engine.client import NOTICE
+from smallplates.engine.gpu_monitor import GpuMonitor
+from smallplates.engine.memory import EngineFds, Health, Memory, ServiceCounts, SlotLayout, send
+from smallplates.engine.report import REPORT, WorkerReport
+from smallplates.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
+from smallplates.errors import ConfigurationError
+from smallplates.logging import logger
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import PYTHON, kind_of
+from smallplates.models.tensors import Signature
+from smallplates.settings import OF_A_MODEL, Settings
+from smallplates.supervision import scratch, worker_process
+from smallplates.supervision.suspects import Suspects
+from smallplates.supervision.worker_process import (
+    STARTS_IF_KILLED,
+    WorkerProcess,
+    describe_exit,
+    managed_pipe,
+)
+from smallplates.worker import batch_sizes, queue
+
+RETRY_MS = 20
+"""Milliseconds between two checks whether the retry of a suspect has finished."""
+
+
+class Supervisor:
+    """Engine of one model version: `start`, then `engine_fds` for every web process, then `close`."""
+
+    def __init__(
+        self,
+        backend: str,
+        model: Model,
+        signatures: tuple[Signature, ...],
+        settings: Settings,
+        counts: ServiceCounts,
+        web_processes: int = 1,
+    ) -> None:
+        self._backend = backend
+        self.model = model
+        self._settings = settings
+        self._counts = counts
+        self._log = logger().bind(model=model.description.name)
+        per_device = topology.workers_per_device(settings)
+        gpus = topology.gpus(settings)
+        is_class = kind_of(model.description.task) is PYTHON
+        self.layout = SlotLayout(
+            slots=settings.queue_size * web_processes,
+            frontends=web_processes,
+            workers=per_device * len(gpus),
+            max_batch=batch_sizes.largest_batch(settings, "cuda", is_class),
+            signatures=signatures,
+        )
+        self._report: WorkerReport | None = None
+
+        self._error: str | None = None
+        self._processes = [
+            WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.layout.workers)
+        ]
+        # `auto` starts one worker per GPU, and the others only if there turns out to be no GPU
+        if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
+            for process in self._processes[len(gpus) :]:
+                process.start_at = None
+        self._wakeup = (-1, -1)
+        self._startup_over = threading.Event()
+        """Set when all initial workers are ready, or when the start has failed."""
+
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        """Returns when every worker is ready. Raises ConfigurationError if a worker cannot start."""
+        try:
+            self._allocate()
+        except (OSError, RuntimeError) as error:  # a limit on memory, descriptors or threads
+            raise ConfigurationError(f"the engine cannot be created: {error}") from error
+        self._startup_over.wait()
+        if self._error is not None:
+            self.close()
+            raise ConfigurationError(self._error)
+
+    def _allocate(self) -> None:
+        """Creates memory, pipes and the thread; on OSError or RuntimeError frees them all again."""
+        with contextlib.ExitStack() as stack:
+            self.memory = Memory.create(self.layout, self._counts.fd)
+            stack.callback(self.memory.close)
+            self._scratch = stack.enter_context(scratch.folder())
+            self._gpus = GpuMonitor(self.memory)
+            stack.callback(self._gpus.close)
+            admitted = self.layout.slots_per_frontend  # doubled for records left by dead web processes
+            self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
+            self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
+            done_fds = tuple(writer for _, writer in self._done)
+            self._suspects = Suspects(self.memory, (self._work[0][1], self._work[1][1]), done_fds)
+            self._wakeup = managed_pipe(stack, 0)
+            readers = [reader for reader, _ in self._work]
+            for fd in (*self._wakeup, *readers):
+                os.set_blocking(fd, False)
+            epolls = [queue.exclusive_epoll(readers) for _ in self._processes]
+            self._epolls = [epoll and stack.enter_context(epoll) for epoll in epolls]
+            self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+            self._thread.start()
+            self._resources = stack.pop_all()
+
+    def abort_start(self) -> None:
+        """Makes a pending `start` raise ConfigurationError; may be called from any thread."""
+        if self._startup_over.is_set():
+            return
+        self._fail_start("the service is shutting down")
+        with contextlib.suppress(OSError):  # `start` may not have created the pipe yet
+            os.write(self._wakeup[1], b"k")
+
+    def engine_fds(self, web_process: int) -> EngineFds:
+        """Returns what a web process needs to use the engine; its descriptors belong to this process."""
+        return EngineFds(
+            frontend=web_process,
+            layout=self.layout,
+            memory_fd=self.memory.fd,
+            counts_fd=self._counts.fd,
+            work_fds=(self._work[0][1], self._work[1][1]),
+            done_fd=self._done[web_process][0],
+            wakeup_fd=self._wakeup[1],
+        )
+
+    def cancel_requests_of(self, web_process: int) -> None:
+        """Cancels the requests of a web process that has died."""
+        count = self.layout.slots_per_frontend
+        for slot in range(web_process * count, (web_process + 1) * count):
+            self.memory.cancelled[slot] = 1
+        self.memory.in_flight[web_process] = 0
+
+    def close(self) -> None:
+        """Stops the workers, letting them finish a batch within the hang limit, and frees the engine."""
+        self._closing.set()
+        os.write(self._wakeup[1], b"k")
+        self._thread.join()
+        self._resources.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._start_due()
+                self._set_health()
+                self._wait()
+                worker_process.kill_hung(self._processes, self.memory, self._hang_limit, self._log)
+        except Exception:  # a bug here must not leave the service looking healthy
+            self._log.exception("the supervisor failed")
+            self._error = "the supervisor failed"
+            self._startup_over.set()
+            self._publish(Health.DOWN)
+        finally:
+            worker_process.stop_all(self._processes, self._hang_limit)
+
+    @property
+    def report(self) -> WorkerReport:
+        """Report of the first ready worker; available after `start`."""
+        assert self._report is not None  # noqa: S101 `start` waits for it
+        return self._report
+
+    @property
+    def _hang_limit(self) -> float:
+        return worker_process.hang_limit(self._settings, self._report)
+
+    def _wait(self) -> None:
+        """Waits for a worker's status or death, a web process's wake-up, the next start or a timeout."""
+        running = {p.status_fd: p for p in self._processes if p.popen}
+        poll = queue.poll_of((self._wakeup[0], *running))
+        due = [p.start_at for p in self._processes if p.start_at is not None]
+        due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
+        timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
+        if self._release_suspects():
+            timeout = min(timeout or RETRY_MS, RETRY_MS)
+        for fd, _ in poll.poll(timeout):
+            if fd == self._wakeup[0]:
+                os.read(fd, 4096)
+            else:
+                self._read_status(running[fd])
+
+    def _release_suspects(self) -> bool:
+        """Queues the next suspect if it may be retried; returns whether a retry is in progress."""
+        ready = sum(process.ready for process in self._processes)
+        return self._suspects.release(ready, sum(process.is_wanted for process in self._processes))
+
+    def _read_status(self, process: WorkerProcess) -> None:
+        """Reads a worker's status pipe; end of file means that the worker has died."""
+        data = os.read(process.status_fd, 65536)
+        if not data:
+            self._on_death(process)
+            return
+        process.status_buffer += data
+        *lines, process.status_buffer = process.status_buffer.split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "error" in message:
+                self._error = message["error"]
+            else:
+                self._on_loaded(process, REPORT.validate_python(message))
+
+    def _start_due(self) -> None:
+        """Starts the workers whose start is due."""
+        now = time.monotonic()
+        for process in self._processes:
+            if process.start_at is not None and process.start_at <= now:
+                try:
+                    process.start(self._worker_args(process))
+                except OSError as error:  # out of memory or processes, perhaps only for a while
+                    if not self._startup_over.is_set():
+                        self._fail_start(f"an inference worker cannot be started: {error}")
+                        return
+                    self._log.error("an inference worker cannot be started", reason=str(error))
+                    process.start_at, process.has_failed = now + process.backoff(now), True
+
+    def _worker_args(self, process: WorkerProcess) -> WorkerArgs:
+        """Returns a worker's arguments; `WorkerProcess.start` adds the control and status pipes."""
+        epoll = self._epolls[process.index]
+        settings = {name: getattr(self._settings, name) for name in OF_A_MODEL}
+        settings["device"] = self._report.device_type if self._report else self._settings.device
+        settings["devices"] = [process.gpu]
+        return WorkerArgs(
+            index=process.index,
+            parent=os.getpid(),
+            settings=settings,
+            backend=self._backend,
+            model=self.model.description.name,
+            model_dir=str(self.model.path),
+            version=self.model.description.version,
+            scratch=str(self._scratch) if self._scratch else None,
+            gpu=process.gpu,
+            layout=self.layout,
+            memory_fd=self.memory.fd,
+            counts_fd=self._counts.fd,
+            work_fds=(self._work[0][0], self._work[1][0]),
+            done_fds=tuple(writer for _, writer in self._done),
+            epoll_fd=epoll.fileno() if epoll else None,
+        )
+
+    def _on_loaded(self, process: WorkerProcess, report: WorkerReport) -> None:
+        """Lets a worker serve after it has loaded its model."""
+        process.failed_starts, process.has_failed = 0, False
+        if self._report is None:
+            self._report = report
+        if report.device_type != self._report.device_type:
+            first, other = self._report.device_type, report.device_type
+            self._fail_start(f"one worker runs on {first}, another on {other}: {report.info}")
+            return
+        if report.gpu_uuid:
+            self._gpus.watch(process.index, process.gpu, report.gpu_uuid)
+        if not self.memory.batch_cap[0]:
+            self.report.batch_cap = min(report.batch_cap, self.layout.max_batch)
+            self.memory.batch_cap[0] = self.report.batch_cap
+            self.memory.hang_limit_s[0] = self._hang_limit
+            for index, most in enumerate(report.max_batch_elements):
+                self.memory.max_batch_elements[index] = most
+                self.memory.call_overhead_elements[index] = report.call_overhead_elements[index]
+        if not report.on_gpu:
+            for waiting in self._processes:  # no usable GPU: start the remaining workers on the CPU
+                if not waiting.is_wanted:
+                    waiting.start_at = time.monotonic()
+        process.ready, process.ready_at = True, time.monotonic()
+        self.memory.busy_since[process.index] = 0
+        self.memory.heartbeat[process.index] = process.ready_at
+        process.send_command(SERVE)
+        if all(p.ready for p in self._processes if p.is_wanted):
+            self._startup_over.set()
+
+    def _on_death(self, process: WorkerProcess) -> None:
+        """Hands a dead worker's records to `Suspects` and schedules its restart."""
+        popen, process.popen = process.popen, None
+        assert popen is not None  # noqa: S101 it was running
+        now = time.monotonic()
+        process.start_at = now + process.backoff(now)
+        process.ready = False
+        self._set_health()
+        popen.kill()  # in case it only closed its status pipe
+        code = popen.wait()
+        os.close(process.status_fd)
+        os.close(process.control_fd)
+        killed = code == -signal.SIGKILL and not process.is_killed_as_hung
+        failed = not killed or process.failed_starts >= STARTS_IF_KILLED
+        process.has_failed = failed and process.failed_starts > 0
+        if not self._startup_over.is_set() and (self._error or failed):
+            self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
+            return
+        self.memory.restarts[0] += 1
+        self._log.error(
+            "an inference worker died",
+            worker=process.index,
+            exit_code=code,
+            restart_in_s=round(process.start_at - now, 1),
+        )
+        self._suspects.empty_inbox(process.index, killed, process.is_killed_as_hung)
+        self.memory.busy_since[process.index] = 0
+        for other in self._processes:
+            if other.ready:  # make it look for a record that may have woken only the dead worker
+                other.send_command(REFRESH_HEARTBEAT)
+
+    def _fail_start(self, reason: str) -> None:
+        """Makes `start` raise ConfigurationError with this reason."""
+        self._error = reason
+        self._closing.set()
+        self._startup_over.set()
+
+    def _set_health(self) -> None:
+        """Publishes the number of ready workers and the engine's health."""
+        ready = sum(p.ready for p in self._processes)
+        self.memory.ready_workers[0] = ready
+        if ready:
+            health = Health.READY
+        elif not self._startup_over.is_set():
+            health = Health.STARTING
+        elif not all(p.has_failed for p in self._processes if p.is_wanted):
+            health = Health.RECOVERING
+        else:
+            health = Health.DOWN
+        self._publish(health)
+
+    def _publish(self, health: Health) -> None:
+        """Publishes the health; if it has changed, notifies every web process."""
+        if self.memory.health[0] != health:
+            self.memory.health[0] = health
+            for _, writer in self._done:
+                send(writer, NOTICE)

@@ -1,0 +1,101 @@
+"""Suspects: items that a worker was computing when it died; they are retried alone, one at a time.
+
+An item that crashes its worker would crash the next one, too, and all requests would wait for both to
+restart. So a suspect is queued again, behind all other items, only when two workers are ready: one for
+the suspect, one for the other items. All items of the dead worker's batch are suspects, since nothing
+tells which of them caused the crash. Used by `supervisor.py`.
+"""
+
+import time
+from collections import deque
+
+from smallplates.engine.memory import Memory, State, generation_of, record, send, slot_of
+
+MAX_ATTEMPTS = 2
+SPARED = -1
+"""Attempts of an item whose worker was killed from outside once: the first attempt does not count."""
+
+
+class Suspects:
+    """Items of dead workers; `memory.attempts` counts how often workers have started each of them."""
+
+    def __init__(self, memory: Memory, work_fds: tuple[int, int], done_fds: tuple[int, ...]) -> None:
+        """`work_fds` and `done_fds` are the write ends of the pipes."""
+        self._memory = memory
+        self._work_fds = work_fds
+        self._done_fds = done_fds
+        self._waiting: deque[tuple[int, bool]] = deque()
+        """Their records, and whether the last worker of each was hung."""
+
+        self._retried = 0
+        """Record of the suspect being retried, or of the last one; 0: none."""
+
+    def empty_inbox(self, index: int, killed: bool, hung: bool = False) -> None:
+        """Empties a dead worker's inbox: reports finished items and requeues those not yet started.
+
+        The other items become suspects. `killed` means that SIGKILL ended the worker, sent by an
+        operator or by the kernel for lack of memory; items then become suspects only the second time.
+        `hung` means that the supervisor ended it because of the time limit.
+        """
+        memory, inbox = self._memory, self._memory.inbox[index]
+        for place, value in enumerate(inbox.tolist()):
+            slot = slot_of(value)
+            if not value or memory.generation[slot] != generation_of(value):
+                continue
+            inbox[place] = 0
+            if value == self._retried:
+                self._retried = 0
+            state, attempts = memory.state[slot], memory.attempts[slot]
+            if state not in (State.QUEUED, State.RUNNING):
+                if state != State.FREE:
+                    self._report(slot)
+                continue
+            memory.state[slot] = State.QUEUED
+            if state == State.RUNNING and killed and attempts == 1:
+                memory.attempts[slot] = SPARED
+            elif state == State.RUNNING or attempts > 0:
+                memory.attempts[slot] = max(1, attempts)
+                self._waiting.append((value, hung))
+                continue
+            send(self._work_fds[memory.bulk[slot]], value)
+
+    def release(self, ready: int, workers: int) -> bool:
+        """Queues the next suspect if enough workers are ready; fails suspects without attempts left.
+
+        Returns whether a retry is in progress; if so, call again soon.
+        """
+        memory = self._memory
+        self._drop_late()
+        if self._retried and self._is_open(self._retried):
+            return True
+        self._retried = 0
+        while self._waiting and ready >= min(2, workers):
+            value, hung = self._waiting.popleft()
+            slot = slot_of(value)
+            if memory.attempts[slot] >= MAX_ATTEMPTS:
+                memory.state[slot] = State.TIMED_OUT if hung else State.CRASHED
+                self._report(slot)
+                continue
+            self._retried = value
+            send(self._work_fds[memory.bulk[slot]], value)
+            return True
+        return False
+
+    def _drop_late(self) -> None:
+        """Reports suspects that were cancelled or missed their deadline."""
+        memory, now = self._memory, time.monotonic()
+        for suspect in list(self._waiting):
+            slot = slot_of(suspect[0])
+            if memory.cancelled[slot] or memory.deadline[slot] <= now:
+                memory.state[slot] = State.SKIPPED if memory.cancelled[slot] else State.EXPIRED
+                self._waiting.remove(suspect)
+                self._report(slot)
+
+    def _is_open(self, value: int) -> bool:
+        slot = slot_of(value)
+        in_queue = self._memory.state[slot] in (State.QUEUED, State.RUNNING)
+        return in_queue and self._memory.generation[slot] == generation_of(value)
+
+    def _report(self, slot: int) -> None:
+        memory = self._memory
+        send(self._done_fds[memory.owner(slot)], record(slot, memory.generation[slot]))

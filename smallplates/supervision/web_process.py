@@ -1,0 +1,128 @@
+"""A web process as the parent sees it."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smallplates.errors import ConfigurationError
+from smallplates.logging import logger
+from smallplates.supervision import messages
+from smallplates.supervision.registry import EngineHandle
+from smallplates.system import python
+
+MOST_UNANSWERED = 5  # counted, not timed: a pause of all processes leaves at most one unanswered
+
+
+@dataclass
+class WebProcess:
+    """A web process and the parent's end of the socket to it; a `Member` of the registry."""
+
+    index: int
+    popen: subprocess.Popen[bytes]
+    sock: socket.socket
+    ready: bool = False
+    connections: int = 0
+    """Number of open HTTP connections, as last reported."""
+
+    unanswered: int = 0
+    """Number of pings since its last reply."""
+
+    pending: dict[int, asyncio.Future[str | None]] = field(default_factory=dict)
+    """Changes that it has not made yet, by number: why it cannot, or None when it is done."""
+
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @classmethod
+    def start(
+        cls,
+        index: int,
+        count: int,
+        package: str,
+        listener: socket.socket,
+        metrics_folder: Path,
+    ) -> "WebProcess":
+        """Starts `web/process.py` as one of `count` web processes. Raises OSError."""
+        ours, theirs = messages.pair()
+        numbers = (os.getpid(), theirs.fileno(), listener.fileno())
+        with theirs:
+            try:
+                popen = subprocess.Popen(  # noqa: S603 our own module
+                    python.command("smallplates.web.process", package, *map(str, numbers)),
+                    pass_fds=numbers[1:],
+                    env=python.environment()
+                    | {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
+                    | {"SERVING_WEB_PROCESSES": str(count)},
+                )
+            except OSError:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return cls(index, popen, ours)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a message; it is lost if the process has died or does not read its messages."""
+        with contextlib.suppress(OSError):
+            messages.send(self.sock, kind, **fields)
+
+    async def prepare(self, handle: EngineHandle) -> None:
+        """See `Member`."""
+        await self._change("prepare", **messages.engine_fields(handle))
+
+    async def serve(self, key: int) -> None:
+        """See `Member`."""
+        await self._change("serve", key=key)
+
+    async def discard(self, key: int) -> None:
+        """See `Member`."""
+        await self._change("discard", key=key)
+
+    async def withdraw(self, name: str, reason: str) -> None:
+        """See `Member`."""
+        await self._change("withdraw", model=name, reason=reason)
+
+    async def begin(self) -> None:
+        """Tells the process that it knows all that is in service, so it may answer requests."""
+        await self._change("begin")
+
+    async def _change(self, kind: str, **fields: Any) -> None:
+        """Returns when the process has made a change, or has died. Raises ConfigurationError."""
+        number = next(self._numbers)
+        answer = self.pending[number] = asyncio.get_running_loop().create_future()
+        try:
+            messages.send(self.sock, kind, id=number, **fields)
+        except BlockingIOError:  # it has stopped reading messages, and needs this one
+            self.kill()
+        except OSError:  # it has died
+            self.on_done(number, None)
+        if (error := await answer) is not None:
+            raise ConfigurationError(error)
+
+    def on_done(self, number: int, error: str | None) -> None:
+        """Ends the change with this number."""
+        self.pending.pop(number).set_result(error)
+
+    def end_changes(self) -> None:
+        """Ends all changes, because the process has died."""
+        for number in list(self.pending):
+            self.on_done(number, None)
+
+    def ping(self) -> None:
+        """Checks that the event loop runs; kills the process after too many unanswered pings."""
+        if self.unanswered >= MOST_UNANSWERED:
+            self.kill()
+            return
+        self.unanswered += 1
+        self.send("ping")
+
+    def kill(self) -> None:
+        """Kills the process because its event loop does not run."""
+        logger().error("a web process does not answer", web=self.index)
+        self.ready = False
+        self.popen.kill()

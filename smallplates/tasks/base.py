@@ -1,0 +1,265 @@
+"""Tasks: what a request means, from its fields to tensors and from tensors to its answer.
+
+A task declares the fields of its requests and answers, from which the protocols derive all they need.
+`Classification` is the base of tasks with classes.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pydantic
+
+from smallplates.models.folder import Model
+from smallplates.models.scores import ACTIVATIONS, best
+from smallplates.models.tensors import Array, Item, Signature
+from smallplates.settings import Settings
+
+DATATYPES = {"string": "BYTES", "number": "FP64", "integer": "INT64", "boolean": "BOOL"}
+"""Type in JSON schema -> type in the Open Inference Protocol; `format: float` means FP32."""
+
+BASE64 = {"base64", "base64url"}
+"""Values of `contentEncoding` or `format` in a JSON schema for bytes; pydantic reads either alphabet."""
+
+JSON_BODY = ""
+"""Name of the field that holds unparsed JSON, as bytes."""
+
+Schema = Mapping[str, Any]
+Fields = Mapping[str, Any]
+"""A request's values by field: str, bytes, numbers, or objects and lists of JSON."""
+
+Candidate = Mapping[str, Any]
+"""One possible answer: its values by field; with classes also `index`, the index of its class."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a request or an answer."""
+
+    name: str
+    datatype: str
+    """Type in the Open Inference Protocol; BYTES for text, bytes and JSON."""
+
+    is_bytes: bool = False
+    """Whether it is bytes, or a list of bytes; JSON carries bytes as base64."""
+
+    is_image: bool = False
+    """Whether its bytes are an image file, which cannot be mistaken for base64; either is accepted."""
+
+    is_list: bool = False
+    is_json: bool = False
+    """Whether it is BYTES with JSON text: an object, or a list of other values than scalars."""
+
+    required: bool = True
+
+
+def fields_of(schema: Schema) -> tuple[Field, ...]:
+    """Returns the fields that a JSON schema of an object declares."""
+    required = schema.get("required", ())
+    return tuple(
+        field_of(name, value, name in required) for name, value in schema.get("properties", {}).items()
+    )
+
+
+def field_of(name: str, schema: Schema, required: bool) -> Field:
+    """Returns the field for a JSON schema; an optional field may also be null."""
+    choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
+    if len(choices) == 1 and not required:
+        return field_of(name, choices[0], required)
+    is_list = schema.get("type") == "array"
+    value = schema.get("items", {}) if is_list else schema
+    datatype = "FP32" if value.get("format") == "float" else DATATYPES.get(str(value.get("type")))
+    if datatype is None:
+        return Field(name, "BYTES", is_json=True, required=required)
+    is_bytes = not BASE64.isdisjoint((value.get("contentEncoding"), value.get("format")))
+    return Field(name, datatype, is_bytes=is_bytes, is_list=is_list, required=required)
+
+
+def json_value(value: Any) -> Any:
+    """Returns a field's value for JSON: bytes become base64."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+@dataclass(slots=True)
+class Prepared:
+    """An input, ready for the engine."""
+
+    items: Sequence[Item]
+    """Usually one item; a long text becomes several."""
+
+    context: Any = None
+    """Data from the request that `Task.postprocess` needs."""
+
+    truncated: bool = False
+    """Whether part of the request was ignored."""
+
+    runs_inline: bool = True
+    """Whether `Task.postprocess` may run on the event loop if there is only one item."""
+
+
+class TaskParts(NamedTuple):
+    """Arguments from which a task is created."""
+
+    model: Model
+    settings: Settings
+    signatures: tuple[Signature, ...] = ()
+    """Signatures of the network, as returned by `Task.plan`."""
+
+    schemas: Mapping[str, Any] = MappingProxyType({})
+    """JSON schemas that a Python task declares; see `engine.backend.DeclaredBackend`."""
+
+
+class Task:
+    """A model's task; `preprocess` is called on several threads at once."""
+
+    request_signature: int | None = None
+    """Index of the signature for requests; None if the model takes tensors only."""
+
+    tensor_signature: int | None = None
+    """Index of the signature that clients may call with tensors; None if there is none."""
+
+    request: tuple[Field, ...] = ()
+    answer: tuple[Field, ...] = ()
+    """Fields of a candidate."""
+
+    takes_json: bool = False
+    """Whether a JSON body is passed on unparsed, as the field JSON_BODY."""
+
+    list_fields: tuple[str, ...] = ()
+    """Names of fields that may be lists in a JSON body, to send several requests at once."""
+
+    media_types: tuple[str, ...] = ()
+    """Prefixes of the content types with which a body is the value of `body_field`."""
+
+    form_fields: tuple[str, ...] = ()
+    """Names that the form field with the value of `body_field` may have."""
+
+    labels: Sequence[str] = ()
+    """Class names by index; empty if the model does not classify."""
+
+    most_candidates: int = 1
+    """Maximum number of candidates in an answer, which is the largest `top_k`."""
+
+    inline_limit: int = 0
+    """Size in bytes of the largest input for which `inspect` is called."""
+
+    example: Fields | None = None
+    """Example request for the documentation."""
+
+    limits: Mapping[str, int] = MappingProxyType({})
+    """Unit, such as `tokens`, -> how many of it a request may have."""
+
+    example_type: str = "application/octet-stream"
+    """Content type for a body that is the value of `body_field`."""
+
+    request_schema: Schema = {"type": "object"}  # noqa: RUF012 never modified
+    """JSON schema of a request in JSON."""
+
+    answer_schema: Schema = {"type": "object"}  # noqa: RUF012
+    """JSON schema of an answer in JSON."""
+
+    def __init__(self, parts: TaskParts) -> None:
+        self._model = parts.model
+
+    @classmethod
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns the network's signatures; `parts` has those that the backend read from the file.
+
+        Raises ConfigurationError if the task cannot use the graph.
+        """
+        return parts.signatures
+
+    @property
+    def body_field(self) -> Field | None:
+        """The only required field, if clients may send it as a body that is not JSON; else None."""
+        required = [field for field in self.request if field.required]
+        return required[0] if len(required) == 1 and self.media_types else None
+
+    @property
+    def json_example(self) -> Any:
+        """The example in JSON; None if there is none."""
+        if not isinstance(self.example, Mapping):
+            return self.example
+        return {name: json_value(value) for name, value in self.example.items()}
+
+    def likely_items(self, size: int) -> int:
+        """Estimates how many items, and so how many slots, an input of `size` bytes needs."""
+        return 1
+
+    def inspect(self, fields: Fields) -> object | None:
+        """Returns None if the input is expensive, else findings to be passed on to `preprocess`.
+
+        Cheap inputs are preprocessed on the event loop. By default all small inputs count as cheap.
+        Raises RequestError.
+        """
+        return True
+
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Turns a request's fields into items for the engine; `inspected` is the result of `inspect`.
+
+        Raises RequestError, or NotSupportedError if the model takes tensors only.
+        """
+        raise NotImplementedError
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns up to `top_k` candidates, best first; `outputs` has the output arrays of each item."""
+        raise NotImplementedError
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
+        """Returns the JSON of an answer; `with_top` adds all candidates."""
+        raise NotImplementedError
+
+
+class LabelProbability(pydantic.BaseModel):
+    """One class."""
+
+    label: str
+    probability: float = pydantic.Field(ge=0, le=1, json_schema_extra={"format": "float"})
+
+
+class PredictResponse(pydantic.BaseModel):
+    """The most probable class; `top` only when `top_k` was asked for."""
+
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={"example": {"prediction": "Bread", "probability": 0.97}}
+    )
+
+    prediction: str
+    probability: float = pydantic.Field(ge=0, le=1)
+    top: list[LabelProbability] | None = pydantic.Field(default=None, description="Most probable first.")
+
+
+class Classification(Task):
+    """Base of tasks that turn a single item's logits into the best classes, by softmax or sigmoid."""
+
+    answer_schema = PredictResponse.model_json_schema()
+    answer = fields_of(LabelProbability.model_json_schema())
+
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        text = parts.model.description.text
+        self.labels = parts.model.labels
+        self.most_candidates = len(self.labels)
+        self._activation = ACTIVATIONS[text.activation if text else "softmax"]
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns the most probable classes."""
+        ((logits,),) = outputs
+        return [vars(score) for score in best(self.labels, logits, top_k, self._activation)]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+        """Returns the best class; `with_top` adds all candidates."""
+        first = candidates[0]
+        content = {"prediction": first["label"], "probability": first["probability"]}
+        if with_top:
+            content["top"] = [
+                {"label": candidate["label"], "probability": candidate["probability"]}
+                for candidate in candidates
+            ]
+        return content

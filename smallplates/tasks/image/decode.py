@@ -1,0 +1,390 @@
+"""Image decoding: from untrusted files to pixels of the model's input size.
+
+Called by `inference/` on a decoding thread, or on the event loop for images that are cheap to decode.
+The pixels match torchvision's Resize, CenterCrop and second Resize within one grey level; if the
+pipeline is `exact`, they are identical to Pillow's. However, large JPEG files are decoded at a reduced
+scale (`draft`), which is several times faster.
+
+Most JPEG files in requests are plain: baseline or progressive, grey or three colours, nothing unusual in
+their segments. libjpeg-turbo decodes them faster than Pillow, to the same pixels. Pillow decodes all
+other files, such as those with EXIF, which may rotate the image, and those that libjpeg-turbo rejects.
+Triton's photo model contains a copy of this folder.
+"""
+
+import importlib
+import io
+import math
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.Image import Transpose
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from smallplates.errors import ImageTooLargeError, InvalidImageError
+from smallplates.models.description import ImagePipeline
+from smallplates.tasks.image.resize import MAX_SIMD_PIXELS, DecodedImage, Resizer, size_of
+
+TURBO: Callable[..., Any] | None = None
+with suppress(ImportError):  # there is no wheel for this system
+    TURBO = importlib.import_module("simplejpeg").decode_jpeg
+
+JPEG, SCAN, END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the size
+SEQUENTIAL, PROGRESSIVE, SCAN_MARKER = (0xC0, 0xC1), 0xC2, 0xDA
+TABLES = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman, quantisation, restart interval, comment
+APPLICATION = frozenset(range(0xE0, 0xF0)) - {0xE1}  # all but EXIF and XMP
+SMALLEST_SIDE = 16  # below, several scales give the same size and libjpeg-turbo may choose another one
+MAX_SEGMENTS = 64
+MAX_SCANS = 100  # a progressive JPEG has about ten; each is a pass over all pixels
+SCALES = (8, 4, 2)
+
+FORMATS = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF") + ("AVIF",) * AvifImagePlugin.SUPPORTED
+MAX_TILES = 100_000  # strips or tiles in a TIFF
+MAX_RLE_PIXELS = 4_000_000  # in a BMP that Pillow decompresses in Python, byte by byte
+RUN_LENGTHS = (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE4"])
+ORIENTATION = 0x0112
+TILE_WIDTH, TILE_HEIGHT = 322, 323
+PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
+KEY_SCALES = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels, but not a PNG's transparent grey
+UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+DRAFT_MARGIN = 2  # a JPEG is decoded to at least this multiple of the resized image
+INLINE_BYTES, INLINE_PIXELS = 96 * 1024, 4_000_000  # limits for a JPEG on the event loop
+
+MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
+PNG = b"\x89PNG"
+MAX_AVIF_METADATA = 32 * 1024  # libavif takes quadratic time for it, while no other thread can run
+MAX_OCCURRENCES = (
+    (JPEG, SCAN, MAX_SCANS, "scans"),
+    (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow concatenates them one by one
+    (PNG, b"iCCP", 8, "colour profiles"),  # each may decompress to a megabyte
+    (b"", b"av01", 16, "parts of an AVIF"),  # each may have more pixels than it declares
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Header of a JPEG file, up to its first scan."""
+
+    width: int
+    height: int
+    plain: bool
+    """True if `decode_jpeg` reads the file as Pillow would."""
+
+
+class BoundedFile(io.BytesIO):
+    """Image file that limits its number of parts: hostile files have millions of tiny parts."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises InvalidImageError for too many parts of a kind that Pillow processes slowly."""
+        super().__init__(data)
+        self._reads = 0
+        for format_, mark, most, name in MAX_OCCURRENCES:
+            if data.startswith(format_) and data.count(mark) > most:
+                raise InvalidImageError(f"the image has more than {most} {name}")
+        check_avif(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Reads like `io.BytesIO`. Raises InvalidImageError after too many reads."""
+        self._reads += 1
+        if self._reads > MAX_READS:
+            raise InvalidImageError("the image has too many segments")
+        return super().read(size)
+
+
+class ImageDecoder:
+    """Decodes image files to the model's input size; the backends apply mean and std."""
+
+    def __init__(self, pipeline: ImagePipeline, max_pixels: int) -> None:
+        Image.init()  # now, because later Pillow may find no free descriptor to load its plugins
+        self.pipeline = pipeline
+        self.max_pixels = max_pixels
+        self._resizer = Resizer(pipeline.filter, pipeline.exact)
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as for other formats; requests are decoded in parallel
+        Image.MAX_IMAGE_PIXELS = None  # disables Pillow's fixed limit; ours is checked below
+
+    @staticmethod
+    def inline_header(data: bytes) -> Header | None:
+        """Returns the header of a JPEG that is cheap enough to decode on the event loop, else None.
+
+        `decode` takes the header, to avoid reading it again. Other formats never count as cheap, because
+        their cost cannot be predicted from their bytes and pixels.
+        """
+        header = read_header(data) if len(data) <= INLINE_BYTES else None
+        if header is None or header.width * header.height > INLINE_PIXELS:
+            return None
+        return header
+
+    def decode(self, data: bytes, header: Header | None = None) -> NDArray[np.uint8]:
+        """Decodes a file to RGB pixels, uint8 [height, width, 3], of size `pipeline.output_size`.
+
+        `header` is the file's header if `inline_header` has read it. Raises InvalidImageError (unknown,
+        truncated or broken file) or ImageTooLargeError.
+        """
+        if not data:
+            raise InvalidImageError("the image is empty")
+        plain = self._decode_plain_jpeg(data, header or read_header(data))
+        return self._decode_by_pillow(data) if plain is None else self._transform(plain)
+
+    def _decode_plain_jpeg(self, data: bytes, header: Header | None) -> NDArray[np.uint8] | None:
+        """Decodes a plain JPEG to a size that the SIMD resizer supports; None if Pillow must do it."""
+        if TURBO is None or header is None or not header.plain:
+            return None
+        self._check_size(header.width, header.height)
+        scale = jpeg_scale(header, self.draft_size(header.width, header.height))
+        if header.width * header.height > MAX_SIMD_PIXELS * scale * scale:
+            return None
+        return decode_jpeg(data, header, scale)
+
+    def _decode_by_pillow(self, data: bytes) -> NDArray[np.uint8]:
+        with (
+            codec_errors_are_client_errors(),
+            Image.open(BoundedFile(data), formats=FORMATS) as image,
+        ):
+            self._check_size(*image.size)
+            if isinstance(image, JpegImageFile):
+                if not data.endswith(END) and lacks_only_end(data):
+                    return self.decode(data + END)
+                image.draft(None, self.draft_size(*image.size))
+            elif isinstance(image, TiffImageFile):
+                self._check_tiles(image)
+            elif isinstance(image, PngImageFile):
+                correct_transparency(image)
+            elif image.info.get("compression") in RUN_LENGTHS and isinstance(image, BmpImageFile):
+                check_size(*image.size, MAX_RLE_PIXELS)
+            rgb = to_rgb(upright(image))
+            return self._transform(ImageOps.invert(rgb) if is_negative(image) else rgb)
+
+    def _check_size(self, width: int, height: int) -> None:
+        check_size(width, height, self.max_pixels)
+
+    def _check_tiles(self, image: TiffImageFile) -> None:
+        """Checks the total size of all tiles, which are decompressed whole, even outside the image.
+
+        Raises ImageTooLargeError.
+        """
+        if len(image.tile) > MAX_TILES:
+            raise ImageTooLargeError(f"the TIFF has more than {MAX_TILES} tiles")
+        tile_width = image.tag_v2.get(TILE_WIDTH, 1)
+        tile_height = image.tag_v2.get(TILE_HEIGHT, 1)
+        across, down = -(-image.width // tile_width), -(-image.height // tile_height)
+        self._check_size(across * tile_width, down * tile_height)
+
+    def draft_size(self, width: int, height: int) -> tuple[int, int]:
+        """Returns the minimum (width, height) to decode a JPEG to; the codec rounds up."""
+        resize = self.pipeline.resize
+        if isinstance(resize, int):
+            scale = DRAFT_MARGIN * resize / min(width, height)
+            return round(width * scale), round(height * scale)
+        side = DRAFT_MARGIN * max(resize)  # EXIF may still swap width and height
+        return side, side
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """Returns an image's (width, height) after `pipeline.resize`, before the crop."""
+        short = self.pipeline.resize
+        if not isinstance(short, int):
+            return short[1], short[0]
+        long = int(short * max(width, height) / min(width, height))
+        return (short, long) if width <= height else (long, short)
+
+    def _start(self, length: int, crop: int) -> int:
+        """Returns where the centre crop starts along a side; negative if the side is shorter."""
+        rest = (length - crop) / 2
+        down = self.pipeline.crop_rounding == "down" or rest < 0
+        return math.floor(rest) if down else round(rest)
+
+    def _transform(self, image: DecodedImage) -> NDArray[np.uint8]:
+        """Resizes and crops in one step, which samples only the crop's pixels; then enlarges.
+
+        If the pipeline is `exact`, it takes two steps, because Pillow rounds the edges of a box.
+        """
+        pipeline = self.pipeline
+        width, height = size_of(image)
+        new_width, new_height = self._resized(width, height)
+        crop = pipeline.center_crop
+        if crop is None or crop > min(new_width, new_height) or pipeline.exact:
+            self._check_size(new_width, new_height)  # a long, narrow image may become too large
+            pixels = self._resizer.resize(image, (new_width, new_height))
+            if crop:
+                left, top = self._start(new_width, crop), self._start(new_height, crop)
+                pixels = np.array(Image.fromarray(pixels).crop((left, top, left + crop, top + crop)))
+        else:
+            left, top = self._start(new_width, crop), self._start(new_height, crop)
+            x, y = width / new_width, height / new_height
+            box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
+            pixels = self._resizer.resize(image, (crop, crop), box)
+        if pipeline.enlarge:
+            pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
+        return pixels
+
+
+def read_header(data: bytes) -> Header | None:
+    """Reads a file's header; returns None for other formats and for broken headers."""
+    if not data.startswith(JPEG):
+        return None
+    place, known = len(JPEG), True
+    for _ in range(MAX_SEGMENTS):
+        if len(data) < place + 10 or data[place] != 0xFF:
+            return None
+        marker, size = data[place + 1], data[place + 2] << 8 | data[place + 3]
+        if marker in FRAMES:
+            precision, height, width, colours = struct.unpack_from(">BHHB", data, place + 4)
+            known = known and precision == 8 and colours in (1, 3)
+            known = known and min(width, height) >= SMALLEST_SIDE
+            plain = known and has_plain_scans(data, place + 2 + size, marker, colours)
+            return Header(width, height, plain)
+        known = known and (marker in TABLES or marker in APPLICATION)
+        place += 2 + size
+    return None
+
+
+def has_plain_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
+    """Returns whether only tables precede the scans and there are not too many scans.
+
+    `place` is the end of the frame's segment, `frame` is its marker.
+    """
+    if frame not in SEQUENTIAL and frame != PROGRESSIVE:
+        return False
+    for _ in range(MAX_SEGMENTS):
+        if len(data) < place + 5 or data[place] != 0xFF:
+            return False
+        marker = data[place + 1]
+        if marker == SCAN_MARKER:
+            one_scan = frame in SEQUENTIAL and data[place + 4] == colours
+            return one_scan or data.count(SCAN) <= MAX_SCANS
+        if marker not in TABLES and marker not in APPLICATION:
+            return False
+        place += 2 + (data[place + 2] << 8 | data[place + 3])
+    return False
+
+
+def jpeg_scale(header: Header, least: tuple[int, int]) -> int:
+    """Returns the largest divisor that keeps at least `least` (width, height), like Pillow's `draft`."""
+    most = min(header.width // max(1, least[0]), header.height // max(1, least[1]))
+    return next((divisor for divisor in SCALES if divisor <= most), 1)
+
+
+def decode_jpeg(data: bytes, header: Header, divisor: int) -> NDArray[np.uint8] | None:
+    """Decodes a `plain` file to RGB, uint8 [height, width, 3], with both sides divided and rounded up.
+
+    Returns None if libjpeg-turbo reports any problem, because Pillow accepts some of these files.
+    """
+    assert TURBO is not None  # noqa: S101 the caller has checked it
+    width, height = -(-header.width // divisor), -(-header.height // divisor)
+    least = {} if divisor == 1 else {"min_width": width, "min_height": height}
+    try:
+        pixels: NDArray[np.uint8] = TURBO(data, "RGB", **least)
+    except ValueError:
+        return None
+    return pixels if pixels.shape == (height, width, 3) else None
+
+
+def lacks_only_end(data: bytes) -> bool:
+    """Returns whether a JPEG has no end marker, but all its pixels.
+
+    libjpeg-turbo reports missing pixels; Pillow makes them up. A progressive file that was cut between
+    scans has all pixels, too, but only their upper bits.
+    """
+    start = data.rfind(SCAN)
+    if TURBO is None or data.rfind(END) > start:
+        return False
+    with suppress(ValueError, IndexError):
+        TURBO(data + END, "GRAY", min_width=1, min_height=1)
+        return data[start + 7 + 2 * data[start + 4]] & 15 == 0  # the bits that are left out
+    return False
+
+
+def check_size(width: int, height: int, most: int) -> None:
+    """Raises ImageTooLargeError for more than `most` pixels."""
+    if width * height > most:
+        raise ImageTooLargeError(f"the image has {width}x{height} pixels; at most {most} are accepted")
+
+
+@contextmanager
+def codec_errors_are_client_errors() -> Iterator[None]:
+    """Turns the codecs' exceptions, which can be of any type, into InvalidImageError."""
+    try:
+        yield
+    except (ImageTooLargeError, InvalidImageError):
+        raise
+    except UnidentifiedImageError as error:
+        raise InvalidImageError(f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from error
+    except Exception as error:
+        reason = str(error) or "it is damaged"
+        raise InvalidImageError(f"the image cannot be read: {reason}"[:200]) from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Applies the EXIF orientation; ignores broken EXIF data."""
+    image.load()
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # the pixels are still fine
+        return image
+    if isinstance(orientation, int) and orientation in UPRIGHT:
+        return image.transpose(UPRIGHT[orientation])
+    return image
+
+
+def is_negative(image: Image.Image) -> bool:
+    """Returns whether 0 is white in a TIFF that Pillow has not inverted (it does so up to 8 bits)."""
+    if not isinstance(image, TiffImageFile) or image.mode not in ("I;16", "F"):
+        return False
+    return image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
+
+
+def check_avif(data: bytes) -> None:
+    """Raises InvalidImageError if an AVIF file has too many bytes outside of its images."""
+    place = metadata = 0
+    while data[4:8] == b"ftyp" and place + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, place)
+        length = size if size > 1 else len(data)  # 0: the rest of the file; 1: more than 4 GB
+        metadata += 8 if kind == b"mdat" and size != 1 else length
+        if metadata > MAX_AVIF_METADATA:
+            raise InvalidImageError(f"the AVIF has more than {MAX_AVIF_METADATA} bytes of metadata")
+        place += length
+
+
+def correct_transparency(image: PngImageFile) -> None:
+    """Scales the colour that a PNG declares transparent to 8 bits, as Pillow does with the pixels.
+
+    `to_rgb` handles 16 bits of grey. Of 16 bits per colour, the upper 8 decide.
+    """
+    key, layout = image.info.get("transparency"), image.tile[0].args
+    if key is not None and layout in KEY_SCALES:
+        image.info["transparency"] = (key & 255 // KEY_SCALES[layout]) * KEY_SCALES[layout]
+    elif key is not None and layout == "RGB;16B":
+        image.info["transparency"] = tuple(value >> 8 for value in key)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Converts any mode to RGB: puts transparency over white, reduces 16 bits per channel to 8."""
+    if image.mode[0] in "IF":  # one channel of 16 or more bits, or of floats from 0 to 255
+        values = np.nan_to_num(np.asarray(image), nan=0.0)
+        shades = values.clip(0, 255) if image.mode == "F" else values.clip(0, 65535) >> 8
+        is_transparent = values == image.info.get("transparency")
+        return Image.fromarray(np.where(is_transparent, 255, shades).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        if image.mode == "La":  # Pillow cannot convert it directly
+            image = image.convert("LA")
+        rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+        white = Image.new("RGB", rgba.size, "white")
+        white.paste(rgba, mask=rgba.getchannel("A"))
+        return white
+    return image.convert("RGB")

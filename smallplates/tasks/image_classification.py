@@ -1,0 +1,83 @@
+"""Image classification: an image file in, its most probable classes out."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from smallplates.engine.backend import Backend
+from smallplates.models.tensors import Signature, TensorSpec
+from smallplates.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
+from smallplates.tasks.image.decode import INLINE_BYTES, Header, ImageDecoder
+
+IMAGE, TENSOR = 0, 1
+"""Indices of the signatures."""
+
+EXAMPLE = Path(__file__).with_name("image") / "example.jpg"
+
+
+class PredictRequest(BaseModel):
+    """An image as text."""
+
+    image: str = Field(
+        min_length=1,
+        description="The image file in base64; a `data:image/...;base64,` prefix is accepted.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+
+
+class ImageClassification(Classification):
+    """Decodes image files; returns the most probable classes by softmax."""
+
+    request_signature, tensor_signature = IMAGE, TENSOR
+    request_schema = PredictRequest.model_json_schema()
+    request = tuple(replace(field, is_image=True) for field in fields_of(request_schema))
+    media_types = ("image/",)
+    form_fields = ("image", "file")
+    example_type = "image/jpeg"
+    inline_limit = INLINE_BYTES
+    example = MappingProxyType({"image": EXAMPLE.read_bytes()})
+
+    def __init__(self, parts: TaskParts) -> None:
+        """Raises ConfigurationError for a model without an image pipeline."""
+        super().__init__(parts)
+        pixels = parts.settings.max_image_pixels
+        self.limits = {"image_pixels": pixels}
+        self._decoder = ImageDecoder(parts.model.description.pipeline, pixels)
+
+    @classmethod
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns the signatures of an image classifier; see `image_signatures`."""
+        return image_signatures(parts.model.description.pipeline.output_size, len(parts.model.labels))
+
+    def inspect(self, fields: Fields) -> Header | None:
+        """Returns the header of a small JPEG, the only format whose cost can be predicted, else None."""
+        return self._decoder.inline_header(fields["image"])
+
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Decodes to uint8 [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
+        assert inspected is None or isinstance(inspected, Header)  # noqa: S101 as `inspect` returned it
+        return Prepared([[self._decoder.decode(fields["image"], inspected)]])
+
+
+def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:
+    """Returns the signatures for images of a size (height, width) and for normalised tensors."""
+    logits = TensorSpec("output", "float32", (labels,), note=f"model.json has {labels} labels")
+    pixels = TensorSpec("pixels", "uint8", (*size, 3))
+    tensor = TensorSpec("input", "float32", (3, *size))
+    return (
+        Signature("image", (pixels,), (logits,), normalises=True, checks_finite=True),
+        Signature("tensor", (tensor,), (logits,)),
+    )
+
+
+def compute_logits(
+    backend: Backend, batch: NDArray[np.uint8] | NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Computes logits [N, classes] for images, uint8 [N, H, W, 3], or for normalised [N, 3, H, W]."""
+    signature = Signature("", (), (), normalises=batch.dtype == np.uint8)
+    (logits,) = backend.infer(signature, [batch])
+    return logits

@@ -1,0 +1,204 @@
+"""Question answering: a question and a context in, the best answers from the context out.
+
+Every step matches the defaults of the pipeline in transformers 4.57.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import QUESTION_ANSWERING, kind_of
+from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.tasks.base import Candidate, Fields, Prepared, TaskParts, fields_of
+from smallplates.tasks.text import LENGTH, MAX_WINDOWS, WINDOW, Span, TextTask
+
+USUAL_QUESTION = 32
+"""Tokens of a question, assumed when `limits` states the longest context."""
+
+MAX_ANSWER = 15
+"""Maximum number of tokens in an answer."""
+
+MOST_ANSWERS = 20
+INLINE_CHARACTERS = 8192
+"""Maximum characters of a context whose answers are found in a few ms, even if its words are long."""
+
+MASKED = np.float32(-10000)
+LOGITS = kind_of(QUESTION_ANSWERING).outputs
+
+
+class QuestionRequest(BaseModel):
+    """A question, and the text that answers it."""
+
+    question: str = Field(min_length=1)
+    context: str = Field(min_length=1)
+    allow_no_answer: bool = Field(
+        default=False, description="Whether the answer may be empty, if the context has none."
+    )
+
+
+class Answer(BaseModel):
+    """A part of the context, or nothing."""
+
+    answer: str
+    score: float = Field(
+        ge=0,
+        description="The sum over all places and windows with this text, which may exceed 1.",
+        json_schema_extra={"format": "float"},
+    )
+    start: int = Field(ge=0, description="In characters (code points) of the context.")
+    end: int = Field(ge=0, description="Exclusive.")
+
+
+class AnswerResponse(Answer):
+    """The best answer; `top` only when `top_k` was asked for."""
+
+    top: list[Answer] | None = Field(default=None, description="Best first.")
+
+
+@dataclass(slots=True)
+class Passage:
+    """Data that `QuestionAnswering.postprocess` needs; places are indices of the context's tokens."""
+
+    context: str
+    allow_no_answer: bool
+    windows: list[Span]
+
+    unmasked: Array
+    """Whether each token before the context counts; only the token that means no answer does."""
+
+    words: Array
+    """[places, 2]: first and last place of the word that each token belongs to."""
+
+    characters: Array
+    """[places, 2]: first character of each token, and the one after its last."""
+
+
+class QuestionAnswering(TextTask):
+    """Tokenises question and context, splits the context into windows, and finds the best spans."""
+
+    request_schema = QuestionRequest.model_json_schema()
+    request = fields_of(request_schema)
+    answer_schema = AnswerResponse.model_json_schema()
+    answer = fields_of(Answer.model_json_schema())
+    most_candidates = MOST_ANSWERS
+    window = WINDOW
+    example = MappingProxyType(
+        {"question": "What was wonderful?", "context": "The bread was dull, but the soup was wonderful."}
+    )
+
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        specials = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        room = max(1, self._most_tokens - specials - USUAL_QUESTION)
+        windows = MAX_WINDOWS if room > self._stride else 1
+        self.limits = {
+            **self.limits,
+            "question_tokens": max(1, self._most_tokens - specials - self._stride - 1),
+            "context_tokens": room + (windows - 1) * (room - self._stride),
+        }
+
+    @classmethod
+    def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
+        """Returns the outputs with start and end logits; see `TextTask`. Raises ConfigurationError."""
+        by_name = {spec.name: spec for spec in graph.outputs}
+        for name in LOGITS:
+            shape = by_name[name].shape if name in by_name else ()
+            if len(shape) != 1 or not isinstance(shape[0], str):
+                raise ConfigurationError(
+                    f"{model.description.name} cannot be served: the graph needs an output {name} "
+                    f"with a number for each token; it has {', '.join(by_name)}"
+                )
+        return [replace(by_name[name], shape=(LENGTH,)) for name in LOGITS]
+
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Tokenises to one item per window, with an array [tokens] per input of the graph.
+
+        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
+        """
+        texts = {name: fields[name] for name in ("question", "context")}
+        encoding = self.encode(texts)
+        part, windows = self.windows(encoding, [*texts])
+        ids = np.array(encoding.ids[: part.start])
+        passage = Passage(
+            texts["context"],
+            fields.get("allow_no_answer", False),
+            windows,
+            (ids == ids[:1]) & (encoding.special_tokens_mask[0] == 1),
+            word_places(np.array(encoding.word_ids[part], float)),
+            np.array(encoding.offsets[part]),
+        )
+        runs_inline = len(passage.context) <= INLINE_CHARACTERS
+        return Prepared(self.items(encoding, part, windows), passage, runs_inline=runs_inline)
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns the best answers; scores of texts that differ only in case are added up."""
+        passage: Passage = prepared.context
+        by_text: dict[str, dict[str, Any]] = {}
+        by_place: dict[tuple[int, int], dict[str, Any]] = {}
+        no_answer = 1.0
+        for (first, behind), logits in zip(passage.windows, outputs, strict=True):
+            before, count = len(passage.unmasked), behind - first
+            counts = np.zeros(len(logits[0]), bool)
+            counts[:before], counts[before : before + count] = passage.unmasked, True
+            start, end = (softmax(numbers, counts) for numbers in logits)
+            no_answer = min(no_answer, float(start[0] * end[0]))
+            window = slice(before, before + count)
+            # more than needed, since some spans become equal when they are extended to whole words
+            starts, ends, scores = best_spans(start[window], end[window], 2 * top_k + 10)
+            starts = np.maximum(passage.words[first + starts, 0], first)
+            ends = np.minimum(passage.words[first + ends, 1], behind - 1)
+            places = zip(
+                passage.characters[starts, 0].tolist(), passage.characters[ends, 1].tolist(), strict=True
+            )
+            for place, score in zip(places, scores.tolist(), strict=True):
+                if place not in by_place:
+                    answer = passage.context[slice(*place)]
+                    new = {"answer": answer, "score": 0.0, "start": place[0], "end": place[1]}
+                    by_place[place] = by_text.setdefault(answer.lower(), new)
+                by_place[place]["score"] += score
+        answers: list[Candidate] = [*by_text.values()]
+        if passage.allow_no_answer:
+            answers.append({"answer": "", "score": no_answer, "start": 0, "end": 0})
+        return sorted(answers, key=lambda answer: -answer["score"])[:top_k]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+        """Returns the best answer; `with_top` adds all candidates."""
+        return {**candidates[0], "top": candidates} if with_top else {**candidates[0]}
+
+
+def word_places(numbers: Array) -> Array:
+    """Returns for each token the first and the last token of its word, [tokens, 2].
+
+    `numbers` [tokens] are word numbers; a token without one, NaN, is a word by itself.
+    """
+    edges = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1], True])
+    return np.repeat(np.c_[edges[:-1], edges[1:] - 1], np.diff(edges), axis=0)
+
+
+def softmax(logits: Array, counts: Array) -> Array:
+    """Returns probabilities [tokens]; tokens that do not count get 0."""
+    kept = np.where(counts, logits.astype(np.float32), MASKED)
+    numbers = np.exp(kept - kept.max())
+    return np.asarray(numbers / numbers.sum())
+
+
+def best_spans(start: Array, end: Array, count: int) -> tuple[Array, Array, Array]:
+    """Returns first tokens, last tokens and scores of the best spans of up to MAX_ANSWER tokens.
+
+    `start` and `end` are probabilities [tokens]. The result has at least one and at most `count` spans.
+    """
+    lasts = np.add.outer(np.arange(start.size), np.arange(MAX_ANSWER))  # [tokens, MAX_ANSWER]
+    scores = np.where(lasts < end.size, start[:, None] * end.take(lasts, mode="clip"), -1).ravel()
+    best = np.argpartition(-scores, count)[:count] if count < scores.size else np.arange(scores.size)
+    best.sort()  # so that among equal scores the first span in the text comes first
+    best = best[np.argsort(-scores[best], kind="stable")]
+    best = best[scores[best] >= 0]
+    return best // MAX_ANSWER, lasts.ravel()[best], scores[best]

@@ -1,0 +1,20 @@
+"""Task for ONNX graphs that are called with raw tensors."""
+
+from smallplates.errors import NotSupportedError
+from smallplates.tasks.base import Fields, Prepared, Task, TaskParts
+
+
+class TensorsOnly(Task):
+    """Task without requests: clients call the model with tensors only."""
+
+    tensor_signature = 0
+    takes_json = True  # leaves a body unparsed, as `preprocess` refuses it
+
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts)
+        self.labels = parts.model.labels
+
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Always raises NotSupportedError."""
+        name = self._model.description.name
+        raise NotSupportedError(f"{name} is called with tensors: POST /v2/models/{name}/infer, or gRPC")

@@ -1,0 +1,219 @@
+"""Base of text tasks: tokenises a request's texts and fills the graph's inputs."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from smallplates.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
+from smallplates.models.description import TextPipeline
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Item, Signature, TensorSpec
+from smallplates.tasks.base import Task, TaskParts
+
+TOKENS, TENSOR = 0, 1
+"""Indices of the signatures."""
+
+MAX_BYTES = 256 * 1024
+"""Maximum UTF-8 bytes of a request's texts, which take up to a quarter of a second to tokenise."""
+
+INLINE_BYTES = 2048
+"""Largest request, in bytes, to tokenise on the event loop; it takes about a millisecond."""
+
+COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+"""Name of a graph's input -> attribute of the tokenised text."""
+
+IDS, MASK = "input_ids", "attention_mask"
+LENGTH = "tokens"
+"""Name of the varying axis."""
+
+WINDOW, STRIDE = 384, 128
+"""Tokens per window, and tokens shared by two windows; fewer if the model takes fewer."""
+
+BYTES_PER_TOKEN = 4
+"""Average UTF-8 length of a token; used only for estimates."""
+
+MAX_WINDOWS = 64
+"""Maximum number of windows in a request, about 15,000 tokens."""
+
+Span = tuple[int, int]
+"""First token of a window and the one after its last, counted from the text's first token."""
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the service has its own threads
+
+
+class TextTask(Task):
+    """Base class of tasks that tokenise a request's texts."""
+
+    request_signature, tensor_signature = TOKENS, TENSOR
+    inline_limit = INLINE_BYTES
+    limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
+
+    window: int | None = None
+    """Maximum tokens per item if long texts are split into several; None if they are not split."""
+
+    def __init__(self, parts: TaskParts) -> None:
+        """Reads the tokeniser. Raises ConfigurationError."""
+        super().__init__(parts)
+        signature = parts.signatures[TOKENS]
+        self._inputs = signature.inputs
+        self._tokenizer = load_tokenizer(parts.model)
+        self._most_tokens = signature.limits[LENGTH]
+        """Maximum number of tokens in an item."""
+
+        self._stride = min(self._most_tokens // 2, STRIDE)
+
+    @classmethod
+    def outputs_of(cls, model: Model, graph: Signature) -> Sequence[TensorSpec]:
+        """Returns the graph's outputs that `postprocess` reads. Raises ConfigurationError."""
+        raise NotImplementedError
+
+    @classmethod
+    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+        """Returns the signatures for tokens, which may be padded, and for a client's own tensors.
+
+        Raises ConfigurationError.
+        """
+        (graph,), pipeline = parts.signatures, parts.model.description.text_pipeline
+        if not graph.is_batched:
+            name = parts.model.description.name
+            raise ConfigurationError(f"{name} has no batch dimension: {graph.batch_note}")
+        outputs = tuple(cls.outputs_of(parts.model, graph))
+        check_inputs(graph.inputs, parts.model.description.name)
+        inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
+        most = min(graph.limits[axis] for axis in graph.input_axes)
+        tokens = Signature(
+            "tokens",
+            tuple(replace(spec, shape=(LENGTH,)) for spec in inputs),
+            outputs,
+            limits={LENGTH: min(most, cls.window or most)},
+            pads=graph.pads,
+            batch_size=graph.batch_size,
+            batch_note=graph.batch_note,
+            checks_finite=True,
+        )
+        return tokens, replace(graph, inputs=inputs, pads=False)
+
+    def likely_items(self, size: int) -> int:
+        """Estimates the number of windows for a text of `size` bytes."""
+        if self.window is None:
+            return 1
+        beyond = size / BYTES_PER_TOKEN - self._most_tokens
+        return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self._most_tokens - self._stride))))
+
+    def encode(self, texts: Mapping[str, str]) -> Encoding:
+        """Tokenises a text or a pair of texts; the keys are for error messages.
+
+        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
+        """
+        check(texts)
+        text, *pair = texts.values()
+        try:
+            encoding = self._tokenizer.encode(text, pair[0] if pair else None)
+        except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
+            raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
+        kept = set(encoding.sequence_ids)
+        for number, name in enumerate(texts):
+            if number not in kept:
+                raise InvalidTextError(f"the {name} has no characters that the model knows")
+        return encoding
+
+    def arrays(self, encoding: Encoding) -> list[Array]:
+        """Returns the graph's inputs, each [tokens]."""
+        return [np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype) for spec in self._inputs]
+
+    def windows(self, encoding: Encoding, names: Sequence[str]) -> tuple[slice, list[Span]]:
+        """Splits the last text of an encoding into windows; `names` of the texts are for messages.
+
+        Returns where that text's tokens are, and its windows; a text that fits has only one. Raises
+        TextTooLongError.
+        """
+        sequences = np.array(encoding.sequence_ids, float)  # NaN for special tokens
+        places = np.flatnonzero(sequences == len(names) - 1)
+        part = slice(int(places[0]), int(places[-1]) + 1)
+        count = part.stop - part.start
+        room = self._most_tokens - (len(sequences) - count)
+        if count <= room:
+            return part, [(0, count)]
+        if room <= self._stride:
+            before = int((sequences == 0).sum())
+            raise TextTooLongError(
+                f"the {names[0]} has {before} tokens; at most {room + before - self._stride - 1} are "
+                f"accepted for a {names[-1]} that does not fit into one window of {self._most_tokens}"
+            )
+        step = room - self._stride
+        starts = range(0, count - room + step, step)
+        if len(starts) > MAX_WINDOWS:
+            raise TextTooLongError(
+                f"the {names[-1]} makes {len(starts)} windows of {self._most_tokens} tokens; "
+                f"at most {MAX_WINDOWS} are accepted"
+            )
+        spans = [(start, min(start + room, count)) for start in starts]
+        if self._model.description.text_pipeline.truncation_side == "left":
+            spans = [(count - end, count - start) for start, end in spans]
+        return part, spans
+
+    def items(self, encoding: Encoding, part: slice, spans: Sequence[Span]) -> list[Item]:
+        """Returns an item per window: the window's tokens between those that surround the text."""
+        arrays, first = self.arrays(encoding), part.start
+        return [
+            [
+                np.concatenate((array[:first], array[first + start : first + end], array[part.stop :]))
+                for array in arrays
+            ]
+            for start, end in spans
+        ]
+
+
+def check(texts: Mapping[str, str]) -> None:
+    """Raises InvalidTextError for empty or invalid Unicode texts, and TextTooLongError."""
+    size = 0
+    for name, text in texts.items():
+        try:
+            size += len(text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
+        if not text or text.isspace():
+            raise InvalidTextError(f"the {name} is empty")
+    if size > MAX_BYTES:
+        has = "has" if len(texts) == 1 else "together have"
+        raise TextTooLongError(
+            f"{' and '.join(texts)} {has} {size} bytes; at most {MAX_BYTES} are accepted"
+        )
+
+
+def load_tokenizer(model: Model) -> Tokenizer:
+    """Returns the tokeniser, without truncation and padding. Raises ConfigurationError."""
+    path = model.tokenizer()
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no exception type of its own
+        raise ConfigurationError(f"{path} cannot be read as a tokeniser: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
+    """Raises ConfigurationError if a tokeniser cannot fill a graph's inputs; `name` is the model's."""
+    for spec in inputs:
+        if spec.name not in COLUMNS:
+            raise ConfigurationError(
+                f"{name} cannot be served: the graph's input {spec.name} is not one of "
+                f"{', '.join(COLUMNS)}"
+            )
+        if len(spec.shape) != 1 or not spec.varies:
+            raise ConfigurationError(
+                f"{name} cannot be served: {spec.name} has the shape {[*spec.shape]} after the batch "
+                "dimension; export the graph with one variable axis, for the tokens"
+            )
+
+
+def filled(spec: TensorSpec, pipeline: TextPipeline) -> TensorSpec:
+    """Returns an input's spec with its values for padding and for warm-up."""
+    padding = pipeline.pad_token_id or 0 if spec.name == IDS else 0
+    return replace(spec, padding=padding, example=int(spec.name in (IDS, MASK) and padding != 1))

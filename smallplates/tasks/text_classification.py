@@ -1,0 +1,68 @@
+"""Text classification: a text or a pair of texts in, the most probable classes out."""
+
+from types import MappingProxyType
+
+from pydantic import BaseModel, Field
+
+from smallplates.errors import ConfigurationError, TextTooLongError
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import TEXT_CLASSIFICATION, kind_of
+from smallplates.models.tensors import Signature, TensorSpec
+from smallplates.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
+from smallplates.tasks.text import TextTask
+
+(LOGITS,) = kind_of(TEXT_CLASSIFICATION).outputs
+
+
+class TextRequest(BaseModel):
+    """A text, or a pair of texts, such as a premise and a hypothesis."""
+
+    text: str = Field(min_length=1)
+    text_pair: str | None = Field(
+        default=None, min_length=1, description="The second text, if the model compares two."
+    )
+
+
+class TextClassification(TextTask, Classification):
+    """Tokenises texts; returns the most probable classes by softmax or sigmoid."""
+
+    request_schema = TextRequest.model_json_schema()
+    request = fields_of(request_schema)
+    list_fields = ("text", "text_pair")
+    media_types = ("text/plain",)
+    example_type = "text/plain"
+    example = MappingProxyType({"text": "The film was wonderful."})
+
+    def __init__(self, parts: TaskParts) -> None:
+        """Sets up truncation of long texts if configured. Raises ConfigurationError."""
+        super().__init__(parts)
+        if parts.settings.long_text == "truncate":
+            side = parts.model.description.text_pipeline.truncation_side
+            self._tokenizer.enable_truncation(self._most_tokens, direction=side)
+        else:
+            self.limits = {**self.limits, "tokens": self._most_tokens}
+
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Tokenises to an array [tokens] per input of the graph.
+
+        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
+        """
+        names = ("text", "text_pair")
+        encoding = self.encode({name: fields[name] for name in names if name in fields})
+        count = len(encoding.ids)
+        if count > self._most_tokens:
+            raise TextTooLongError(
+                f"the text has {count} tokens; at most {self._most_tokens} are accepted"
+            )
+        return Prepared([self.arrays(encoding)], truncated=bool(encoding.overflowing))
+
+    @classmethod
+    def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
+        """Returns the output with the logits; see `TextTask`. Raises ConfigurationError."""
+        logits = next((spec for spec in graph.outputs if spec.name == LOGITS), graph.outputs[0])
+        if logits.shape != (len(model.labels),):
+            raise ConfigurationError(
+                f"{model.description.name} cannot be served: {logits.name} has the shape "
+                f"{[*logits.shape]} after the batch dimension, but there are {len(model.labels)} labels"
+            )
+        return [logits]

@@ -1,0 +1,1 @@
+"""What runs in a web process: connections, protocols, the calls of models."""

@@ -1,0 +1,248 @@
+"""Finds a task's fields in the kinds of bodies that several protocols share.
+
+If a request needs only one field, a client may also send it as a form field or as the body itself.
+"""
+
+import re
+from base64 import urlsafe_b64decode
+from collections.abc import Iterable, Sequence
+from encodings import normalize_encoding
+from encodings.aliases import aliases as encodings
+from functools import cache
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+import msgspec
+import numpy as np
+import orjson
+
+from smallplates.base64 import from_base64, to_bytes
+from smallplates.errors import (
+    InvalidJsonError,
+    InvalidRequestError,
+    InvalidTensorError,
+    InvalidTextError,
+    UnsupportedMediaTypeError,
+)
+from smallplates.tasks.base import JSON_BODY, Field, Fields, Task
+from smallplates.web.http.body import (
+    BOM,
+    MAX_PARTS,
+    decode_json,
+    dump_json,
+    form_parts,
+    only_file,
+    parsed_content_type,
+)
+
+JSON, BYTES = b"application/json", b"application/octet-stream"
+MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlencoded"
+IS_FORM = re.compile(rb"[\w.%+-]++=|[^\s=%+]*+[%+][^\s=]*+\Z")  # what `curl -d` sends need not be one
+JSON_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # `curl -d` calls JSON urlencoded
+CODECS = {codec for codec in encodings.values() if not codec.endswith("_codec")}
+CODECS -= {"mbcs", "rot_13", "utf_7"}
+"""Python's names of charsets; it would remember every unknown name for ever."""
+
+TYPES: dict[str, Any] = {"FP32": float, "FP64": float, "INT64": int, "BOOL": bool}
+JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possibly unterminated
+TOP_K = "top_k"
+TOP_K_FIELD = Field(TOP_K, "INT64", required=False)
+MAX_URLENCODED = 1024 * 1024  # bytes; decoding takes many times as much memory
+MAX_ELEMENTS = 16 * 1024
+"""Maximum number of list elements in a body; more are refused before they are built."""
+
+NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+def fields_from_body(
+    task: Task,
+    body: bytes,
+    content_type: str | None,
+    native: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> Fields:
+    """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
+
+    Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON.
+    If `native`, TOP_K may be a field, too (in multipart forms a list of texts), unknown fields are
+    refused, and the task's `list_fields` may be lists in JSON. `aliases` are further names of
+    `body_field` in a form; with them, an unknown content type means the same as none. Raises
+    RequestError.
+    """
+    single, names, lenient = task.body_field, (*aliases, *task.form_fields), bool(aliases)
+    default = (BYTES if single else JSON).decode()
+    given, options = parsed_content_type(content_type or default)
+    more: Fields = {}
+    if given == MULTIPART and single and names:
+        parts = form_parts(body, options.get(b"boundary"))
+        if native:
+            check_names("field", [part.name for part in parts], [*names, TOP_K])
+            more = {TOP_K: [part.content.decode("latin-1") for part in parts if part.name == TOP_K]}
+        part = only_file(parts, names, nameless=lenient)
+        body, lenient = part.content, True
+        given, options = parsed_content_type(part.content_type or default)
+    charset = options.get(b"charset", b"utf-8").decode("latin-1")
+    if given == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
+        return {**fields_from_json(task, json_of_form(task, body, charset, names), native), **more}
+    if given == JSON or (given == URLENCODED and JSON_START.match(body)) or (lenient and not single):
+        if codec_of(charset) not in ("utf_8", "ascii"):
+            raise UnsupportedMediaTypeError(f"JSON must be UTF-8 (RFC 8259), not {charset[:40]!r}")
+        return {**fields_from_json(task, body, native), **more}
+    suits = given == BYTES or given.decode("latin-1").startswith(task.media_types)
+    if single and (suits or lenient):
+        return {single.name: body if single.is_bytes else text_of(body, charset), **more}
+    forms = [MULTIPART.decode()] if names and single else []
+    bodies = [f"{prefix}*" if prefix.endswith("/") else prefix for prefix in task.media_types]
+    known = ["application/json", *forms, *bodies]
+    if single:
+        known = [f"{', '.join(known)} or application/octet-stream"]
+    raise UnsupportedMediaTypeError(f"send {', '.join(known)}, not {given.decode('latin-1')[:80]!r}")
+
+
+def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) -> bytes:
+    """Returns a urlencoded form as JSON: texts as they are, values of other types are JSON already.
+
+    `names` are further names of the task's `body_field`. Raises RequestError.
+    """
+    if len(body) > MAX_URLENCODED or body.count(b"&") >= MAX_PARTS:
+        text = f"a urlencoded form may have up to {MAX_PARTS} fields and {MAX_URLENCODED} bytes"
+        raise InvalidRequestError(text)
+    fields = {field.name: field for field in (*task.request, TOP_K_FIELD)}
+    fields |= {name: task.body_field for name in names if task.body_field}
+    content: dict[str, Any] = {}
+    for pair in parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"):
+        name, text = (text_of(part.encode("latin-1"), charset) for part in pair)
+        field = fields.get(name, Field(name, "BYTES"))
+        if field.name in content:
+            raise InvalidRequestError(f"the form has several values for {field.name[:80]!r}")
+        is_text = field.datatype == "BYTES" and not (field.is_list or field.is_json)
+        text = text.replace(" ", "+") if field.is_bytes else text  # base64 as it was before decoding
+        content[field.name] = text if is_text else msgspec.Raw(text.encode())
+    return msgspec.json.encode(content)
+
+
+def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
+    """Finds the fields in a JSON object; see `fields_from_body`. Raises RequestError."""
+    if task.takes_json:
+        return {JSON_BODY: body.removeprefix(BOM)}
+    names = task.list_fields if native else ()
+    if names and commas(without_texts(body)) > MAX_ELEMENTS:
+        raise InvalidRequestError(f"the body has more than {MAX_ELEMENTS} elements")
+    wanted = (*task.request, TOP_K_FIELD) if native else task.request
+    try:
+        request = decode_json(decoder(wanted, names, native), body, "body")
+    except InvalidRequestError as error:
+        if "unknown field" in error.detail:
+            error.detail += f"; known are {', '.join(field.name for field in wanted)}"
+        raise
+    return {
+        field.name: from_base64(value) if field.is_bytes else value
+        for field in wanted
+        if (value := getattr(request, field.name)) is not None
+    }
+
+
+def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises InvalidRequestError if one of the names is not among those that are known."""
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidRequestError(f"unknown {kind} {unknown[0][:80]!r}; known are {', '.join(known)}")
+
+
+def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
+    """Splits lists of values into one set of fields per request; returns None if there are no lists.
+
+    Raises InvalidRequestError unless all given `list_fields` of the task are lists of the same length.
+    """
+    columns = {name: fields[name] for name in task.list_fields if name in fields}
+    if not any(isinstance(value, list) for value in columns.values()):
+        return None
+    lengths = {len(value) if isinstance(value, list) else None for value in columns.values()}
+    if len(lengths) > 1:
+        raise InvalidRequestError(f"{' and '.join(columns)} must be lists of the same length")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def given(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
+    """Returns a value of JSON; None if it is left out or null."""
+    return None if isinstance(raw, msgspec.UnsetType) or bytes(memoryview(raw)[:5]) == b"null" else raw
+
+
+def commas(text: bytes | memoryview | msgspec.Raw) -> int:
+    """Counts commas, which bounds the number of JSON elements before they are built."""
+    return bytes(text).count(b",")
+
+
+def without_texts(text: bytes | memoryview | msgspec.Raw) -> bytes:
+    """Returns JSON with its strings cut out, so that all remaining commas separate elements."""
+    return JSON_TEXT.sub(b"", bytes(text))
+
+
+@cache
+def decoder(fields: tuple[Field, ...], lists: tuple[str, ...], strict: bool) -> Any:
+    """Returns a decoder for JSON objects with these fields.
+
+    The fields named in `lists` may also be lists of values. Other keys are refused if `strict`, else
+    skipped without being built.
+    """
+
+    def kind(field: Field) -> Any:
+        if field.is_json:
+            return Any
+        value_type: Any = TYPES.get(field.datatype, NotEmpty if field.is_bytes else str)
+        if field.name in lists:
+            return value_type | list[value_type]
+        return list[value_type] if field.is_list else value_type
+
+    required = [(field.name, kind(field)) for field in fields if field.required]
+    optional = [(field.name, kind(field) | None, None) for field in fields if not field.required]
+    struct = msgspec.defstruct("Request", [*required, *optional], forbid_unknown_fields=strict)
+    return msgspec.json.Decoder(struct)
+
+
+def field_value(field: Field, element: Any) -> Any:
+    """Converts an element of a tensor (text, bytes, a list of these, or numbers) to a field's value.
+
+    Bytes are taken as they are; text for bytes is base64. Raises RequestError.
+    """
+    if isinstance(element, list):
+        return [field_value(field, part) for part in element]
+    if isinstance(element, np.ndarray):
+        if not np.isfinite(element).all():
+            raise InvalidTensorError(f"{field.name} is not finite")
+        return element.tolist() if field.is_list else element.item()
+    if field.is_bytes:
+        return element if isinstance(element, bytes) and not field.is_image else to_bytes(element)
+    text = element if isinstance(element, str) else text_of(element)
+    if not field.is_json:
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJsonError(f"{field.name} is not JSON: {error}"[:200]) from error
+
+
+def element_of(field: Field, value: Any, binary: bool) -> bytes:
+    """Converts a field's value to an element of a BYTES tensor; base64 becomes bytes if `binary`."""
+    if field.is_json:
+        return dump_json(value)
+    return urlsafe_b64decode(value) if field.is_bytes and binary else str(value).encode()
+
+
+def text_of(data: bytes, charset: str = "utf-8") -> str:
+    """Decodes text and drops a byte order mark at its start.
+
+    Raises InvalidTextError, or UnsupportedMediaTypeError for an unknown charset.
+    """
+    try:
+        return data.decode(codec_of(charset)).removeprefix("\ufeff")
+    except UnicodeError as error:
+        raise InvalidTextError(f"the text is not {charset.upper()}: {error}"[:200]) from error
+
+
+def codec_of(charset: str) -> str:
+    """Returns Python's name of a charset. Raises UnsupportedMediaTypeError."""
+    name = normalize_encoding(charset.lower())
+    codec = encodings.get(name, name)
+    if codec not in CODECS:
+        raise UnsupportedMediaTypeError(f"the charset {charset[:40]!r} is not supported: send UTF-8")
+    return codec

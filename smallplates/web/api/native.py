@@ -1,0 +1,208 @@
+"""The native API: `/predict`, `/health`, `/model`, `/metrics`."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+
+from smallplates.engine.backend import Trial
+from smallplates.errors import InvalidRequestError
+from smallplates.models.description import ImagePipeline, TextPipeline, Thresholds
+from smallplates.web.api.documentation import documented_errors
+from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, rows_of
+from smallplates.web.api.pipeline import Call, DirectRoute, Pipeline, parse_number
+from smallplates.web.http.body import json_response
+from smallplates.web.inference.served_model import Input, ServedModel
+
+INLINE_BYTES = 1024 * 1024
+"""Size of the largest body that is parsed on the event loop."""
+
+
+class HealthResponse(BaseModel):
+    """Health of the process."""
+
+    status: str
+
+
+class ReadyResponse(HealthResponse):
+    """Health of the default model, and the state of each model."""
+
+    models: dict[str, str] = Field(description="State of each model: ready, loading or unavailable.")
+
+
+class GpuResponse(BaseModel):
+    """Figures of one GPU in the last second, for all its users."""
+
+    index: int
+    busy_percent: int = Field(description="Share of the time in which any kernel ran.")
+    memory_used_bytes: int
+    memory_total_bytes: int
+
+
+class ModelResponse(BaseModel):
+    """A model and how it is served."""
+
+    name: str
+    version: str
+    title: str = Field(description="Heading for people, such as the page's; may be empty.")
+    description: str
+    task: str = Field(description="What a request means.")
+    labels: list[str]
+    image: ImagePipeline | None
+    text: TextPipeline | None = Field(default=None, description="For texts only.")
+    request_schema: dict[str, Any] | None = Field(
+        description="JSON schema of `POST /predict`; null for a graph that is called with tensors only."
+    )
+    answer_schema: dict[str, Any] | None = Field(description="JSON schema of the answer.")
+    example: Any = Field(description="A request in JSON; null if the model has none.")
+    limits: dict[str, int] = Field(
+        description="Limits of a request: `request_bytes` and, depending on the task, "
+        "`image_pixels`, `text_bytes`, `tokens`, `question_tokens`, `context_tokens`."
+    )
+    thresholds: Thresholds | None
+    accuracy: dict[str, Any]  # as written in model.json
+    backend: str
+    device: str
+    execution_provider: str
+    precision: str = Field(description="`fp32`, `fp16`, `bf16` or `int8`.")
+    precision_reason: str = Field(description="Why that precision was chosen.")
+    trials: list[Trial] = Field(description="Precisions tried on a CPU: time, difference, memory.")
+    length_step: int = Field(description="Texts are padded to multiples of this length.")
+    fallback: str | None = Field(description="Why `auto` did not choose the GPU.")
+    instances: int
+    max_batch_size: int
+    batched: bool = Field(description="Whether the tensors of its graph begin with the batch dimension.")
+    batch_note: str | None = Field(
+        description="Why they do not, why items do not share batches, or why it is unknown if they may."
+    )
+    web_processes: int
+    web_processes_reason: str | None = Field(description="Why `auto` chose this number.")
+    batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
+    idle_threads: int | None = Field(description="Threads for an input that is computed alone.")
+    gpus: list[GpuResponse] = Field(description="Empty on a CPU, or if NVML is missing.")
+
+
+class ModelState(BaseModel):
+    """One of the models."""
+
+    name: str
+    title: str
+    state: Literal["ready", "loading", "unavailable"]
+    reason: str = Field(description="Why it is not ready; otherwise empty.")
+
+
+class DefaultModelResponse(ModelResponse):
+    """The default model, and the state of each model."""
+
+    models: list[ModelState]
+
+
+def create_router(pipeline: Pipeline) -> APIRouter:
+    """Returns a router with all native paths."""
+    router, service = APIRouter(route_class=DirectRoute), pipeline.service
+    add_predict(router, pipeline)
+
+    @router.get("/health/live", summary="The process responds", response_model=HealthResponse)
+    async def live() -> Response:
+        return json_response({"status": "live"})
+
+    @router.get(
+        "/health/ready",
+        summary="The server is ready for requests",
+        response_model=ReadyResponse,
+        responses=documented_errors(503),
+    )
+    async def ready() -> Response:
+        service.check_ready()
+        states = {row["name"]: row["state"] for row in service.states()}
+        return json_response({"status": "ready", "models": states})
+
+    @router.get(
+        "/model",
+        summary="The default model and how it is served",
+        response_model=DefaultModelResponse,
+        responses=documented_errors(503),
+    )
+    async def default_model() -> Response:
+        return json_response({**service.active.describe(), "models": service.states()})
+
+    @router.get(
+        "/model/{model}",
+        summary="One of the models and how it is served",
+        response_model=ModelResponse,
+        responses=documented_errors(404, 503),
+    )
+    async def one_model(model: str) -> Response:
+        return json_response(service.model(model).describe())
+
+    @router.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return RedirectResponse("docs")
+
+    return router
+
+
+def add_predict(router: APIRouter, pipeline: Pipeline) -> None:
+    """Adds `POST /predict`."""
+
+    @router.post(
+        "/predict",
+        summary="Call the model",
+        responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
+        dependencies=pipeline.check_key.documented(),
+    )
+    @router.post(
+        "/predict/{model}",
+        summary="Call a model by its name",
+        responses=documented_errors(400, 401, 404, 408, 413, 415, 422, 500, 503, 504),
+        dependencies=pipeline.check_key.documented(),
+    )
+    async def predict(request: Request, model: str = "") -> Response:
+        """Send JSON; a request of one field may also be the body itself, or a form's field.
+
+        The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
+        """
+        served = pipeline.service.model(model or pipeline.service.default)
+        inline_bytes = served.task.inline_limit if served.task.list_fields else INLINE_BYTES
+        read = partial(decode, served, request)
+        call, answer = await pipeline.http(request, served, read, inline_bytes=inline_bytes)
+        task, with_top = answer.task, call.with_top
+        answers = [task.to_json(candidates, with_top) for candidates in answer.candidates]
+        return json_response(answers if call.is_list else answers[0])
+
+
+@dataclass
+class NativeCall(Call):
+    """A call and the form of its answer."""
+
+    is_list: bool = False
+    with_top: bool = False
+
+
+def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
+    """Returns the call for a request with this body. Raises RequestError."""
+    task, query = model.task, request.query_params
+    fields = dict(fields_from_body(task, body, request.headers.get("content-type"), native=True))
+    check_names("query parameter", query, [TOP_K])
+    in_body = fields.pop(TOP_K, [])
+    values = {*query.getlist(TOP_K), *map(str, in_body if isinstance(in_body, list) else [in_body])}
+    if len(values) > 1:
+        raise InvalidRequestError(f"{TOP_K} has several values: {' and '.join(sorted(values))[:80]}")
+    top_k = parse_number(values.pop() if values else None, TOP_K, task.most_candidates)
+    rows = rows_of(task, fields)
+    inputs = [Input(len(body), partial(dict, row)) for row in ([fields] if rows is None else rows)]
+    is_list, with_top = rows is not None, top_k is not None
+    return NativeCall(model, inputs, top_k=top_k or 1, is_list=is_list, with_top=with_top)

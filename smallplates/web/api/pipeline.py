@@ -1,0 +1,229 @@
+"""The steps that a request takes in every protocol: admission, reading, decoding, answering.
+
+A protocol provides `decode`, which turns a body into a `Call`, and formats the answer. Its routes call
+their handlers without FastAPI's parsing. A request whose client disconnects is cancelled.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request, Security, params
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic import SecretStr
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from smallplates.errors import InvalidRequestError, UnauthorizedError
+from smallplates.models.tensors import Array
+from smallplates.web.http.body import LARGE, BodyReader
+from smallplates.web.http.request_context import RequestContext
+from smallplates.web.inference.served_model import Answer, Input, RequestOptions, ServedModel
+from smallplates.web.inference.service import InferenceService
+
+T = TypeVar("T")
+SMALL_BYTES = 64 * 1024
+BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI only; `KeyCheck` checks
+
+
+class DirectRoute(APIRoute):
+    """Calls its handler with the path's parameters and, if the handler takes it, the request.
+
+    FastAPI only documents the route. The handler itself parses bodies, headers and queries, so that a
+    key is checked before the body is read.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request whose path has matched, or raises 405 for an unsupported method."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+        else:
+            takes_request = self.dependant.request_param_name is not None
+            given = {"request": Request(scope, receive)} if takes_request else {}
+            response = await self.endpoint(**given, **scope["path_params"])
+            await response(scope, receive, send)
+
+
+class KeyCheck:
+    """Compares bearer tokens with a key in constant time; without a key, everything is allowed."""
+
+    def __init__(self, key: SecretStr | None) -> None:
+        self._key = key.get_secret_value().encode() if key else None
+
+    def check(self, authorization: str) -> None:
+        """Checks an Authorization header or the gRPC metadata of that name. Raises UnauthorizedError."""
+        if not self.accepts(authorization):
+            raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+
+    def accepts(self, authorization: str) -> bool:
+        """Returns whether an Authorization header has the key; True if no key is set."""
+        if self._key is None:
+            return True
+        scheme, _, token = authorization.partition(" ")
+        return scheme.lower() == "bearer" and self.matches(token.strip().encode("latin-1", "replace"))
+
+    def matches(self, given: bytes) -> bool:
+        """Returns whether `given` is the key; True if no key is set."""
+        return self._key is None or hmac.compare_digest(given, self._key)
+
+    def documented(self) -> list[params.Depends]:
+        """Returns the dependency that makes Swagger offer authorization; the handler checks the key."""
+        return [Security(BEARER)] if self._key is not None else []
+
+
+@dataclass
+class Call:
+    """A decoded request: inputs of the model's task, or tensors."""
+
+    model: ServedModel
+    inputs: Sequence[Input] = ()
+    tensors: Sequence[Array] | None = None
+    top_k: int = 1
+    """Number of candidates for each input."""
+
+    timeout_us: int = 0
+    """Time limit given in the body, in microseconds; 0 means none."""
+
+
+C = TypeVar("C", bound=Call)
+Read = Callable[[], Awaitable[C]]
+
+
+class Pipeline:
+    """Admits requests of all protocols in a web process and passes them to their models."""
+
+    def __init__(self, service: InferenceService) -> None:
+        settings = service.settings
+        self.service = service
+        self.check_key = KeyCheck(settings.api_key)
+        self.largest_timeout_ms = settings.request_timeout_ms
+        body_timeout_s = settings.body_timeout_ms / 1000
+        self.reader = BodyReader(settings.max_body_bytes, settings.max_buffered_bytes, body_timeout_s)
+        """Reads bodies for all protocols, which share one memory limit."""
+
+        self.small_reader = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, body_timeout_s)
+        """Reads bodies for paths that need no key, with a separate memory limit."""
+
+    def admit(
+        self, headers: Mapping[str, str], model: ServedModel, signature: int = 0
+    ) -> RequestOptions:
+        """Checks the key, the headers (or gRPC metadata) and for a free slot, before the body is read.
+
+        Raises UnauthorizedError, InvalidRequestError or RetryableError.
+        """
+        self.check_key.check(headers.get("authorization", ""))
+        timeout_ms = parse_timeout(headers.get("x-request-timeout-ms"), self.largest_timeout_ms)
+        bulk = parse_priority(headers.get("x-priority"))
+        model.refuse_if_full(bulk, signature)
+        return RequestOptions(timeout_ms, bulk)
+
+    async def http(
+        self,
+        request: Request,
+        model: ServedModel,
+        decode: Callable[[bytes], C],
+        signature: int = 0,
+        inline_bytes: int | None = LARGE,
+    ) -> tuple[C, Answer]:
+        """Answers an HTTP request for a model; returns the decoded call and the answer.
+
+        Bodies larger than `inline_bytes` are decoded on a thread; None means never. Raises ServingError,
+        or ClientDisconnect if the client disconnects first.
+        """
+        context: RequestContext = request.scope["context"]
+        context.model = model.description.name
+        options = self.admit(request.headers, model, signature)
+
+        async def read() -> C:
+            content = await body.unpacked()
+            if inline_bytes is None or len(content) <= inline_bytes:
+                return decode(content)
+            return await self.service.threads.run(partial(decode, content), options.bulk)
+
+        with model:
+            async with self.reader.read(request) as body:
+                work = self.answer(model, options, read, signature)
+                call, answer = await unless_disconnected(request, work)
+        context.set_timings(answer.timings)
+        return call, answer
+
+    async def answer(
+        self, model: ServedModel, options: RequestOptions, read: "Read[C]", signature: int = 0
+    ) -> tuple[C, Answer]:
+        """Reads a call for a model and answers it, within the time limit of an admitted request.
+
+        Raises what `ServedModel.admitted`, `predict` and `infer` raise, or RequestError.
+        """
+        async with model.admitted(options, signature) as slots:
+            call = await read()
+            options = options.within(call.timeout_us)
+            if call.tensors is None:
+                return call, await model.predict(call.inputs, call.top_k, options, slots)
+            return call, await model.infer(call.tensors, options, slots)
+
+
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """Awaits `work`; if the client disconnects first, cancels it and raises ClientDisconnect.
+
+    The body must have been read already. `HttpProtocol` sets `scope["disconnect"]`. With other servers
+    the function waits for the next ASGI message, which at this point can only be the disconnect.
+    """
+    this = asyncio.current_task()
+    assert this is not None  # noqa: S101 a coroutine runs in a task
+    known: asyncio.Future[Any] | None = request.scope.get("disconnect")  # Any: as ASGI
+    disconnect = known or asyncio.ensure_future(request.receive())
+    disconnected = finished = False
+
+    def on_disconnect(_: object) -> None:
+        nonlocal disconnected
+        if not finished:  # the loop may already have scheduled this callback when it was removed
+            disconnected = True
+            this.cancel()
+
+    disconnect.add_done_callback(on_disconnect)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not disconnected:
+            raise
+        this.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        finished = True
+        disconnect.remove_done_callback(on_disconnect)
+        if known is None:
+            disconnect.cancel()
+
+
+def parse_number(text: str | None, name: str, largest: int) -> int | None:
+    """Parses an integer from 1 to `largest`; returns None for None. Raises InvalidRequestError."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= largest):
+        raise InvalidRequestError(f"{name} must be a whole number from 1 to {largest}")
+    return int(text)
+
+
+def parse_timeout(text: str | None, largest: int) -> int:
+    """Parses a time limit in milliseconds. Returns `largest` for None, and for every longer limit.
+
+    Raises InvalidRequestError for a text that is not a whole number of at least 1.
+    """
+    if text is None:
+        return largest
+    if not (text.isascii() and text.isdigit() and (asked := float(text)) >= 1):
+        raise InvalidRequestError("X-Request-Timeout-Ms must be a whole number of at least 1")
+    return int(min(asked, largest))
+
+
+def parse_priority(text: str | None) -> bool:
+    """Returns whether X-Priority is bulk. Raises InvalidRequestError for an unknown priority."""
+    if text in (None, "interactive"):
+        return False
+    if text == "bulk":
+        return True
+    raise InvalidRequestError("X-Priority must be interactive or bulk")

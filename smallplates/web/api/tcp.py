@@ -1,0 +1,386 @@
+"""Requests over plain TCP, for clients that need neither HTTP nor base64; enabled by `tcp_port`.
+
+Numbers are big-endian and unsigned. A length counts the bytes after itself.
+
+    request   uint32 length, uint32 id, uint16 length of the options (at most 1024), options, body
+    response  uint32 length, uint32 id, uint16 HTTP status, JSON object
+
+The options are a JSON object with any of the fields of `Options`, or empty. The body is what `/predict`
+accepts with the content type in the options. Without one it is an image file, a text, or JSON if the
+model needs several fields. A response has the id of its request, or
+0 if the request's frame could not be parsed. Its JSON object is
+
+    200       the answer of `/predict`, "request_id", and "ms": {"decode", "queue", "infer", "total"};
+    an answer that is not an object is in the field "answer"
+    others    {"detail", "code", "request_id"} as in `/predict`; for 503 also "retry_after" in seconds
+
+A connection carries any number of requests, and responses are sent as they become ready, in any order.
+While 32 requests of a connection are unanswered, the service stops reading from it. If a client closes
+its sending side, its requests are cancelled. After responding to a wrong key, to a frame that is too
+large or too slow, or to inconsistent lengths, the service closes the connection. It also closes
+connections that are idle for `tcp_idle_timeout_s`. All web processes listen on the same port
+(SO_REUSEPORT).
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from smallplates.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    OverloadedError,
+    PayloadTooLargeError,
+    ServingError,
+    SlowBodyError,
+    UnauthorizedError,
+)
+from smallplates.logging import logger
+from smallplates.settings import Settings
+from smallplates.tasks.base import Task
+from smallplates.web.api.fields import fields_from_body
+from smallplates.web.api.pipeline import Call, Pipeline
+from smallplates.web.http.body import decode_json, dump_json
+from smallplates.web.http.request_context import (
+    CLIENT_GONE,
+    RequestContext,
+    choose_id,
+    record,
+    to_client_error,
+)
+from smallplates.web.inference.served_model import Input, RequestOptions
+
+BACKLOG = 512
+CHUNK_BYTES = 64 * 1024
+LINGER_S = 2.0
+MAX_UNANSWERED = 32
+STOP_S = 5.0
+
+LENGTH = struct.Struct(">I")
+REQUEST = struct.Struct(">IIH")  # length, id, length of the options
+RESPONSE = struct.Struct(">IIH")  # length, id, status
+AFTER_LENGTH = REQUEST.size - LENGTH.size
+MAX_OPTIONS_BYTES = 1024
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True):
+    """The options of a request; they mean the same as in `/predict`."""
+
+    model: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Name; empty means the default model."""
+
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    priority: Literal["interactive", "bulk"] = "interactive"
+    request_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    content_type: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    """Content type of the body, as in HTTP."""
+
+    key: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    """The API key; needed only in the first frame of a connection."""
+
+
+DECODER = msgspec.json.Decoder(Options)
+
+
+class BrokenFrameError(InvalidRequestError):
+    """The lengths in a frame are inconsistent, so the next frame cannot be located."""
+
+
+class Head(NamedTuple):
+    """The first ten bytes of a request frame."""
+
+    id: int
+    options_bytes: int
+    body_bytes: int
+
+
+FATAL = (BrokenFrameError, PayloadTooLargeError, SlowBodyError, UnauthorizedError)
+CLIENT_LEFT = (OSError, EOFError)
+
+
+def check_length(data: bytes) -> None:
+    """Checks that a frame's length (its first four bytes) covers the head. Raises BrokenFrameError."""
+    (length,) = LENGTH.unpack(data)
+    if length < AFTER_LENGTH:
+        raise BrokenFrameError(f"the frame cannot be read: a length of {length}, below {AFTER_LENGTH}")
+
+
+def parse_head(data: bytes) -> Head:
+    """Parses the first ten bytes of a request frame. Raises BrokenFrameError."""
+    length, number, options_bytes = REQUEST.unpack(data)
+    body_bytes = length - AFTER_LENGTH - options_bytes
+    if body_bytes < 0:
+        text = f"a length of {length} with {options_bytes} bytes of options"
+        raise BrokenFrameError(f"the frame cannot be read: {text}")
+    return Head(number, options_bytes, body_bytes)
+
+
+def check_sizes(head: Head, max_body_bytes: int) -> None:
+    """Raises PayloadTooLargeError for too large options or a too large body."""
+    if head.options_bytes > MAX_OPTIONS_BYTES:
+        raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
+    if head.body_bytes > max_body_bytes:
+        raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
+
+
+def parse_options(data: bytes) -> Options:
+    """Parses the options of a request. Raises InvalidJsonError or InvalidRequestError."""
+    options: Options = decode_json(DECODER, data or b"{}", "options object")
+    return options
+
+
+def response(number: int, status: int, content: dict[str, Any]) -> bytes:
+    """Returns a response frame; `number` is the request's id, `content` any JSON object."""
+    text = dump_json(content)
+    return RESPONSE.pack(AFTER_LENGTH + len(text), number, status) + text
+
+
+def error_content(error: ServingError, request_id: str) -> dict[str, Any]:
+    """Returns the JSON object of a response that reports an error."""
+    content: dict[str, Any] = {"detail": error.detail, "code": error.code, "request_id": request_id}
+    if "Retry-After" in error.headers:
+        content["retry_after"] = int(error.headers["Retry-After"])
+    return content
+
+
+class TcpServer:
+    """Serves requests over TCP."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.service = pipeline.service
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listens until the block ends, then answers received requests. Raises ConfigurationError."""
+        if self.service.settings.tcp_port is None:
+            yield
+            return
+        listener = bind(self.service.settings, self.service.registry.shares_ports)
+        host, port = listener.getsockname()[:2]
+        server = await asyncio.start_server(
+            self._on_connection, sock=listener, backlog=BACKLOG, limit=CHUNK_BYTES
+        )
+        logger().info("listening", host=host, port=port, protocol="tcp")
+        try:
+            yield
+        finally:
+            server.close()
+            for connection in self._connections.values():
+                connection.finish()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):  # then cancels the remaining connections
+                    await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= self.service.settings.tcp_max_connections:
+            error = OverloadedError("too many connections")
+            writer.write(response(0, error.status, error_content(error, choose_id(None))))
+            writer.close()
+            self.service.metrics.requests.labels("tcp", str(error.status), error.code, "").inc()
+            return
+        connection = Connection(self, reader, writer)
+        task = asyncio.get_running_loop().create_task(connection.run())
+        self._connections[task] = connection
+        task.add_done_callback(self._connections.pop)
+
+
+class Connection:
+    """Serves one client: a task per frame reads it, starts the next frame's task, and responds."""
+
+    def __init__(
+        self, server: TcpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._pipeline = server.pipeline
+        self._settings = server.service.settings
+        self._reader = reader
+        self._writer = writer
+        client = (writer.get_extra_info("peername") or ("",))[0]
+        self._record = partial(
+            record, server.service.metrics, method="TCP", path="tcp", series="tcp", client=client
+        )
+        self._timeout_s = self._settings.body_timeout_ms / 1000
+        self._authorized = False
+        self._tasks = asyncio.TaskGroup()
+        self._reading: asyncio.Task[None] | None = None  # None after a fatal error
+        self._arriving = False  # whether an admitted request's body is arriving
+        self._finishing = False
+        self._unread = 0  # remaining bytes of the body being read
+        self._unanswered = 0
+        self._free = asyncio.Semaphore(MAX_UNANSWERED)
+
+    async def run(self) -> None:
+        """Serves until the client disconnects, is idle or causes a fatal error, or until `finish`."""
+        try:
+            async with self._tasks:
+                self._read_next()
+            if not self._writer.is_closing():
+                self._writer.write_eof()
+                async with asyncio.timeout(LINGER_S):  # closing with unread bytes could lose responses
+                    while await self._reader.read(CHUNK_BYTES):
+                        pass
+        except* CLIENT_LEFT:
+            pass  # the group has cancelled the client's pending requests
+        finally:
+            self._writer.close()
+
+    def finish(self) -> None:
+        """Reads no further frame; `run` ends when the admitted requests have been answered."""
+        self._finishing = True
+        if self._reading is not None and not self._arriving:
+            self._reading.cancel()
+            if not self._unanswered:
+                self._writer.close()
+
+    def _read_next(self) -> None:
+        self._arriving = False
+        if not self._finishing:
+            self._reading = self._tasks.create_task(self._request())
+
+    async def _request(self) -> None:
+        """Serves one frame. Raises CLIENT_LEFT, which cancels the connection's other requests."""
+        async with self._free:
+            if not (first := await self._first_byte()):
+                return
+            self._unanswered += 1
+            context, number, status = RequestContext(choose_id(None)), 0, CLIENT_GONE
+            try:
+                try:
+                    length = first + await self._read(LENGTH.size - 1, "frame")
+                    check_length(length)
+                    rest = await self._read(AFTER_LENGTH, "frame")
+                    head = parse_head(length + rest)
+                    number, self._unread = head.id, head.body_bytes
+                    answer = 200, await self._predict(head, context)
+                except CLIENT_LEFT:
+                    raise
+                except Exception as error:
+                    problem = to_client_error(error, context)
+                    if self._reading is asyncio.current_task():  # the rest of the frame is still unread
+                        await self._skip(problem)
+                    answer = problem.status, error_content(problem, context.request_id)
+                await self._send(response(number, *answer))
+                status = answer[0]
+            finally:
+                self._unanswered -= 1
+                self._record(context, status, timed=True)
+
+    async def _first_byte(self) -> bytes:
+        """Waits for the next frame; returns b"" if the connection has been idle for too long."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.tcp_idle_timeout_s):
+                    return await self._reader.readexactly(1)
+            except TimeoutError:
+                if not self._unanswered or self._reader.exception():
+                    return b""
+
+    async def _predict(self, head: Head, context: RequestContext) -> dict[str, Any]:
+        """Reads the rest of the frame and calls the model. Raises ServingError."""
+        check_sizes(head, self._settings.max_body_bytes)
+        options = parse_options(await self._read(head.options_bytes, "options"))
+        context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
+        self._check_key(options)
+        pipeline = self._pipeline
+        model = pipeline.service.model(options.model or pipeline.service.default)
+        context.model = model.description.name
+        admitted = self._admitted(options, model.task)
+        model.refuse_if_full(admitted.bulk)
+        self._arriving = True
+        with model:
+            async with pipeline.reader.collect(self._chunks()) as body:
+                self._read_next()
+                find = partial(fields_from_body, model.task, body.content, options.content_type)
+
+                async def read() -> Call:
+                    return Call(model, [Input(body.size, find)], top_k=options.top_k or 1)
+
+                _, result = await pipeline.answer(model, admitted, read)
+        context.set_timings(result.timings)
+        answer = result.task.to_json(result.candidates[0], options.top_k is not None)
+        return {
+            **(answer if isinstance(answer, dict) else {"answer": answer}),
+            "request_id": context.request_id,
+            "ms": context.milliseconds,
+        }
+
+    def _check_key(self, options: Options) -> None:
+        """Raises UnauthorizedError unless a frame of this connection has contained the key."""
+        key = self._pipeline.check_key
+        self._authorized |= key.matches((options.key or "").encode())
+        if not self._authorized:
+            raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
+
+    def _admitted(self, options: Options, task: Task) -> RequestOptions:
+        """Returns the time limit and the priority. Raises InvalidRequestError."""
+        largest = task.most_candidates
+        if options.top_k is not None and options.top_k > largest:
+            raise InvalidRequestError(f"top_k must be a whole number from 1 to {largest}")
+        most_ms = self._settings.request_timeout_ms
+        return RequestOptions(min(options.timeout_ms or most_ms, most_ms), options.priority == "bulk")
+
+    async def _read(self, size: int, part: str) -> bytes:
+        """Raises SlowBodyError."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._reader.readexactly(size)
+        except TimeoutError as error:
+            raise SlowBodyError(f"the {part} did not arrive in time") from error
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        while self._unread:
+            chunk = await self._reader.read(min(self._unread, CHUNK_BYTES))
+            if not chunk:
+                raise EOFError
+            self._unread -= len(chunk)
+            yield chunk
+
+    async def _skip(self, problem: ServingError) -> None:
+        """Skips the rest of a refused frame; goes on to the next frame unless the error is fatal."""
+        if not isinstance(problem, FATAL):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    async for _ in self._chunks():
+                        pass
+                self._read_next()
+                return
+        self._reading = None
+
+    async def _send(self, response: bytes) -> None:
+        """Sends a response. Raises CLIENT_LEFT, also if the client does not read its responses."""
+        if self._writer.is_closing():
+            raise ConnectionResetError  # with uvloop, `write` would raise RuntimeError
+        self._writer.write(response)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._writer.drain()
+        except TimeoutError:
+            self._writer.transport.abort()
+            raise
+
+
+def bind(settings: Settings, shared: bool) -> socket.socket:
+    """Returns a socket bound to `tcp_port` that does not listen yet. Raises ConfigurationError.
+
+    `shared` means that other processes of the service listen on the port, too.
+    """
+    if shared and settings.tcp_port == 0:
+        raise ConfigurationError("SERVING_TCP_PORT=0 needs SERVING_WEB_PROCESSES=1: all share the port")
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
+        listener.bind((settings.host, settings.tcp_port))
+    except OSError as error:
+        listener.close()
+        text = f"cannot listen on SERVING_TCP_PORT={settings.tcp_port}: {error}"
+        raise ConfigurationError(text) from error
+    return listener

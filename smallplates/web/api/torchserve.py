@@ -1,0 +1,154 @@
+"""TorchServe's inference API: `/predictions`, `/ping`, `/models`.
+
+Any request may be sent as JSON or as a form. If a request needs only one field, it may also be the body
+or the form field `data`. Classifiers answer like TorchServe's image classifier, with the five best
+labels and their probabilities; other models answer as in `/predict`.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from smallplates.errors import InvalidRequestError, ServingError
+from smallplates.tasks.base import Candidate, Task
+from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.documentation import BINARY, documented_call, documented_errors
+from smallplates.web.api.fields import fields_from_body
+from smallplates.web.api.pipeline import Call, DirectRoute, Pipeline
+from smallplates.web.http.body import json_response
+from smallplates.web.http.request_context import RequestContext
+from smallplates.web.inference.served_model import Input
+
+SEGMENTS = ("predictions", "ping", "models")
+TOP = 5
+TAGS: list[str | Enum] = ["TorchServe"]
+BODIES = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": BINARY}
+FAILED = "InternalServerException"
+FORM_FIELDS = ("data", "body")
+STATUS = {422: 400}
+TYPES = {
+    400: "BadRequestException",
+    401: "InvalidKeyException",
+    404: "ResourceNotFoundException",
+    405: "MethodNotAllowedException",
+    408: "RequestTimeoutException",
+    413: "RequestEntityTooLargeException",
+    415: "UnsupportedMediaTypeException",
+    501: "NotImplementedException",
+    503: "ServiceUnavailableException",
+    504: "RequestTimeoutException",
+}
+
+
+class TorchServeError(BaseModel):
+    """What went wrong, in words."""
+
+    code: int
+    type: str
+    message: str
+
+
+def error_response(error: ServingError, _: RequestContext) -> Response:
+    """Returns `{"code", "type", "message"}`."""
+    status = STATUS.get(error.status, error.status)
+    kind = TYPES.get(status, FAILED)
+    return json_response({"code": status, "type": kind, "message": error.detail}, status, error.headers)
+
+
+def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
+    """Finds a model; version 1.0, TorchServe's default, is the same as 1. Raises NotFoundError."""
+    return catalog.find(name, version and version.removesuffix(".0"))
+
+
+def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
+    """Returns a router with all paths of TorchServe's inference API."""
+    router, service = APIRouter(route_class=DirectRoute, tags=TAGS), pipeline.service
+    about: dict[str, Any] = {"responses": documented_errors(404, 503, model=TorchServeError)}
+    add_predictions(router, pipeline, catalog)
+
+    @router.get(
+        "/ping",
+        summary="The server is ready for requests",
+        responses=documented_errors(500, model=TorchServeError),
+    )
+    async def ping() -> Response:
+        if service.is_ready:
+            return json_response({"status": "Healthy"})
+        return json_response({"status": "Unhealthy"}, 500)
+
+    @router.get("/models", summary="Names of the models, in service or not")
+    async def all_models() -> Response:
+        models = [
+            {"modelName": name, "modelUrl": model.path.name} for name, model in catalog.names.items()
+        ]
+        return json_response({"models": models})
+
+    @router.get("/models/{model}", summary="How the model is served", **about)
+    @router.get("/models/{model}/{version}", summary="How a version is served", **about)
+    async def one_model(model: str, version: str | None = None) -> Response:
+        wanted = None if version == "all" else version
+        return json_response([describe(find(catalog, model, wanted))])
+
+    return router
+
+
+def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds the paths of `/predictions`, with and without a version."""
+    documentation = documented_call(pipeline.check_key, BODIES, TorchServeError)
+
+    both = ["POST", "PUT"]
+
+    @router.api_route("/predictions/{model}", methods=both, summary="Call the model", **documentation)
+    @router.api_route(
+        "/predictions/{model}/{version}", methods=both, summary="Call a version", **documentation
+    )
+    async def predict(model: str, request: Request, version: str | None = None) -> Response:
+        entry = find(catalog, model, version)
+        if entry.takes_tensors:
+            raise InvalidRequestError(f"{model} takes tensors, which this protocol does not support")
+        task, content_type = entry.model.task, request.headers.get("content-type")
+
+        def decode(body: bytes) -> Call:
+            read = partial(fields_from_body, task, body, content_type, aliases=FORM_FIELDS)
+            return Call(entry.model, [Input(len(body), read)], top_k=min(TOP, len(task.labels)) or 1)
+
+        _, result = await pipeline.http(request, entry.model, decode, inline_bytes=None)
+        return json_response(answer(result.task, result.candidates[0]))
+
+
+def answer(task: Task, top: Sequence[Candidate]) -> Any:
+    """Returns the labels with their probabilities or, if there are no labels, the native answer.
+
+    If several of the classes have the same label, it gets the probability of the best one.
+    """
+    if not task.labels:
+        return task.to_json(top, with_top=False)
+    label, probability = (field.name for field in task.answer)
+    answers: dict[str, float] = {}
+    for candidate in top:
+        answers.setdefault(candidate[label], candidate[probability])
+    return answers
+
+
+def describe(entry: CatalogEntry) -> dict[str, Any]:
+    """Describes a model as TorchServe does, as far as that applies here."""
+    model = entry.model
+    return {
+        "modelName": entry.name,
+        "modelVersion": entry.version,
+        "modelUrl": model.handle.model.path.name,
+        "runtime": model.report.info.backend,
+        "minWorkers": model.workers,
+        "maxWorkers": model.workers,
+        "batchSize": model.report.batch_cap,
+        "maxBatchDelay": model.settings.max_queue_delay_us // 1000,
+        "loadedAtStartup": True,
+        "workers": [
+            {"id": str(index), "status": "READY" if index < model.ready_workers else "UNLOADING"}
+            for index in range(model.workers)
+        ],
+    }

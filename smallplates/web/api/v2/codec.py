@@ -1,0 +1,317 @@
+"""Codec for the Open Inference Protocol's HTTP bodies: JSON, optionally followed by binary tensors.
+
+Tensors are views of the body or the result of a single decoder call; no loop runs over numbers.
+"""
+
+import math
+import struct
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from smallplates.errors import InvalidRequestError
+from smallplates.models.tensors import Array
+from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
+from smallplates.web.api.columns import (
+    MAX_DIMS,
+    Column,
+    ColumnCall,
+    Values,
+    WantedOutput,
+    call_of,
+    check_inputs,
+    check_outputs,
+    check_size,
+    columns_of,
+    count_of,
+    depth_of,
+    item_shape,
+    json_array,
+    raw_array,
+)
+from smallplates.web.api.datatypes import BYTES, DTYPES
+from smallplates.web.api.fields import commas, given, without_texts
+from smallplates.web.http.body import decode_json
+from smallplates.web.inference.served_model import Answer
+
+HEADER = "Inference-Header-Content-Length"
+MAX_TENSORS = 1024
+LENGTH = struct.Struct("<I")
+
+OTHER_COMMAS = 16 * 1024  # commas in a request that do not separate tensor elements
+MAX_PARAMETERS_BYTES = 8192  # as JSON; parsed objects take many times their bytes
+RESERVED = "triton_"
+SHARED_MEMORY = "shared memory is not supported: send the data in the request"
+MAX_CLASSES = 2**31 - 1
+Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
+Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class InputTensor(msgspec.Struct):
+    """An input in the JSON; `data` is decoded when its type is known."""
+
+    name: str
+    datatype: str
+    shape: Annotated[list[Dimension], msgspec.Meta(max_length=MAX_DIMS)]
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class RequestedOutput(msgspec.Struct):
+    """An output in the JSON."""
+
+    name: str
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class InferJson(msgspec.Struct):
+    """The JSON part of a request; keys that the protocol does not have are skipped.
+
+    Clients that build it from a class send null for what they leave out.
+    """
+
+    inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
+    id: str | None = None
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    outputs: Annotated[list[RequestedOutput], msgspec.Meta(max_length=MAX_TENSORS)] | None = None
+
+
+REQUEST = msgspec.json.Decoder(InferJson)
+SCHEMA = msgspec.json.schema(InferJson)
+SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None])
+TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
+
+
+def is_small(header: str | None) -> bool:
+    """Returns whether, by its header, the JSON is so short that decoding it takes hardly any time."""
+    return header is not None and len(header) < 5
+
+
+def header_length(text: str | None, body_bytes: int) -> int | None:
+    """Returns how many bytes of the body are JSON; None means all. Raises InvalidRequestError."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and int(text) <= body_bytes):
+        raise InvalidRequestError(f"{HEADER} must be a whole number up to the body's {body_bytes} bytes")
+    return int(text)
+
+
+def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> ColumnCall:
+    """Decodes a body with up to `most` inputs; `header` says how many bytes of it are JSON.
+
+    If that is 0, the body is the only element of the only input. Raises InvalidJsonError or
+    InvalidRequestError.
+    """
+    length = header_length(header, len(body))
+    if length == 0:
+        return raw_request(body, entry)
+    text = body if length is None else memoryview(body)[:length]
+    check_size(text, entry, most, OTHER_COMMAS)
+    request = decode_json(REQUEST, text)
+    parameters = scalars(request.parameters)
+    tensors = [(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs]
+    count = check_inputs(entry, tensors, most)
+    tail = memoryview(b"" if length is None else body)[length or 0 :]
+    binary = flag(parameters, "binary_data_output") or False
+    wanted = [requested(output, binary) for output in request.outputs or []]
+    return call_of(
+        entry,
+        count,
+        values_of(entry, request.inputs, count, tail),
+        shape=request.inputs[0].shape,
+        outputs=check_outputs(entry, wanted, binary),
+        id=request.id or "",
+        timeout_us=whole_number(parameters, "timeout"),
+        candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
+    )
+
+
+def raw_request(body: bytes, entry: CatalogEntry) -> ColumnCall:
+    """Takes the whole body as one input: a file, a text, or the bytes of a tensor of fixed shape."""
+    spec = entry.default_input
+    if spec is None or -1 in spec.dims:
+        raise InvalidRequestError(f"{entry.name} needs JSON before its tensors")
+    if not body:
+        raise InvalidRequestError("the body is empty")
+    is_bytes = spec.datatype == BYTES
+    values: Values = [body] if is_bytes else raw_array(memoryview(body), spec, spec.dims, 1)
+    outputs = check_outputs(entry, [], binary=True)
+    return call_of(entry, 1, {spec.name: values}, shape=[*spec.dims], outputs=outputs)
+
+
+def values_of(
+    entry: CatalogEntry, inputs: list[InputTensor], count: int, tail: memoryview
+) -> dict[str, Values]:
+    """Returns every input's values, from its JSON or from its part of the bytes after the JSON."""
+    specs = {spec.name: spec for spec in entry.inputs}
+    values: dict[str, Values] = {}
+    left = tail
+    for tensor in inputs:
+        spec, parameters = specs[tensor.name], scalars(tensor.parameters)
+        if "binary_data_size" not in parameters:
+            values[tensor.name] = json_values(tensor, spec, count)
+            continue
+        if given(tensor.data):
+            raise InvalidRequestError(f"{tensor.name} has both data and binary_data_size")
+        size = whole_number(parameters, "binary_data_size", 2**40)
+        if size > len(left) or (tensor is inputs[-1] and size != len(left)):
+            raise InvalidRequestError(
+                f"{tensor.name} has binary_data_size {size}, but {len(left)} bytes follow the JSON"
+            )
+        values[tensor.name] = binary_values(left[:size], spec, tensor.shape, count)
+        left = left[size:]
+    if left:
+        raise InvalidRequestError(f"{len(left)} bytes follow the JSON, but no input claims them")
+    return values
+
+
+def json_values(tensor: InputTensor, spec: ColumnSpec, count: int) -> Values:
+    """Returns an input's values from its JSON."""
+    if (data := given(tensor.data)) is None:
+        raise InvalidRequestError(f"{tensor.name} has neither data nor binary_data_size")
+    if spec.datatype == BYTES:
+        return json_texts(data, math.prod(tensor.shape), spec)
+    return json_numbers(data, tensor.shape, spec, count)
+
+
+def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: int) -> Values:
+    """Returns an input's values from binary data."""
+    if spec.datatype == BYTES:
+        return binary_elements(data, math.prod(shape), spec.name)
+    return raw_array(data, spec, item_shape(spec, shape), count)
+
+
+def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
+    """Parses a `parameters` object, without its nulls. Raises InvalidRequestError."""
+    if (text := given(raw)) is None:
+        return {}
+    if len(memoryview(text)) > MAX_PARAMETERS_BYTES:
+        raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
+    decoded: Parameters = decode_json(SCALARS, text)
+    parameters = {name: value for name, value in decoded.items() if value is not None}
+    check_parameters(parameters)
+    return parameters
+
+
+def check_parameters(parameters: Parameters) -> None:
+    """Raises InvalidRequestError for names reserved by Triton and for shared memory."""
+    for name in parameters:
+        if name.startswith(RESERVED):
+            raise InvalidRequestError(f"parameters that begin with {RESERVED} are reserved: {name[:80]}")
+        if name.startswith("shared_memory"):
+            raise InvalidRequestError(SHARED_MEMORY)
+
+
+def whole_number(parameters: Parameters, name: str, largest: int | None = None) -> int:
+    """Returns a parameter from 0 to `largest`, or 0 if it is absent. Raises InvalidRequestError.
+
+    Without `largest`, there is no upper limit.
+    """
+    value = parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= (largest or value):
+        limit = "up" if largest is None else f"to {largest}"
+        raise InvalidRequestError(f"{name} must be a whole number from 0 {limit}")
+    return value
+
+
+def flag(parameters: Parameters, name: str) -> bool | None:
+    """Returns a boolean parameter, or None if it is absent. Raises InvalidRequestError."""
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be true or false")
+    return value
+
+
+def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
+    """Parses an entry of the request's `outputs`."""
+    parameters = scalars(output.parameters)
+    wants_binary = flag(parameters, "binary_data")
+    classes = whole_number(parameters, "classification", MAX_CLASSES)
+    return WantedOutput(output.name, classes, binary if wants_binary is None else wants_binary)
+
+
+def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
+    """Splits data into `count` elements, each a little-endian uint32 length and that many bytes."""
+    elements = []
+    for index in range(count):
+        if len(data) < LENGTH.size:
+            raise InvalidRequestError(f"the data of {name} end before element {index}")
+        (size,) = LENGTH.unpack_from(data)
+        if size > len(data) - LENGTH.size:
+            raise InvalidRequestError(f"element {index} of {name} has {size} bytes, more than follow")
+        elements.append(bytes(data[LENGTH.size : LENGTH.size + size]))
+        data = data[LENGTH.size + size :]
+    if data:
+        raise InvalidRequestError(f"{len(data)} bytes follow the last of the {count} elements of {name}")
+    return elements
+
+
+def json_texts(raw: msgspec.Raw, count: int, spec: ColumnSpec) -> list[str]:
+    """Parses texts, or bytes as base64, in a flat list or with one list per batch element."""
+    depth = depth_of(raw)
+    if depth > 2:
+        raise InvalidRequestError(f"the data of {spec.name} are nested more deeply than their shape")
+    if commas(without_texts(raw) if spec.is_text else raw) > 2 * count:  # a data URL has a comma, too
+        raise InvalidRequestError(f"{spec.name} has more than the {count} elements of its shape")
+    decoded = decode_json(TEXTS[depth - 1], raw, spec.name)
+    texts: list[str] = decoded if depth == 1 else [text for row in decoded for text in row]
+    if len(texts) != count:
+        raise InvalidRequestError(f"{spec.name} has {len(texts)} elements, but its shape has {count}")
+    return texts
+
+
+def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: int) -> Array:
+    """Parses numbers, flat or nested like the shape, to [count, *dims]."""
+    depth, name = depth_of(raw), spec.name
+    if depth not in (1, len(shape)):
+        raise InvalidRequestError(f"the data of {name} must be flat, or nested like the shape")
+    needed = math.prod(shape)
+    if needed and (sent := count_of(raw, spec)) != needed:
+        raise InvalidRequestError(f"{name} has {sent} numbers, but its shape has {needed}")
+    array = json_array(raw, depth, spec)
+    wanted = tuple(shape) if depth > 1 else (needed,)
+    if array.shape != wanted:
+        raise InvalidRequestError(f"{name} must have the shape {list(wanted)}, not {list(array.shape)}")
+    return array.reshape(count, *item_shape(spec, shape))
+
+
+def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
+    """Returns the body of an answer, and the length of its JSON if binary tensors follow, else None."""
+    outputs, tails = [], []
+    for wanted, column in zip(call.outputs, columns_of(call, answer), strict=True):
+        entry: dict[str, Any] = {
+            "name": column.name,
+            "datatype": column.datatype,
+            "shape": column.shape,
+        }
+        if wanted.binary:
+            data = binary_data(column)
+            entry["parameters"] = {"binary_data_size": len(data)}
+            tails.append(data)
+        else:
+            entry["data"] = json_data(column)
+        outputs.append(entry)
+    content: dict[str, Any] = {"id": call.id} if call.id else {}
+    content |= {
+        "model_name": call.entry.name,
+        "model_version": call.entry.version,
+        "outputs": outputs,
+    }
+    head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b"".join([head, *tails]), len(head) if tails else None
+
+
+def binary_data(column: Column) -> bytes:
+    """Encodes an output as binary data."""
+    if isinstance(column.data, list):
+        return b"".join(LENGTH.pack(len(text)) + text for text in column.data)
+    return column.data.astype(DTYPES[column.datatype], copy=False).tobytes()
+
+
+def json_data(column: Column) -> Array | list[str]:
+    """Returns an output as flat `data` for orjson."""
+    if isinstance(column.data, list):
+        return [text.decode() for text in column.data]
+    return np.ascontiguousarray(column.data).ravel()

@@ -1,0 +1,136 @@
+"""Metadata, configuration and statistics of models in the Open Inference Protocol.
+
+The schemas are Triton's; `perf_analyzer` reads them before and after every measurement window.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from smallplates import __version__
+from smallplates.engine.statistics import BatchTotals, Totals
+from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
+from smallplates.web.api.datatypes import BYTES
+from smallplates.web.inference.served_model import ServedModel
+
+SERVER = "servery"
+EXTENSIONS = [
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+]
+DESCRIPTION = "model.json"
+CHANNELS = 3
+
+
+def server_metadata() -> dict[str, Any]:
+    """Returns the content of `GET /v2`."""
+    return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
+
+
+def metadata(entry: CatalogEntry) -> dict[str, Any]:
+    """Describes a model's inputs and outputs; shapes include the batch dimension if there is one."""
+    batch = [-1] if entry.is_batched else []
+
+    def tensor(spec: ColumnSpec) -> dict[str, Any]:
+        return {"name": spec.name, "datatype": spec.datatype, "shape": [*batch, *spec.dims]}
+
+    return {
+        "name": entry.name,
+        "versions": [entry.version],
+        "platform": platform(entry.model),
+        "inputs": [tensor(spec) for spec in entry.inputs],
+        "outputs": [tensor(spec) for spec in entry.outputs],
+    }
+
+
+def platform(model: ServedModel) -> str:
+    """Returns `onnxruntime` or `torch`."""
+    return model.report.info.backend.split()[0]
+
+
+def config(entry: CatalogEntry) -> dict[str, Any]:
+    """Returns Triton's `ModelConfig` as JSON, with model.json among its parameters."""
+
+    def tensor(spec: ColumnSpec) -> dict[str, Any]:
+        return {
+            "name": spec.name,
+            "data_type": "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}",
+            "dims": list(spec.dims),
+        }
+
+    settings, model = entry.model.settings, entry.model
+    batching = {
+        "preferred_batch_size": settings.preferred_batch_sizes or [model.report.batch_cap],
+        "max_queue_delay_microseconds": settings.max_queue_delay_us,
+    }
+    return {
+        "name": entry.name,
+        "platform": platform(model),
+        "backend": platform(model),
+        "version_policy": {"specific": {"versions": [int(entry.version)]}},
+        "max_batch_size": model.largest_request if entry.is_batched else 0,
+        "input": [{**tensor(spec), "format": layout(spec)} for spec in entry.inputs],
+        "output": [tensor(spec) for spec in entry.outputs],
+        "instance_group": [
+            {
+                "name": f"{entry.name}_0",
+                "kind": "KIND_GPU" if model.report.on_gpu else "KIND_CPU",
+                "count": model.workers,
+            }
+        ],
+        **({"dynamic_batching": batching} if entry.is_batched else {}),
+        "parameters": {DESCRIPTION: {"string_value": model.description.json_text()}},
+    }
+
+
+def layout(spec: ColumnSpec) -> str:
+    """Returns how Triton's clients may interpret an input: as an image with three channels, or not."""
+    is_image = len(spec.dims) == CHANNELS == spec.dims[0]
+    return "FORMAT_NCHW" if is_image else "FORMAT_NONE"
+
+
+def statistics(entry: CatalogEntry) -> dict[str, Any]:
+    """Returns a model's counts and durations since its version went into service."""
+    totals, batches = entry.model.statistics(entry.signature)
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "last_inference": totals.last_inference_ms,
+        "inference_count": totals.inferences,
+        "execution_count": sum(batch.executions for batch in batches.values()),
+        "inference_stats": request_durations(totals),
+        "batch_stats": [
+            {"batch_size": size, **batch_durations(batch)} for size, batch in batches.items()
+        ],
+    }
+
+
+def request_durations(totals: Totals) -> dict[str, Any]:
+    """Formats durations per request: a batch sent by a client counts once; nothing is cached."""
+    figures = asdict(totals)
+    stages = {"queue": "queue", "compute_input": "decode"}
+    stages |= {"compute_infer": "infer", "compute_output": "output"}
+    return {
+        "success": duration(totals.successes, totals.success_ns),
+        "fail": duration(totals.failures, totals.failure_ns),
+        **{name: duration(totals.successes, figures[f"{stage}_ns"]) for name, stage in stages.items()},
+        "cache_hit": duration(0, 0),
+        "cache_miss": duration(0, 0),
+    }
+
+
+def batch_durations(batch: BatchTotals) -> dict[str, Any]:
+    """Formats durations per executed batch of one size."""
+    return {
+        "compute_input": duration(batch.executions, batch.decode_ns),
+        "compute_infer": duration(batch.executions, batch.infer_ns),
+        "compute_output": duration(batch.executions, batch.output_ns),
+    }
+
+
+def duration(count: int, nanoseconds: int) -> dict[str, int]:
+    """Formats Triton's pair of count and nanoseconds."""
+    return {"count": count, "ns": nanoseconds}

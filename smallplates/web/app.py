@@ -1,0 +1,156 @@
+"""`create_app`: assembles settings, models, inference service, protocols and middleware."""
+
+import copy
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
+from fastapi_offline import FastAPIOffline
+from starlette.types import ASGIApp
+
+from smallplates import __version__
+from smallplates.logging import configure_logging, warn_of_unknown_variables
+from smallplates.models.folder import configured_models, stored_models
+from smallplates.settings import Settings
+from smallplates.supervision.planner import planner
+from smallplates.supervision.registry import Registry, RegistryAccess
+from smallplates.web.api import native, tfserving, torchserve
+from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.documentation import describe_models
+from smallplates.web.api.pipeline import Pipeline
+from smallplates.web.api.tcp import TcpServer
+from smallplates.web.api.v2 import codec
+from smallplates.web.api.v2 import http as v2
+from smallplates.web.http.middleware import AccessLogMiddleware, ErrorMiddleware, ErrorShape, text_error
+from smallplates.web.inference.service import InferenceService
+from smallplates.web.metrics import Metrics
+
+if TYPE_CHECKING:
+    from smallplates.web.http.tracing import Tracer
+
+CORS_RESPONSE_HEADERS = (
+    f"Accept-Encoding, Allow, {codec.HEADER}, Retry-After, Server-Timing, WWW-Authenticate, "
+    "X-Input-Truncated, X-Request-ID"
+)
+"""Headers of our responses that a browser would hide from a page of another origin."""
+
+
+def create_app(settings: Settings, backend: str, registry: RegistryAccess | None = None) -> FastAPI:
+    """Returns the ASGI application; `app.state.service` is its inference service.
+
+    `backend` names a `engine.backend.Backend` as `module:class`; only the workers import it. Without
+    `registry`, the application starts its own engines. Raises ConfigurationError if a model's
+    description is invalid.
+    """
+    configure_logging(settings)
+    models = configured_models(settings)  # now, so that errors stop the start early
+    if registry is None:  # otherwise the cluster's parent does it, once for all its processes
+        warn_of_unknown_variables([*models, *stored_models(settings)])
+    registry = registry or Registry(settings, planner(backend, settings), models)
+    service = InferenceService(settings, registry, models)
+    pipeline, catalog = Pipeline(service), ModelCatalog(service)
+    tcp = TcpServer(pipeline)
+    tracer = make_tracer(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        grpc = grpc_server(pipeline, catalog, tracer)
+        with tracer.running() if tracer else nullcontext():
+            async with service.running(), tcp.running(), grpc:
+                yield
+
+    app: FastAPI = FastAPIOffline(
+        title="Model server",
+        version=__version__,
+        description="Send a request to `/predict`; `/model` describes the models that are served.",
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,  # redirects would go to whatever the Host header says
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # saves work at every request
+    )
+    app.state.service = service
+    app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
+    errors: dict[str, ErrorShape] = {}
+    for router in routers(pipeline, catalog, errors):
+        app.router.routes.extend(router.routes)  # `include_router` would cost 20 us per request
+    for route in app.router.routes:
+        if isinstance(route, APIRoute) and route.methods == {"GET"}:
+            route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
+    app.middleware_stack = middleware_stack(app, settings, service.metrics, errors, tracer)
+    return app
+
+
+def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:
+    """Returns the OpenAPI document, including requests and answers of the models in service."""
+    with warnings.catch_warnings():  # about duplicate operation ids, which are replaced later
+        warnings.simplefilter("ignore", UserWarning)
+        schema = copy.deepcopy(FastAPI.openapi(app))
+    entries: dict[str, list[CatalogEntry]] = {}
+    for entry in catalog.entries.values():
+        entries.setdefault(entry.model.description.name, []).append(entry)
+    if entries:  # empty if all models have been unloaded
+        describe_models(schema, [*entries.values()])
+    return schema
+
+
+def middleware_stack(
+    app: FastAPI,
+    settings: Settings,
+    metrics: Metrics,
+    errors: dict[str, ErrorShape],
+    tracer: "Tracer | None",
+) -> ASGIApp:
+    """Returns the middleware around the router; unlike FastAPI's, it handles errors in one place."""
+    stack: ASGIApp = ErrorMiddleware(AsyncExitStackMiddleware(app.router), errors)
+    if settings.cors_origins:
+        stack = CORSMiddleware(
+            stack,
+            allow_origins=settings.cors_origins,
+            allow_methods=sorted(set().union(*(getattr(route, "methods", ()) for route in app.routes))),
+            allow_headers=["*"],  # as any other client: unknown headers are ignored
+            expose_headers=[CORS_RESPONSE_HEADERS],
+        )
+    return AccessLogMiddleware(stack, metrics, tracer)
+
+
+def routers(
+    pipeline: Pipeline, catalog: ModelCatalog, errors: dict[str, ErrorShape]
+) -> Iterator[APIRouter]:
+    """Yields the routers of the native API and of enabled protocols; adds their formats to `errors`."""
+    settings = pipeline.service.settings
+    yield native.create_router(pipeline)
+    if "v2" in settings.protocols:
+        yield v2.create_router(pipeline, catalog)
+        errors["v2"] = text_error
+    if "tfserving" in settings.protocols:
+        yield tfserving.create_router(pipeline, catalog)
+        errors[tfserving.SEGMENT] = text_error
+    if "torchserve" in settings.protocols:
+        yield torchserve.create_router(pipeline, catalog)
+        errors |= dict.fromkeys(torchserve.SEGMENTS, torchserve.error_response)
+
+
+def grpc_server(
+    pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
+) -> AbstractAsyncContextManager[None]:
+    """Returns the gRPC server if a port is set; otherwise gRPC is not even imported."""
+    if pipeline.service.settings.grpc_port is None:
+        return nullcontext()
+    from smallplates.web.api.v2 import grpc
+
+    return grpc.running(pipeline, catalog, tracer)
+
+
+def make_tracer(settings: Settings) -> "Tracer | None":
+    """Returns the tracer if a collector is set; otherwise OpenTelemetry is not even imported."""
+    if settings.otlp_endpoint is None:
+        return None
+    from smallplates.web.http.tracing import Tracer
+
+    return Tracer(settings.otlp_endpoint)

@@ -1,0 +1,295 @@
+"""Reads request bodies within limits and encodes responses: JSON, forms, gzip and deflate.
+
+A body that decompresses to more than its limit is refused. The bytes count as held in steps while they
+are decompressed. Called by the protocols.
+"""
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import orjson
+from fastapi import Request, Response
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
+
+from smallplates.errors import (
+    InvalidBodyError,
+    InvalidJsonError,
+    InvalidRequestError,
+    InvalidTextError,
+    OverloadedError,
+    PayloadTooLargeError,
+    SlowBodyError,
+    UnsupportedMediaTypeError,
+)
+
+MAX_PARTS = 16
+FORM_CONFIG = {"MAX_MEMORY_FILE_SIZE": None}  # keeps files in memory instead of writing to disk
+MAX_BOUNDARY = 70  # RFC 2046
+MAX_CONTENT_TYPE = 1024  # characters; the parser's time grows with their square
+GZIP = zlib.MAX_WBITS | 16  # RFC 1952
+WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": zlib.MAX_WBITS}  # the last: RFC 1950
+MAX_MEMBERS = 4096  # of a gzip body; each costs time, even if it is empty
+STEP = 256 * 1024  # bytes that are decompressed before they are counted
+UNPACKED_AT_ONCE = 4
+FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of zero, RFC 9110
+LARGE = 64 * 1024  # bytes; larger bodies are processed on a thread
+FAST = 1
+WORTH_IT = 512  # bytes; smaller responses fit into one packet anyway
+
+HALF_SURROGATE = re.compile(rb"\\u(?i:d[89ab])..(?!\\u(?i:d[c-f]))|(?<!\\u(?i:d[89ab])..)\\u(?i:d[c-f])")
+BOM = b"\xef\xbb\xbf"  # byte order mark in UTF-8
+SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks the syntax without building anything
+T = Any  # depends on the decoder's type
+
+
+class BodyReader:
+    """Reads bodies, with a limit for each body and one for all bodies held at the same time."""
+
+    def __init__(self, max_bytes: int, max_buffered_bytes: int, timeout_s: float) -> None:
+        self.max_bytes = max_bytes
+        self.max_buffered_bytes = max_buffered_bytes
+        self.timeout_s = timeout_s
+        self.buffered = 0
+        self.unpacking = asyncio.Semaphore(UNPACKED_AT_ONCE)
+
+    def read(self, request: Request) -> "AbstractAsyncContextManager[Body]":
+        """Reads the whole body of an HTTP request, plain or in gzip or deflate; see `collect`.
+
+        Raises UnsupportedMediaTypeError for other encodings, and what `collect` raises.
+        """
+        coding = content_coding(request.headers.getlist("content-encoding"))
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.max_bytes:
+            raise self._too_large()
+        return self.collect(request.stream(), coding)
+
+    def _too_large(self) -> PayloadTooLargeError:
+        return PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
+
+    @asynccontextmanager
+    async def collect(
+        self, stream: AsyncIterable[bytes], coding: str | None = None
+    ) -> "AsyncIterator[Body]":
+        """Joins all chunks; the body counts as held until the block ends.
+
+        Raises PayloadTooLargeError, SlowBodyError or OverloadedError.
+        """
+        chunks: list[bytes] = []
+        with Body(self, coding) as body:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    async for chunk in stream:
+                        if body.size + len(chunk) > self.max_bytes:
+                            raise self._too_large()
+                        body.hold(len(chunk))
+                        chunks.append(chunk)
+            except TimeoutError as error:
+                text = f"the body did not arrive within {self.timeout_s:g} s"
+                raise SlowBodyError(text) from error
+            body.content = b"".join(chunks)
+            del chunks
+            yield body
+
+
+class Body:
+    """A body, possibly compressed, and the bytes that count as held until its block ends."""
+
+    def __init__(self, reader: BodyReader, coding: str | None = None) -> None:
+        self.content = b""
+        self.size = 0
+        """Bytes that count as held."""
+
+        self._reader = reader
+        self._coding = coding
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Counts nothing any more."""
+        self._reader.buffered -= self.size
+
+    def hold(self, more: int) -> None:
+        """Counts more bytes as held, or fewer. Raises OverloadedError."""
+        self.size += more
+        self._reader.buffered += more
+        if more > 0 and self._reader.buffered > self._reader.max_buffered_bytes:
+            raise OverloadedError("the memory for request bodies is full")
+
+    async def unpacked(self) -> bytes:
+        """Returns the body, decompressed on a thread.
+
+        Raises InvalidBodyError, PayloadTooLargeError or OverloadedError.
+        """
+        if self._coding:
+            parts, packed_size = [b""], self.size
+            steps = unpack(self.content, self._coding)
+            async with self._reader.unpacking:
+                while (part := await asyncio.to_thread(next, steps, None)) is not None:
+                    self.hold(len(part))
+                    if self.size - packed_size > (most := self._reader.max_bytes):
+                        raise PayloadTooLargeError(f"the body decompresses to more than {most} bytes")
+                    parts.append(part)
+            self.hold(-packed_size)
+            self.content = b"".join(parts)
+        return self.content
+
+
+def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
+    """Returns the media type in lower case, and its parameters. Raises UnsupportedMediaTypeError."""
+    if len(text) > MAX_CONTENT_TYPE:
+        raise UnsupportedMediaTypeError(f"the content type has more than {MAX_CONTENT_TYPE} characters")
+    return parse_options_header(text)
+
+
+def decode_json(
+    decoder: "msgspec.json.Decoder[T]", data: bytes | memoryview | msgspec.Raw, name: str = "request"
+) -> T:
+    """Decodes JSON, also after a byte order mark; `name` is for error messages.
+
+    Raises InvalidJsonError for text that is not JSON, InvalidTextError for an unpaired surrogate, and
+    InvalidRequestError for JSON that does not match the decoder's type.
+    """
+    if isinstance(data, bytes | memoryview) and data[:3] == BOM:
+        data = data[3:]
+    try:
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError as error:
+            SYNTAX.decode(data)  # text that breaks off further on is not JSON at all
+            text = f"the {name} does not match the schema: {error}"  # may contain a key of any length
+            raise InvalidRequestError(text[:400]) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if HALF_SURROGATE.search(bytes(memoryview(data))):  # msgspec reports malformed or truncated data
+            raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
+        raise InvalidJsonError(f"the {name} is not JSON: {error}"[:200]) from error
+
+
+def dump_json(content: Any) -> bytes:
+    """Returns JSON. Integers keep all their digits, although orjson supports only 64 bits."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        return msgspec.json.encode(content)
+
+
+def json_response(
+    content: dict[str, Any] | list[dict[str, Any]],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Returns a response with `content`, anything that `dump_json` takes, as application/json."""
+    return Response(dump_json(content), status, headers, "application/json")
+
+
+class FormPart(NamedTuple):
+    """A field of a form."""
+
+    name: str
+    content: bytes
+    is_file: bool
+    """Whether it has a file name."""
+
+    content_type: str | None
+
+
+def form_parts(body: bytes, boundary: bytes | None) -> list[FormPart]:
+    """Returns the parts of a multipart form (RFC 7578). Raises InvalidRequestError."""
+    if not boundary or len(boundary) > MAX_BOUNDARY:
+        raise InvalidRequestError("multipart/form-data needs a boundary of 1 to 70 characters")
+    parts: list[FormPart] = []
+    ends: list[bool] = []
+
+    def add(part: Field | File) -> None:
+        if len(parts) == MAX_PARTS:
+            raise InvalidRequestError(f"the form has more than {MAX_PARTS} parts")
+        if isinstance(part, File):
+            part.file_object.seek(0)
+        content = part.file_object.read() if isinstance(part, File) else part.value or b""
+        name = (part.field_name or b"").decode("latin-1")
+        parts.append(FormPart(name, content, isinstance(part, File), part.content_type))
+
+    form = FormParser(
+        "multipart/form-data", add, add, lambda: ends.append(True), boundary, config=FORM_CONFIG
+    )
+    try:
+        form.write(body)
+    except FormParserError as error:
+        raise InvalidRequestError(f"the form cannot be read: {error}"[:200]) from error
+    finally:
+        assert form.parser  # noqa: S101 set for this content type
+        form.parser.callbacks = {}  # breaks a reference cycle, which would keep the form's parts
+    if not ends:
+        raise InvalidRequestError("the form cannot be read: it does not end with its boundary")
+    return parts
+
+
+def only_file(parts: Sequence[FormPart], fields: Sequence[str], nameless: bool = False) -> FormPart:
+    """Returns the only file among these fields of a form.
+
+    `nameless` also accepts a field without a file name. Raises InvalidRequestError.
+    """
+    files = [part for part in parts if part.name in fields and (nameless or part.is_file)]
+    if len(files) != 1:
+        names = " or ".join(fields)
+        raise InvalidRequestError(f"send one file in the field {names}; got {len(files)}")
+    return files[0]
+
+
+def content_coding(headers: Sequence[str]) -> str | None:
+    """Returns the coding of a body, or None; several headers are one list (RFC 9110).
+
+    Raises UnsupportedMediaTypeError.
+    """
+    codings = [name.strip().lower() for name in ",".join(headers).split(",")]
+    codings = [name for name in codings if name not in ("", "identity")]
+    if len(codings) > 1 or not set(codings) <= WINDOW_BITS.keys():
+        text = f"the content encoding {', '.join(codings)[:80]!r} is not supported"
+        raise UnsupportedMediaTypeError(text, {"Accept-Encoding": "gzip, deflate"})
+    return codings[0] if codings else None
+
+
+def unpack(body: bytes, coding: str) -> Iterator[bytes]:
+    """Yields the content of a compressed body in parts of up to STEP bytes. Raises InvalidBodyError.
+
+    A gzip body may have several members.
+    """
+    left = memoryview(body)
+    for _ in range(MAX_MEMBERS if WINDOW_BITS[coding] == GZIP else 1):
+        stream = zlib.decompressobj(WINDOW_BITS[coding])
+        while not stream.eof:
+            given = left[:STEP]  # zlib copies what it leaves over
+            try:
+                part = stream.decompress(given, STEP)
+            except zlib.error as error:
+                raise InvalidBodyError(f"the body is not valid {coding}: {error}") from error
+            left = left[len(given) - len(stream.unused_data or stream.unconsumed_tail) :]
+            if not part and not given:
+                raise InvalidBodyError(f"the body ends within its {coding} stream")
+            yield part
+        if not left:
+            return
+    raise InvalidBodyError(f"more data follow the last {coding} stream")
+
+
+def accepted_encoding(header: str | None) -> str | None:
+    """Returns the first encoding in an Accept-Encoding header that is supported and not forbidden."""
+    for part in (header or "").lower().split(","):
+        name, _, weight = part.partition(";")
+        if name.strip() in WINDOW_BITS and not FORBIDDEN.fullmatch(weight.strip()):
+            return name.strip()
+    return None
+
+
+async def packed(body: bytes, encoding: str) -> bytes:
+    """Compresses a body as gzip or deflate, quickly rather than well."""
+    work = partial(zlib.compress, body, FAST, WINDOW_BITS[encoding])
+    return work() if len(body) <= LARGE else await asyncio.to_thread(work)

@@ -1,0 +1,126 @@
+"""Middleware around every HTTP request, from the outside in: access log, CORS (if enabled), errors.
+
+`web.app.create_app` uses it in place of FastAPI's own stack, which handles errors in two more places.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from fastapi import Response
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from smallplates.errors import ServingError
+from smallplates.web.http.body import json_response
+from smallplates.web.http.request_context import (
+    CLIENT_GONE,
+    QUIET_PATHS,
+    RequestContext,
+    choose_id,
+    record,
+    to_client_error,
+)
+from smallplates.web.metrics import Metrics
+
+if TYPE_CHECKING:
+    from smallplates.web.http.tracing import Tracer
+
+ErrorShape = Callable[[ServingError, RequestContext], Response]
+"""Returns the response for an error, in a protocol's format."""
+
+
+class AccessLogMiddleware:
+    """Creates a request's context, adds our headers to the response, and records the outcome."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: "Tracer | None") -> None:
+        self.app = app
+        self.metrics = metrics
+        self.tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on; adds X-Request-ID and Server-Timing to the response."""
+        if scope["type"] != "http":  # an ASGI server's lifespan
+            await self.app(scope, receive, send)
+            return
+        context = scope["context"] = RequestContext(choose_id(header(scope, b"x-request-id")))
+        if self.tracer:
+            context.traceparent = (header(scope, b"traceparent") or b"").decode("latin-1")
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", context.request_id.encode()),
+                    (b"server-timing", context.server_timing().encode()),
+                ]
+                if context.inference and context.inference.truncated:
+                    message["headers"].append((b"x-input-truncated", b"true"))
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            context.status = CLIENT_GONE
+        finally:
+            self._record(scope, context)
+
+    def _record(self, scope: Scope, context: RequestContext) -> None:
+        route = getattr(scope.get("route"), "path", None)
+        series = route or "other"
+        if self.tracer and scope["path"] not in QUIET_PATHS:
+            context.trace_id = self.tracer.record_http(context, scope["method"], scope["path"], route)
+        record(
+            self.metrics,
+            context,
+            context.status or CLIENT_GONE,
+            method=scope["method"],
+            path=scope["path"],
+            series=series,
+            client=(scope.get("client") or ("", 0))[0],
+            # other protocols' requests are timed if they were computed
+            timed=series in ("/predict", "/predict/{model}") or bool(context.timings),
+        )
+
+
+def header(scope: Scope, wanted: bytes) -> bytes | None:
+    """Returns the first header with this name, given in lower case, or None."""
+    return next((value for name, value in scope["headers"] if name == wanted), None)
+
+
+class ErrorMiddleware:
+    """Turns every exception of handlers and the router into a response of the path's protocol."""
+
+    def __init__(self, app: ASGIApp, responses: Mapping[str, ErrorShape]) -> None:
+        """`responses` maps a path's first segment to its error format if that is not the native one."""
+        self.app = app
+        self.responses = responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ClientDisconnect, and exceptions of a lifespan or after the response has started."""
+        response = None
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:
+            context: RequestContext | None = scope.get("context")
+            if context is None or isinstance(error, ClientDisconnect):
+                raise
+            answer = to_client_error(error, context)
+            if context.status:
+                raise
+            first_segment = scope["path"].removeprefix("/").partition("/")[0]
+            response = self.responses.get(first_segment, native_error)(answer, context)
+        if response is not None:  # outside of `except`, whose traceback would keep the request's body
+            await response(scope, receive, send)
+
+
+def native_error(error: ServingError, context: RequestContext) -> Response:
+    """Returns `{"detail", "code", "request_id"}` with the error's status and headers."""
+    body = {"detail": error.detail, "code": error.code, "request_id": context.request_id}
+    return json_response(body, error.status, error.headers)
+
+
+def text_error(error: ServingError, _: RequestContext) -> Response:
+    """Returns `{"error": "..."}`; protocols with this format use 400 instead of 422."""
+    status = 400 if error.status == 422 else error.status
+    return json_response({"error": error.detail}, status, error.headers)

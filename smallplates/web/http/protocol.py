@@ -1,0 +1,336 @@
+"""The HTTP/1.1 protocol of a connection: uvicorn's, with limits on the resources a client can use.
+
+`server.py` creates one for every accepted connection; with uvicorn's command line, use
+`--http smallplates.web.http.protocol:HttpProtocol`. Each docstring says what a method adds to uvicorn's
+method of the same name. The limits for request bodies are in `body.py`.
+"""
+
+import asyncio
+import functools
+import select
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Any
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED = 8
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+BAD_REQUEST = b"400 Bad Request"
+INVALID_REQUEST = b"Invalid HTTP request received."
+REFUSAL = (
+    b"HTTP/1.1 %s\r\n%s: %s\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%s"
+)
+STATUS_LINES = {  # the phrases of RFC 9110; before 3.13 Python has older ones
+    b"HTTP/1.1 413 Request Entity Too Large": b"HTTP/1.1 413 Content Too Large",
+    b"HTTP/1.1 422 Unprocessable Entity": b"HTTP/1.1 422 Unprocessable Content",
+}
+
+
+class Connections:
+    """Connections of one web process, limited to `most`; `server.py` opens them.
+
+    A connection that waits for its client to send a request, or the rest of one, can be closed without
+    harm; the one that has waited longest is closed first. So a flood of idle or slow connections only
+    pushes itself out, while a client that sends a whole request at once is served.
+    """
+
+    def __init__(self, most: int = 4096, head_s: float = 20.0, write_s: float = 30.0) -> None:
+        self.most = most
+        self.head_s = head_s  # for a request's head, and for the rest of a body after its response
+        self.write_s = write_s  # for a client to read a full buffer of responses
+        self.open = 0
+        self.draining = False  # shutting down: each connection's newest request is its last
+        self._waiting: dict[asyncio.Transport, None] = {}
+
+    def opened(self) -> bool:
+        """Counts a new connection; if it returns False, there is no room and `closed` must be called."""
+        self.open += 1
+        return self.open <= self.most or self.make_room()
+
+    def closed(self) -> None:
+        """Removes a connection from the count."""
+        self.open -= 1
+
+    def mark_idle(self, connection: asyncio.Transport) -> None:
+        """Notes that the connection waits for its client; if it was waiting, it keeps its place."""
+        self._waiting.setdefault(connection)
+
+    def mark_busy(self, connection: asyncio.Transport) -> None:
+        """Notes that the connection has received a whole request, or is gone."""
+        self._waiting.pop(connection, None)
+
+    def make_room(self) -> bool:
+        """Closes the connection that has waited longest; returns False if none waits."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return False
+        self.mark_busy(oldest)
+        oldest.abort()
+        return True
+
+
+class ResponseTransport(asyncio.Transport):
+    """Holds back a response's head until its body starts, to send one packet instead of two."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        super().__init__()
+        self.close = close  # type: ignore[method-assign]  # see `HttpProtocol._close`
+        self.expects_head = False  # whether the next write is a response's head
+        self.is_half_closed = False  # the last response is sent, but a request body is still arriving
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: Any) -> None:  # Any: as asyncio's
+        """Holds back a head; writes other data after the head that was held back."""
+        if self.expects_head and data != CONTINUE:
+            self.expects_head = False
+            line, end, rest = data.partition(b"\r\n")
+            self._head = STATUS_LINES.get(line, line) + end + rest
+        elif data or self._head:
+            self._transport.write(self._head + data)
+            self._head = b""
+
+    def is_closing(self) -> bool:
+        """Returns whether no more responses can be sent."""
+        return self.is_half_closed or self._transport.is_closing()
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Answers a connection's requests in order, and closes the connection if it exceeds a limit."""
+
+    def __init__(self, *args: Any, connections: Connections | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # Any: uvicorn's
+        self._registry = connections or Connections()
+        self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the newest request
+        self._request_complete = True  # whether the newest request is, so that a head comes next
+        self._refusal = BAD_REQUEST  # status for a head that is not accepted
+        self._head_bytes = 0  # bytes received of an incomplete head or of incomplete trailers
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._hangup: select.epoll | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Limits the time until the first head, and wraps the transport in `ResponseTransport`."""
+        super().connection_made(transport)
+        self._connection = transport
+        self.transport = self._response = ResponseTransport(transport, self._close)
+        self._registry.mark_idle(transport)
+        self._close_after(self._registry.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Notifies the request that is being answered; uvicorn notifies only the newest one.
+
+        Drops references to requests, so that their bodies need no garbage collection.
+        """
+        self._registry.mark_busy(self._connection)
+        self._registry.closed()
+        self.resume_writing()
+        self._unset_keepalive_if_required()
+        if self._hangup is not None:
+            self.loop.remove_reader(self._hangup)
+            self._hangup.close()
+        super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+            self._answering.scope["disconnect"].set_result(None)  # type: ignore[typeddict-item]
+        self.pipeline.clear()
+        self.cycle = self._answering = None  # type: ignore[assignment]  # as in the beginning
+
+    def data_received(self, data: bytes) -> None:
+        """Limits heads and trailers in size and time; refuses only after earlier responses."""
+        if self._request_complete and not self._head_bytes:
+            self._close_after(self._registry.head_s)
+        self._head_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal, INVALID_REQUEST)
+        else:
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large")
+
+    def _parse(self, data: bytes) -> None:
+        """Parses data; a request that offers an upgrade is parsed again without the offer.
+
+        RFC 9110 lets a server ignore the offer, which Java's HttpClient makes to every server. httptools
+        and uvicorn would take the request's body for data of the new protocol. Raises HttpParserError.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if (method := self.parser.get_method()) == b"CONNECT":
+                raise httptools.HttpParserError("there are no tunnels") from upgrade
+            lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
+            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self._parse(b"\r\n".join([*lines, b"", data[upgrade.args[0] :]]))
+
+    def _refuse(self, status: bytes, text: bytes = b"") -> None:
+        """Stops reading; answers complete requests first, then closes, with a refusal if possible."""
+        if self._connection.is_closing():
+            return
+        if self.pipeline and not self._request_complete:  # the newest request will never be complete
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._answering  # type: ignore[assignment]
+            self._request_complete = True
+        current = self._answering
+        if current is None or current.response_complete or not self._request_complete:
+            self.logger.warning((text or status).decode())
+            if current is None or self._request_complete or not current.response_started:
+                date = date_header(int(time.time()))
+                self._connection.write(REFUSAL % (status, *date, len(text), text))
+            self._connection.close()
+        else:
+            self.flow.pause_reading()
+            self.shutdown()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
+        """Still answers a client that has closed only its sending side.
+
+        A client that is gone rejects `100 Continue`. `_hangup` detects that, because event loops stop
+        watching a connection whose receiving side is closed.
+        """
+        cycle = self._answering
+        if cycle is None or cycle.response_complete or not self._request_complete:
+            return False
+        self.shutdown()
+        if not cycle.response_started and cycle.scope["http_version"] == "1.1":
+            self._connection.write(CONTINUE)
+        self._hangup = select.epoll()
+        self._hangup.register(self._connection.get_extra_info("socket").fileno(), 0)
+        self.loop.add_reader(self._hangup, self._connection.abort)
+        return True
+
+    def on_headers_complete(self) -> None:
+        """Limits pipelining, checks the head, sets the date, and marks the last request while draining.
+
+        Creates `scope["disconnect"]`, a future that is done if the client disconnects before its
+        response; waiting for ASGI's message would take a task per request. Raises HttpParserError.
+        """
+        if self.parser.should_upgrade():  # will be parsed again, see `_parse`
+            return
+        if len(self.pipeline) >= MAX_PIPELINED or self.transport.is_closing():
+            raise httptools.HttpParserError("no more requests")
+        self._unset_keepalive_if_required()
+        self._check_head()
+        if not self.url.startswith(b"/"):  # an absolute URL, possibly without a path
+            url = httptools.parse_url(self.url)
+            self.url = (url.path or b"/") + (b"?" + url.query if url.query else b"")
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False
+        date = date_header(int(time.time()))
+        self.server_state.default_headers = [date, *self.config.encoded_headers]
+        self.scope["disconnect"] = self.loop.create_future()  # type: ignore[typeddict-unknown-key]
+        previous = self.cycle
+        super().on_headers_complete()
+        self._request_complete, self._head_bytes = False, 0
+        self.headers = []  # trailers must not become headers of the request
+        if self._registry.draining:
+            if previous is not None and not previous.response_started:
+                previous.keep_alive = previous.scope["http_version"] != "1.0"
+            self.cycle.keep_alive = False
+
+    def _check_head(self) -> None:
+        """Checks version, Host and Transfer-Encoding according to RFC 9112 (2.3, 3.2, 6.1).
+
+        HTTP/1.0 needs no Host; HAProxy's checks have none. Raises HttpParserError.
+        """
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            self._refusal = b"505 HTTP Version Not Supported"
+        elif version == "1.1" and any(coding != b"chunked" for coding in codings):
+            self._refusal = b"501 Not Implemented"
+        elif (codings and version == "1.0") or hosts > 1 or (version == "1.1" and not hosts):
+            self._refusal = BAD_REQUEST
+        else:
+            return
+        raise httptools.HttpParserError("the head is not accepted")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        self._response.expects_head = True
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        """Resets the count of head bytes, since trailers have not begun."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Keeps reading while the request is being answered, to notice a disconnect."""
+        if self.parser.should_upgrade():  # will be parsed again, see `_parse`
+            return
+        self._request_complete, self._head_bytes = True, 0
+        super().on_message_complete()
+        if self.transport.is_closing():
+            self._connection.close()
+        elif self.cycle.response_complete:
+            self._close_after(self.timeout_keep_alive)
+        else:
+            self._registry.mark_busy(self._connection)
+            if not self.pipeline:
+                self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """Limits the time for the rest of the body; from now on the connection may make room."""
+        self._response.write(b"")  # sends a head without a body
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._registry.mark_idle(self._connection)
+            if self._head_bytes or not self._request_complete:
+                self._close_after(self._registry.head_s)
+
+    def _close(self) -> None:
+        """Closes only the sending side while a body is arriving: a reset could destroy the response."""
+        if self.transport.is_closing():
+            return
+        self._response.write(b"")  # sends a head without a body
+        if self._request_complete:
+            self._connection.close()
+        else:
+            self._response.is_half_closed = True
+            self._connection.write_eof()
+            self._close_after(self._registry.head_s)
+
+    def drain(self) -> None:
+        """Makes the newest request the last one: its response says `Connection: close`."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Also closes a connection whose client still sends a body that is not needed."""
+        if self.cycle is None or self.cycle.response_complete or self.transport.is_closing():
+            self._connection.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def _close_after(self, seconds: float) -> None:
+        """Sets the only time limit of the connection, with uvicorn's timer for idle connections."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.shutdown)
+
+    def pause_writing(self) -> None:
+        """Limits the time for which a client may leave responses unread."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._registry.write_s, self._connection.abort)
+
+    def resume_writing(self) -> None:
+        """Lifts the limit set by `pause_writing`."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        super().resume_writing()
+
+
+@functools.lru_cache(1)
+def date_header(second: int) -> tuple[bytes, bytes]:
+    """Returns the Date header; uvicorn's server would set it every second, even without requests."""
+    return b"date", formatdate(second, usegmt=True).encode()

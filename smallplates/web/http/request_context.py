@@ -1,0 +1,176 @@
+"""The context of one request, and how its outcome is counted and logged for HTTP, TCP and gRPC.
+
+`middleware.AccessLogMiddleware` creates a RequestContext for every HTTP request and calls `record` at
+its end; TCP and gRPC do the same. `to_client_error` keeps internal details out of responses.
+"""
+
+import asyncio
+import random
+import re
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from starlette.exceptions import HTTPException
+
+from smallplates.engine.statistics import Timings
+from smallplates.errors import InternalError, ServingError, by_status
+from smallplates.logging import LEVELS, logger
+from smallplates.web.metrics import Metrics
+
+CLIENT_GONE = 499  # nginx's number for a client that disconnected; only the log and the metrics show it
+HIDDEN = "internal error; search the server's log for this request_id"
+HEALTH_PATH = "/grpc.health.v1.Health/Check"
+QUIET_PATHS = {
+    "/health/live",
+    "/health/ready",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/ping",
+    "/metrics",
+    HEALTH_PATH,
+}
+"""Paths of probes, which are logged at level debug and not traced."""
+
+LINES_A_SECOND = 20
+VALID_ID = re.compile(r"[!-~]{1,128}")
+IDS = random.Random()
+
+
+@dataclass
+class RequestContext:
+    """Id, clock and outcome of one request; `scope["context"]` in HTTP."""
+
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    """`time.monotonic()` when the request's head was complete."""
+
+    status: int = 0
+    """Status of the response; 0 until the response starts."""
+
+    code: str = "ok"
+    """The error's code, for log and metrics."""
+
+    model: str = ""
+    """Name of the called model, for log, metrics and traces; empty if there is none or it is unknown."""
+
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds per stage, for Server-Timing and the log."""
+
+    inference: Timings | None = None
+    """Source of `timings`; None without inference."""
+
+    traceparent: str = ""
+    """The client's header of this name, unchecked; empty if tracing is off."""
+
+    trace_id: str = ""
+    """Trace id of the request's span; empty if tracing is off."""
+
+    def set_timings(self, timings: Timings) -> None:
+        """Sets the timings that the inference service has measured."""
+        self.inference = timings
+        self.timings = {"decode": timings.decode_s, "queue": timings.queue_s, "infer": timings.infer_s}
+
+    @cached_property
+    def milliseconds(self) -> dict[str, float]:
+        """Milliseconds per stage, and in total up to the first access, for the response's head."""
+        timings = {**self.timings, "total": time.monotonic() - self.started}
+        return {name: round(seconds * 1000, 2) for name, seconds in timings.items()}
+
+    def server_timing(self) -> str:
+        """Returns the Server-Timing header: every stage and the total, in ms."""
+        return ", ".join(f"{name};dur={ms:.2f}" for name, ms in self.milliseconds.items())
+
+
+def choose_id(offered: bytes | None) -> str:
+    """Returns the client's X-Request-ID if it is harmless, else a new one."""
+    text = (offered or b"").decode("latin-1")
+    return text if VALID_ID.fullmatch(text) else f"{IDS.getrandbits(128):032x}"
+
+
+class Refusals:
+    """Limits log lines for refused requests (503): 20 per second, then one summary."""
+
+    def __init__(self, second_s: float = 1.0) -> None:
+        self.second_s = second_s
+        self.in_this_second = 0
+
+    def level(self) -> str:
+        """Returns the log level for the next refusal."""
+        if not self.in_this_second:
+            asyncio.get_running_loop().call_later(self.second_s, self._log_summary)
+        self.in_this_second += 1
+        return "info" if self.in_this_second <= LINES_A_SECOND else "debug"
+
+    def _log_summary(self) -> None:
+        if (rest := self.in_this_second - LINES_A_SECOND) > 0:
+            logger().info("more requests were refused", requests=rest)
+        self.in_this_second = 0
+
+
+refusals = Refusals()
+
+
+def to_client_error(error: Exception, context: RequestContext) -> ServingError:
+    """Returns the error that the client sees, and notes its code in the context.
+
+    The web framework's errors become ours. Unexpected errors are logged, and the client gets a plain
+    500. The traceback is dropped, because its frames would keep the client's data until the next garbage
+    collection.
+    """
+    given = error
+    if isinstance(error, HTTPException):
+        error = by_status(error.status_code, str(error.detail), error.headers)
+    elif not isinstance(error, ServingError):
+        logger().error("request failed", exc_info=error, request_id=context.request_id)
+        error = InternalError(HIDDEN)
+    elif type(error) is InternalError:
+        logger().error("internal error", detail=error.detail, request_id=context.request_id)
+        error = InternalError(HIDDEN)
+    context.code = error.code
+    given.__traceback__ = given.__cause__ = given.__context__ = None
+    return error
+
+
+def record(
+    metrics: Metrics,
+    context: RequestContext,
+    status: int,
+    *,
+    method: str,
+    path: str,
+    series: str,
+    client: str,
+    timed: bool,
+) -> None:
+    """Counts and logs a finished request, and observes its duration if `timed`.
+
+    `series` replaces `path` in the metrics, where raw paths would create unlimited series.
+    """
+    if status == CLIENT_GONE:
+        context.code = "client_gone"
+    metrics.requests.labels(series, str(status), context.code, context.model).inc()
+    if timed:
+        metrics.total.labels(context.model).observe(time.monotonic() - context.started)
+    logger().log(
+        LEVELS[log_level(path, status)],
+        "request",
+        request_id=context.request_id,
+        method=method,
+        path=path,
+        status=status,
+        code=context.code,
+        client=client,
+        ms=context.milliseconds,
+        **({"model": context.model} if context.model else {}),
+        **({"trace_id": context.trace_id} if context.trace_id else {}),
+    )
+
+
+def log_level(path: str, status: int) -> str:
+    """Returns the log level for a request: failures stand out, probes are quiet."""
+    if status >= 500 and status != 503:
+        return "warning"
+    if path in QUIET_PATHS:
+        return "debug"
+    return refusals.level() if status == 503 else "info"

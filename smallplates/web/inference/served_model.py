@@ -1,0 +1,471 @@
+"""One model version in service: from a task's inputs or a client's tensors to the answer.
+
+The steps are: acquire slots, decode the body (in the protocols), preprocess (on the event loop or a
+thread), pass the items to the workers, await their outputs, postprocess. A request holds its slots from
+the first step to its answer, so that overload is detected before any work is done. Created by
+`service.py`, called by the protocols.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from smallplates.engine import gpu_monitor
+from smallplates.engine.client import EngineClient, ItemResult, Slots
+from smallplates.engine.memory import Health
+from smallplates.engine.statistics import BatchTotals, Timings, Totals
+from smallplates.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    InvalidRequestError,
+    InvalidTensorError,
+    NotSupportedError,
+    ServingError,
+    UnavailableError,
+)
+from smallplates.models.tensors import Array
+from smallplates.settings import Settings
+from smallplates.supervision.planner import task_of
+from smallplates.supervision.registry import EngineHandle
+from smallplates.system import cpus
+from smallplates.tasks.base import Candidate, Fields, Prepared, Task
+from smallplates.web.inference.thread_pool import ThreadPool
+from smallplates.web.metrics import Metrics, ModelMetrics
+
+SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
+THREADED = 0.65  # share of what the cores could do that is left if threads decode and wait for the GIL
+MIXED_SECONDS = 10.0
+QUICK_SECONDS = 0.0003  # of CPU time: under half of a 400x300 image's, ten times a short text's
+Result = TypeVar("Result")
+Prepare = Callable[[int, int], Awaitable[list[Prepared]]]
+"""Takes an index and a count; prepares the items of that many inputs from that index on."""
+
+Finish = Callable[[Sequence[Prepared], Sequence[ItemResult]], Awaitable[Result]]
+"""Makes the answer's content of the prepared inputs and the results of all their items."""
+
+
+class Input(NamedTuple):
+    """One input of a request; `read` may be slow enough to run on a thread."""
+
+    size: int
+    """Number of bytes that the client sent."""
+
+    read: Callable[[], Fields]
+    """Returns the task's fields. Raises RequestError."""
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """An admitted request's time limit and priority."""
+
+    timeout_ms: int
+    bulk: bool = False
+    """Whether it yields to all interactive requests."""
+
+    def within(self, microseconds: int) -> "RequestOptions":
+        """Returns the options for a time limit given in the body; 0 means no limit."""
+        if not microseconds:
+            return self
+        return RequestOptions(max(1, min(self.timeout_ms, microseconds // 1000)), self.bulk)
+
+
+@dataclass(slots=True)
+class Answer:
+    """A model's answer to one request."""
+
+    task: Task
+    """Task of the version that computed the answer."""
+
+    candidates: list[list[Candidate]]
+    """Candidates for each input, best first; empty for tensors."""
+
+    arrays: list[Array]
+    """[items, *shape] for each output of the tensor signature; empty for requests."""
+
+    timings: Timings
+
+
+class Traffic:
+    """Tracks whether requests are for one model or for several; one instance per web process.
+
+    On an event loop that prepares up to a whole batch of pictures in a row, another model's requests
+    wait for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._latest: str | None = None
+        self._changed_at = -MIXED_SECONDS
+
+    def note(self, model: str, now: float) -> None:
+        """Notes a request for `model` at `now`, in seconds of `time.monotonic`."""
+        if model != self._latest:
+            if self._latest is not None:
+                self._changed_at = now
+            self._latest = model
+
+    def mixed(self, now: float) -> bool:
+        """Returns whether requests changed from one model to another in the last ten seconds."""
+        return now - self._changed_at < MIXED_SECONDS
+
+
+class ServedModel:
+    """A model version in service, with its description, task and engine."""
+
+    def __init__(
+        self,
+        handle: EngineHandle,
+        settings: Settings,
+        metrics: Metrics,
+        threads: ThreadPool,
+        traffic: Traffic,
+    ) -> None:
+        self.handle = handle
+        self.description = handle.model.description
+        self.report = handle.report
+        self.signatures = handle.fds.layout.signatures
+        self.workers = handle.fds.layout.workers
+        self.settings = handle.model.settings(settings)
+        self.draining = False
+        """Whether new requests are refused because the service is shutting down."""
+
+        self._metrics = ModelMetrics(metrics, self.description.name)
+        self._threads = threads
+        self._traffic = traffic
+        self._preparation_s = 0.0  # moving average of the CPU time that preparing an input takes
+        self._largest_body = settings.max_body_bytes
+        self._requests = 0
+        self._left: asyncio.Event | None = None
+        self.task = task_of(handle.model, settings, self.report.schemas, self.signatures)
+        self.client = EngineClient(handle.fds, self._metrics.observe_item, settings.max_answer_bytes)
+        cores, on_gpu = cpus.usable(), self.report.on_gpu
+        fastest = max(size / ms for size, ms in self.report.batch_ms.items())
+        wanted = 1000 * fastest * self.workers  # items per second, as measured at warm-up
+        if not on_gpu:  # web processes and workers share the cores
+            wanted = THREADED / (1 / wanted + 1 / (SLOW * cores))
+        self.web_processes = self.report.web_processes
+        self.prepares_on_event_loop: bool = wanted <= SLOW * self.web_processes or (
+            on_gpu and self.web_processes >= cores - self.workers
+        )
+        """Whether the event loop prepares cheap inputs: if more threads would not get more done, or if a
+        GPU computes and every core already has a web process."""
+
+        self.largest_request = settings.max_request_items
+        """Maximum number of inputs in one request."""
+
+    # life cycle
+
+    def __enter__(self) -> Self:
+        """Keeps the model open for a request that uses it, even if it is replaced meanwhile."""
+        self._requests += 1
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Marks the request as finished."""
+        self._requests -= 1
+        if self._left is not None and not self._requests:
+            self._left.set()
+
+    async def close(self) -> None:
+        """Releases the engine once every request that uses this model has been answered."""
+        if self._requests:
+            self._left = asyncio.Event()
+            await self._left.wait()
+        await self.client.drained()
+        self.release()
+
+    def release(self) -> None:
+        """Releases the engine at once; requests without an answer fail."""
+        self.client.close()
+        self.handle.release()
+
+    def check_open(self, is_new: bool = True) -> None:
+        """Raises DrainingError or UnavailableError if no requests, or no new ones, are accepted."""
+        if self.draining and is_new:
+            raise DrainingError("the service is shutting down")
+        if self.client.health is Health.DOWN:
+            raise UnavailableError("no worker is ready")
+
+    def check_ready(self) -> None:
+        """Raises DrainingError or UnavailableError unless a worker is ready."""
+        self.check_open()
+        if self.client.health is not Health.READY:
+            raise UnavailableError("no worker is ready")
+
+    def refuse_if_full(self, bulk: bool, signature: int = 0) -> None:
+        """Raises RetryableError, before the body is read, if a request cannot be served now."""
+        self.check_open()
+        try:
+            self.client.check_free(bulk)
+        except ServingError:
+            self.client.statistics.failed(signature, 0)
+            raise
+
+    # description
+
+    @property
+    def ready_workers(self) -> int:
+        """Number of workers that are ready to compute."""
+        return self.client.memory.ready_workers[0]
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the content of `GET /model`."""
+        fields = {"name", "version", "description", "task", "labels", "image"}
+        fields |= {"thresholds", "accuracy"}
+        if self.description.text:
+            fields.add("text")
+        report, memory, task = self.report, self.client.memory, self.task
+        first = self.signatures[0]
+        return {
+            **self.description.model_dump(include=fields),
+            "title": self.description.title,
+            "request_schema": None if task.request_signature is None else task.request_schema,
+            "answer_schema": None if task.request_signature is None else task.answer_schema,
+            "example": task.json_example,
+            "limits": {"request_bytes": self._largest_body, **task.limits},
+            **asdict(report.info),
+            "instances": self.ready_workers,
+            "web_processes": self.web_processes,
+            "web_processes_reason": report.web_processes_reason,
+            "max_batch_size": memory.smallest_cap or report.batch_cap,
+            "batched": first.is_batched,
+            "batch_note": first.batch_note or None,
+            "batch_ms": {str(size): ms for size, ms in report.batch_ms.items()},
+            "idle_threads": report.single_request_threads,
+            "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],
+        }
+
+    def statistics(self, signature: int) -> tuple[Totals, dict[int, BatchTotals]]:
+        """Returns totals over all requests, and by batch size, since the version went into service."""
+        counted = self.client.statistics
+        return counted.totals(signature), counted.by_batch_size(signature)
+
+    # inference
+
+    @asynccontextmanager
+    async def admitted(self, options: RequestOptions, signature: int = 0) -> AsyncIterator[Slots]:
+        """Holds a slot for a request whose body has arrived; the deadline cuts off the block.
+
+        A drain that began after `refuse_if_full` doesn't refuse the request. Counts it in the
+        statistics if it fails. Raises OverloadedError, UnavailableError or DeadlineExceededError.
+        """
+        self.check_open(is_new=False)
+        admitted_at = time.monotonic()
+        self._traffic.note(self.description.name, admitted_at)
+        try:
+            with self.client.acquire(options.bulk) as slots:
+                async with asyncio.timeout(options.timeout_ms / 1000):
+                    yield slots
+        except BaseException as error:
+            self.client.statistics.failed(signature, time.monotonic() - admitted_at)
+            if isinstance(error, TimeoutError | DeadlineExceededError):
+                self._metrics.expired.inc()
+                raise DeadlineExceededError(
+                    "the request was not answered before its deadline"
+                ) from error
+            if isinstance(error, asyncio.CancelledError):
+                self._metrics.cancelled.inc()
+            raise
+
+    async def predict(
+        self, inputs: Sequence[Input], top_k: int, options: RequestOptions, slots: Slots
+    ) -> Answer:
+        """Returns the best candidates for each input; the inputs are admitted together or not at all.
+
+        If one input fails, the whole request fails. Cancelling the asyncio task frees the slots; items
+        that no worker has started are never computed. Raises what `Input.read` and the task raise,
+        InvalidRequestError for more than `largest_request` inputs, OverloadedError, UnavailableError,
+        DeadlineExceededError, InternalError or WorkerCrashedError.
+        """
+
+        async def preprocess(first: int, count: int) -> list[Prepared]:
+            if len(inputs) == 1:
+                return [await self._preprocess(inputs[0], options.bulk)]
+            part = inputs[first : first + count]
+            work = (self._preprocess_on_thread(source, options.bulk) for source in part)
+            results = await asyncio.gather(*work, return_exceptions=True)
+            return list(all_or_error(results, first))
+
+        check_count(len(inputs), self.largest_request)
+        items = sum(self.task.likely_items(source.size) for source in inputs)
+        signature = self.task.request_signature or 0
+        finish = partial(self._postprocess, top_k, options.bulk)
+        candidates, timings = await self._compute(
+            signature, len(inputs), items, preprocess, finish, options, slots
+        )
+        return Answer(self.task, candidates, [], timings)
+
+    async def infer(self, inputs: Sequence[Array], options: RequestOptions, slots: Slots) -> Answer:
+        """Computes the network's outputs for tensors; `inputs` has an array [N, *shape] for each input.
+
+        The client chose the numbers, so the outputs may be infinite or NaN. Raises InvalidTensorError
+        for wrong types or shapes, InvalidRequestError for items whose outputs differ in size,
+        NotSupportedError if the model does not take tensors, and otherwise what `predict` raises.
+        """
+        index = self.task.tensor_signature
+        if index is None:
+            raise NotSupportedError(f"{self.description.name} does not take tensors")
+        signature = self.signatures[index]
+
+        async def check(_first: int, _count: int) -> list[Prepared]:
+            return [Prepared(signature.items(inputs))]
+
+        async def stack(_prepared: object, outcomes: Sequence[ItemResult]) -> list[Array]:
+            columns = list(zip(*(outcome.outputs for outcome in outcomes), strict=True))
+            for spec, column in zip(signature.outputs, columns, strict=True):
+                if len({array.shape for array in column}) > 1:
+                    raise InvalidRequestError(
+                        f"{spec.name} differs in size between items: send each in its own request"
+                    )
+            return [np.stack(column) for column in columns]
+
+        check_count(len(inputs[0]), self.largest_request)
+        arrays, timings = await self._compute(index, 1, len(inputs[0]), check, stack, options, slots)
+        return Answer(self.task, [], arrays, timings)
+
+    def check_finite(self, answer: Answer) -> None:
+        """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
+        if answer.arrays:
+            specs = self.signatures[self.task.tensor_signature or 0].outputs
+            for spec, array in zip(specs, answer.arrays, strict=True):
+                finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+                if not finite.all():
+                    raise InvalidTensorError(
+                        f"the {spec.name} of element {finite.argmin()} is not finite"
+                    )
+
+    async def _compute(
+        self,
+        signature: int,
+        count: int,
+        likely_items: int,
+        prepare: Prepare,
+        finish: Finish[Result],
+        options: RequestOptions,
+        slots: Slots,
+    ) -> tuple[Result, Timings]:
+        """Acquires more slots, prepares the items, passes them through the engine, finishes the answer.
+
+        `likely_items` estimates how many items the `count` inputs become. If there are many inputs, only
+        those that the engine takes next are prepared. Counts the request in the statistics.
+        """
+        bulk, prepared = options.bulk, list[Prepared]()
+        deadline = slots.acquired_at + options.timeout_ms / 1000
+        together = self.client.most_queued(signature)
+        most = self._most_slots(together)
+        likely = min(likely_items, most)
+        self.client.check_free(bulk, likely - 1)
+        slots.resize(likely, bulk)
+        async with asyncio.timeout(deadline - time.monotonic()):
+            while len(prepared) < count:
+                part = await prepare(len(prepared), together)
+                items = [item for request in part for item in request.items]
+                if not prepared:
+                    needed = len(items) + count - len(part)
+                    slots.resize(min(needed, most), bulk)
+                    submitted_at = time.monotonic()
+                await slots.submit(signature, items, deadline, bulk)
+                for request in part:
+                    request.items = [()] * len(request.items)  # the slots have the arrays now
+                prepared += part
+            outcomes = await slots.results()
+            result = await finish(prepared, outcomes)
+        started = min(outcome.started_at for outcome in outcomes)
+        finished = max(outcome.finished_at for outcome in outcomes)
+        sizes = [outcome.batch_size for outcome in outcomes]
+        timings = Timings(
+            decode_s=submitted_at - slots.acquired_at,
+            queue_s=started - submitted_at,
+            infer_s=finished - started,
+            output_s=time.monotonic() - finished,
+            admitted_at=slots.acquired_at,
+            batch_size=max(sizes),
+            version=self.description.version,
+            truncated=any(request.truncated for request in prepared),
+        )
+        self.client.statistics.succeeded(signature, timings, sizes)
+        return result, timings
+
+    def _most_slots(self, together: int) -> int:
+        """Returns how many slots one request may hold.
+
+        This is a quarter of all slots, or more if it takes more to keep the workers busy (`together`
+        items), but at most half.
+        """
+        slots = self.client.memory.layout.slots_per_frontend
+        return max(1, min(slots // 2, max(slots // 4, together)))
+
+    async def _preprocess(self, source: Input, bulk: bool) -> Prepared:
+        """Prepares an input's items: on the event loop if that is cheap, else on a thread.
+
+        Using the event loop saves two thread switches. It prepares small inputs that the task considers
+        cheap if they took next to no time so far, or if the workers are slow or idle enough, but then
+        not if other models get requests, too, or if refusals would have to wait for many inputs.
+        """
+        on_event_loop = self._preparation_s < QUICK_SECONDS
+        if not on_event_loop and not self._traffic.mixed(time.monotonic()):
+            in_time = self.prepares_on_event_loop and self.client.free_slots(bulk=True) > 0
+            on_event_loop = in_time or self.client.memory.counts.alone
+        if source.size <= self.task.inline_limit and not bulk and on_event_loop:
+            fields = source.read()
+            inspected = self.task.inspect(fields)
+            if inspected is not None:
+                return self._timed(fields, inspected)
+            source = Input(source.size, lambda: fields)
+        return await self._preprocess_on_thread(source, bulk)
+
+    async def _preprocess_on_thread(self, source: Input, bulk: bool) -> Prepared:
+        return await self._threads.run(lambda: self._timed(source.read()), bulk)
+
+    def _timed(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Returns an input's items; measures the time that preparing them takes."""
+        started, cpu_started = time.perf_counter(), time.thread_time()
+        prepared = self.task.preprocess(fields, inspected)
+        self._preparation_s += (time.thread_time() - cpu_started - self._preparation_s) / 8
+        self._metrics.decode.observe(time.perf_counter() - started)
+        return prepared
+
+    async def _postprocess(
+        self, top_k: int, bulk: bool, prepared: Sequence[Prepared], outcomes: Sequence[ItemResult]
+    ) -> list[list[Candidate]]:
+        """Returns each input's candidates; runs on a thread if slow or if an input has several items."""
+        candidates, first = [], 0
+        for request in prepared:
+            end = first + len(request.items)
+            outputs = [outcome.outputs for outcome in outcomes[first:end]]
+            if len(outputs) == 1 and request.runs_inline:
+                candidates.append(self.task.postprocess(request, outputs, top_k))
+            else:
+                work = partial(self.task.postprocess, request, outputs, top_k)
+                candidates.append(await self._threads.run(work, bulk))
+            first = end
+        return candidates
+
+
+def check_count(count: int, most: int) -> None:
+    """Raises InvalidRequestError unless the number of inputs is from 1 to `most`."""
+    if not 1 <= count <= most:
+        raise InvalidRequestError(
+            f"one request may have 1 to {most} inputs (SERVING_MAX_REQUEST_ITEMS), not {count}"
+        )
+
+
+def all_or_error(results: Sequence[Prepared | BaseException], first: int = 0) -> Iterator[Prepared]:
+    """Yields the results of `asyncio.gather`. Raises the first error, prefixed with its batch element.
+
+    `first` is the index of the first element.
+    """
+    for index, result in enumerate(results, first):
+        if isinstance(result, BaseException):
+            if isinstance(result, ServingError):
+                result.detail = f"element {index}: {result.detail}"
+            try:
+                raise result
+            finally:  # breaks the reference cycle between traceback and exception
+                del result, results
+        yield result

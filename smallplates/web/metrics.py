@@ -1,0 +1,220 @@
+"""Prometheus metrics of one service, in a separate registry; served by `/metrics`.
+
+Every web process counts its own requests. At each scrape `EngineCollector` reads the engines' figures,
+which are the same in every web process, from the shared memory.
+"""
+
+import os
+import time
+from collections import Counter as Counting
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from smallplates.engine import gpu_monitor
+from smallplates.engine.client import ItemResult
+from smallplates.engine.memory import Memory, State
+from smallplates.system import cpus
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+MODEL = ("model",)  # label of metrics that are counted per model
+PROC = Path("/proc")
+WEB = b"smallplates.web.process"
+
+
+class Metrics:
+    """Registry with all series; durations are in seconds, as Prometheus recommends."""
+
+    def __init__(self, shared: bool = False) -> None:
+        """`shared` adds up all web processes, using files in PROMETHEUS_MULTIPROC_DIR."""
+        self.registry = CollectorRegistry()
+        self._shared = shared
+        self.engines = EngineCollector(shared)
+        self.registry.register(self.engines)
+
+        def counter(name: str, text: str, labels: Sequence[str] = MODEL) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(name, text, MODEL, buckets=buckets, registry=self.registry)
+
+        self.requests = counter(
+            "serving_requests",
+            "Answered requests by path, HTTP status, error code (ok: no error) and model.",
+            ["path", "status", "code", "model"],
+        )
+        self.total = histogram(
+            "serving_request_seconds",
+            "Time that the server takes to receive and answer a request, from the end of its headers.",
+        )
+        self.decode = histogram(
+            "serving_decode_seconds", "Time that preparing an input takes, such as decoding an image."
+        )
+        self.queue = histogram("serving_queue_seconds", "Time that an input waits for a worker.")
+        self.infer = histogram("serving_infer_seconds", "Time that a worker takes to compute a batch.")
+        self.batch_size = histogram(
+            "serving_batch_size", "Inputs that a worker computes in one batch.", BATCH_SIZES
+        )
+        self.skipped = counter(
+            "serving_skipped",
+            "Inputs that no worker computed because the client disconnected or the deadline passed.",
+        )
+        self.cancelled = counter(
+            "serving_cancelled", "Requests whose client disconnected before the answer."
+        )
+        self.expired = counter("serving_expired", "Requests that missed their deadline.")
+
+    def text(self) -> bytes:
+        """Returns all series of all web processes in Prometheus' text format."""
+        if not self._shared:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # prometheus_client's own
+        registry.register(self.engines)
+        return generate_latest(registry)
+
+
+class ModelMetrics:
+    """The series of one model that each web process counts itself."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.decode = metrics.decode.labels(model)
+        self.skipped = metrics.skipped.labels(model)
+        self.cancelled = metrics.cancelled.labels(model)
+        self.expired = metrics.expired.labels(model)
+        self._queue = metrics.queue.labels(model)
+        self._infer = metrics.infer.labels(model)
+        self._batch_size = metrics.batch_size.labels(model)
+
+    def observe_item(self, state: State, outcome: ItemResult | None) -> None:
+        """Counts an item that has left the engine, and its batch if the item is the batch's leader."""
+        if outcome is None:
+            if state in (State.SKIPPED, State.EXPIRED):
+                self.skipped.inc()
+            return
+        self._queue.observe(outcome.queue_s)
+        if outcome.is_batch_leader:
+            self._infer.observe(outcome.infer_s)
+            self._batch_size.observe(outcome.batch_size)
+
+
+class EngineCollector(Collector):
+    """Collects the engines' figures from the shared memory."""
+
+    def __init__(self, shared: bool) -> None:
+        self._shared = shared
+        self._memories: dict[str, Memory] = {}
+        self._failed: set[str] = set()
+        self._frontends = 0
+        self._restarts_before: Counting[str] = Counting()
+        self._out_of_memory_before: Counting[str] = Counting()
+
+    def follow(self, model: str, memory: Memory, frontends: int) -> None:
+        """Reads a model's figures from this memory from now on; `frontends` web processes use it.
+
+        Counters continue from the model's previous engine.
+        """
+        self.withdraw(model, failed=False)
+        self._memories[model], self._frontends = memory, frontends
+
+    def withdraw(self, model: str, failed: bool) -> None:
+        """Stops reading a model's memory, but keeps the values of its counters.
+
+        A `failed` model is reported with 0 ready workers.
+        """
+        if before := self._memories.pop(model, None):
+            self._restarts_before[model] += before.restarts[0]
+            self._out_of_memory_before[model] += sum(before.out_of_memory)
+        (self._failed.add if failed else self._failed.discard)(model)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the engines' metrics; called by the registry at each scrape."""
+        if not self._memories and not self._failed:
+            return
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        depth = gauge("serving_queue_depth", "Inputs that wait for a worker.", labels=MODEL)
+        free = gauge("serving_free_slots", "Inputs that the server can still accept.", labels=MODEL)
+        ready = gauge("serving_ready_workers", "Workers that can compute batches now.", labels=MODEL)
+        restarts = counter(
+            "serving_worker_restarts", "Workers that died and that the server replaced.", labels=MODEL
+        )
+        cap = gauge("serving_batch_cap", "Largest batch that every worker accepts now.", labels=MODEL)
+        full = counter(
+            "serving_out_of_memory",
+            "Batches that did not fit into a device's memory; each one halved a worker's batch cap.",
+            labels=MODEL,
+        )
+        for model, memory in self._memories.items():
+            for family, value in (
+                (depth, memory.state.tolist().count(State.QUEUED)),
+                (free, memory.free_slots),
+                (ready, memory.ready_workers[0]),
+                (restarts, self._restarts_before[model] + memory.restarts[0]),
+                (cap, memory.smallest_cap),
+                (full, self._out_of_memory_before[model] + sum(memory.out_of_memory)),
+            ):
+                family.add_metric([model], value)
+        for model in self._failed:
+            ready.add_metric([model], 0)
+        yield from (depth, free, ready, restarts, cap, full)
+        yield gauge(
+            "serving_web_processes",
+            "Web processes: they speak HTTP and prepare inputs.",
+            self._frontends,
+        )
+        cpu_s = web_cpu_seconds(self._shared)
+        yield counter("serving_web_cpu_seconds", "CPU time that the web processes have used.", cpu_s)
+        yield gauge("serving_cores", "CPU cores that this service can use.", cpus.usable())
+        yield from gpu_metrics(self._memories.values())
+
+
+def gpu_metrics(memories: Iterable[Memory]) -> Iterator[Metric]:
+    """Yields the metrics of all GPUs in use; none on a CPU."""
+    seen = {one.index: one for memory in memories for one in gpu_monitor.figures(memory)}
+    if not seen:
+        return
+    busy = GaugeMetricFamily(
+        "serving_gpu_busy_ratio", "Share of the time in which a kernel ran on the GPU.", labels=["gpu"]
+    )
+    used = GaugeMetricFamily(
+        "serving_gpu_memory_used_bytes", "GPU memory in use, by all programs together.", labels=["gpu"]
+    )
+    total = GaugeMetricFamily("serving_gpu_memory_bytes", "GPU memory in total.", labels=["gpu"])
+    for one in seen.values():
+        label = [str(one.index)]
+        busy.add_metric(label, one.busy_percent / 100)
+        used.add_metric(label, one.memory_used_bytes)
+        total.add_metric(label, one.memory_total_bytes)
+    yield from (busy, used, total)
+
+
+def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:
+    """Returns the CPU seconds of this process or, with `shared`, of all running web processes.
+
+    The counter drops when a web process is replaced. Without `/proc` it covers only this process.
+    """
+    if not shared:
+        return time.process_time()
+    parent = os.getppid()
+    try:
+        children = (proc / f"{parent}/task/{parent}/children").read_text().split()
+    except OSError:
+        return time.process_time()
+    return sum(_cpu_seconds(proc / child) for child in children)
+
+
+def _cpu_seconds(process: Path) -> float:
+    """Returns a process's user and system time; 0 unless it is a running web process."""
+    try:
+        if WEB not in (process / "cmdline").read_bytes().split(b"\0"):
+            return 0.0
+        numbers = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,156 @@
+"""A web process's end of the socket to the parent, in which the registry runs."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smallplates.engine.report import REPORT
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.supervision import messages
+from smallplates.supervision.registry import ENDING, EngineHandle, Member
+
+Message = tuple[dict[str, Any], list[int]]
+
+
+class RemoteRegistry:
+    """`RegistryAccess` for one of several web processes."""
+
+    shares_ports = True
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        """Changes to make, one after the other."""
+
+        self._joined: asyncio.Future[None] | None = None
+        """Done when this process knows all that is in service."""
+
+        self._changing = asyncio.Lock()
+        self._changed: asyncio.Future[str | None] | None = None
+        """Outcome of the requested change: an error message, or None for success."""
+
+        self._accept: Callable[[], None] = lambda: None
+        self._open_connections: Callable[[], int] = lambda: 0
+        self._is_watched = False
+        """Whether the parent knows about open connections and therefore pings this process."""
+
+    async def join(self, member: Member) -> None:
+        """See `RegistryAccess`."""
+        loop = asyncio.get_running_loop()
+        self._joined = loop.create_future()
+        self._sock.setblocking(False)
+        loop.add_reader(self._sock, self._on_message)
+        self._following = loop.create_task(self._follow(member))
+        await self._joined
+
+    def start(self, accept: Callable[[], None], open_connections: Callable[[], int]) -> None:
+        """Tells the parent that this process is ready; calls `accept` once it may accept connections."""
+        self._accept, self._open_connections = accept, open_connections
+        messages.send(self._sock, "ready")
+
+    def on_connection(self) -> None:
+        """Tells the parent that there are connections, unless it knows already."""
+        if not self._is_watched:
+            self._send_connections()
+
+    async def load(self, model: Model) -> None:
+        """See `RegistryAccess`."""
+        await self._change("load", **messages.identity(model))
+
+    async def unload(self, name: str) -> None:
+        """See `RegistryAccess`."""
+        await self._change("unload", model=name)
+
+    async def _change(self, kind: str, **fields: Any) -> None:
+        async with self._changing:
+            self._changed = asyncio.get_running_loop().create_future()
+            messages.send(self._sock, kind, **fields)
+            if (error := await self._changed) is not None:
+                raise ConfigurationError(error)
+
+    def stop(self) -> None:
+        """See `RegistryAccess`; the parent itself aborts its loading."""
+        if self._joined is not None and not self._joined.done():
+            self._joined.set_exception(ConfigurationError(ENDING))
+        self._on_changed(ENDING)
+
+    async def close(self) -> None:
+        """See `RegistryAccess`; the engines belong to the parent."""
+        self._following.cancel()
+
+    def _on_message(self) -> None:
+        try:
+            received = messages.receive(self._sock)
+        except BlockingIOError:
+            return
+        if received is None:  # the parent has died, and this process dies with it
+            asyncio.get_running_loop().remove_reader(self._sock)
+            return
+        message, _ = received
+        match message["type"]:
+            case "accept":
+                self._accept()
+            case "ping":
+                self._send_connections()
+            case "changed":
+                self._on_changed(message["error"])
+            case _:
+                self._messages.put_nowait(received)
+
+    def _send_connections(self) -> None:
+        count = self._open_connections()
+        self._is_watched = count > 0
+        messages.send(self._sock, "connections", count=count)
+
+    def _on_changed(self, error: str | None) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(error)
+
+    async def _follow(self, member: Member) -> None:
+        """Makes the registry's changes in this process, and says so."""
+        while True:
+            message, fds = await self._messages.get()
+            error = None
+            try:
+                await self._make(member, message, fds)
+            except ConfigurationError as problem:
+                error = str(problem)
+            messages.send(self._sock, "done", id=message["id"], error=error)
+
+    async def _make(self, member: Member, message: dict[str, Any], fds: list[int]) -> None:
+        """Makes one change. Raises ConfigurationError."""
+        match message["type"]:
+            case "prepare":
+                await member.prepare(await self._handle(message, fds))
+            case "discard":
+                await member.discard(message["key"])
+            case "serve":
+                await member.serve(message["key"])
+            case "withdraw":
+                await member.withdraw(message["model"], message["reason"])
+            case "begin":
+                assert self._joined is not None  # noqa: S101 `join` has begun
+                if not self._joined.done():
+                    self._joined.set_result(None)
+
+    async def _handle(self, message: dict[str, Any], fds: list[int]) -> EngineHandle:
+        """Returns the engine that a message brings. Raises ConfigurationError."""
+
+        def release() -> None:
+            for fd in fds:
+                os.close(fd)
+            messages.send(self._sock, "released", key=message["key"])
+
+        try:
+            model = await asyncio.to_thread(
+                Model.read, Path(message["path"]), message["version"], message["model"]
+            )
+        except ConfigurationError:
+            release()
+            raise
+        report = REPORT.validate_python(message["report"])
+        return EngineHandle(message["key"], model, messages.engine_fds(message, fds), report, release)

@@ -1,0 +1,266 @@
+"""One web process: uvicorn's server, without lost requests at shutdown or wake-ups while idle.
+
+On SIGTERM, readiness checks begin to fail and every connection closes after its next response. After
+`shutdown_delay_s`, new requests are refused and accepted ones are answered; then connections close and
+the engine stops. A SIGINT during this ends the process at once; a second SIGTERM does not, because a
+launcher and systemd may both send one.
+"""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Generator, Iterator
+from ipaddress import ip_address
+
+import uvicorn
+from fastapi import FastAPI
+
+from smallplates.errors import ConfigurationError
+from smallplates.logging import logger
+from smallplates.settings import Settings
+from smallplates.web.http.protocol import Connections, HttpProtocol
+from smallplates.web.inference.service import InferenceService
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than proxies and client pools keep connections, so that they close first
+ROOM_AT_ONCE = 32
+ACCEPT_PAUSE_S = 0.1  # when no descriptor is left for a connection
+COMPLAIN_S = 1.0
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+OTHER_DESCRIPTORS = 128  # for the engine, the logs, the libraries
+FEWEST_CONNECTIONS = 16
+UNREAD_MS = 60_000  # a client that acknowledges nothing for this long is gone
+BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
+
+
+class Server(uvicorn.Server):
+    """Serves one application until a signal; `run` returns after a graceful shutdown."""
+
+    accept_at_once = 256  # uvloop would accept one per iteration; a flood must find all slots taken soon
+
+    def __init__(self, app: FastAPI, settings: Settings, listener: socket.socket | None = None) -> None:
+        """`listener` is a socket that is bound already; None: one is bound at startup."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                http=HttpProtocol,
+                ws="none",
+                lifespan="off",  # handled by `startup`
+                access_log=False,
+                proxy_headers=False,  # uvicorn would trust X-Forwarded-For from this machine
+                log_level="warning",
+                log_config=None,  # see `logging.configure_logging`
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+            )
+        )
+        self._app = app
+        self._running = contextlib.AsyncExitStack()
+        self._service: InferenceService = app.state.service
+        self._settings = settings
+        self.connections = Connections(
+            settings.max_connections, settings.head_timeout_ms / 1000, settings.body_timeout_ms / 1000
+        )
+        self._ended = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+        self._listener = listener
+        self._complains_again = 0.0
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def make_protocol(self) -> asyncio.Protocol:
+        """Returns the protocol for a new connection, with uvicorn's arguments and `connections`."""
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            connections=self.connections,
+        )
+        return protocol
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Makes signals call `on_signal` instead of ending the process, so the exit code is 0."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.on_signal, number)
+        yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Runs the server from start to shutdown; the engine stops last."""
+        async with self._running:
+            await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
+        """Listens once the engine is ready. Raises ConfigurationError unless a signal has arrived."""
+        self._listener = self._listener or bind(self._settings)
+        try:
+            await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
+        except ConfigurationError:
+            if self._draining is None:
+                raise
+        if self._draining is not None:
+            self.should_exit = True
+            return
+        self.servers = []
+        self.connections.most = most_connections(self._settings)
+        self.started = True
+        self.start_accepting()
+
+    def start_accepting(self) -> None:
+        """Listens and starts accepting connections. Raises ConfigurationError."""
+        assert self._listener is not None  # noqa: S101 `startup` has bound it
+        listen(self._listener, self._settings)
+        self.accept()
+        host, port = self._listener.getsockname()[:2]
+        logger().info("listening", host=host, port=port)
+
+    def _on_connections(self) -> None:
+        """Accepts up to `accept_at_once` connections, leaving time to make room for more."""
+        assert self._listener is not None  # noqa: S101 it has become readable
+        for _ in range(min(self.accept_at_once, self.connections.most // 2)):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in EXHAUSTED:  # the client has already gone
+                    continue
+                self._pause_accepting(self._listener, str(error))
+                return
+            self.connect(connection)
+
+    def _pause_accepting(self, listener: socket.socket, reason: str) -> None:
+        """Stops accepting for a moment, since a listener that stays readable would keep a core busy."""
+        if (now := time.monotonic()) >= self._complains_again:
+            self._complains_again = now + COMPLAIN_S
+            logger().error("a connection cannot be accepted", reason=reason)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(ACCEPT_PAUSE_S, self.accept)
+        for _ in range(ROOM_AT_ONCE):
+            self.connections.make_room()
+
+    def accept(self) -> None:
+        """Accepts connections as they arrive, until shutdown or a pause."""
+        if not self.should_exit and self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._on_connections)
+
+    def connect(self, connection: socket.socket) -> None:
+        """Serves an accepted connection, or refuses it if there is no room and none can be made."""
+        if not self.connections.opened():
+            with contextlib.suppress(OSError), connection:
+                connection.setblocking(False)
+                connection.send(BUSY)
+            self.connections.closed()
+            return
+        task = asyncio.get_running_loop().create_task(self._connect(connection))
+        self._connecting.add(task)  # the event loop itself keeps only weak references
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
+        except OSError:  # the client has already gone
+            connection.close()
+            self.connections.closed()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops listening, then lets connections finish."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        await super().shutdown(sockets)
+
+    def on_signal(self, number: int) -> None:
+        """Drains on the first signal; ends the process if a later one is SIGINT."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        elif number == signal.SIGINT:
+            os._exit(128 + number)
+
+    async def _drain(self) -> None:
+        self._service.refuse_readiness()
+        self._drain_connections()
+        if not self.started:
+            self._service.registry.stop()
+            return
+        await asyncio.sleep(self._settings.shutdown_delay_s)
+        end = time.monotonic() + self._settings.shutdown_timeout_s
+        self._service.start_draining()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._service.drained(), self._settings.shutdown_timeout_s)
+        self.config.timeout_graceful_shutdown = max(1, round(end - time.monotonic()))
+        self.should_exit = True
+        self._ended.set()
+
+    def _drain_connections(self) -> None:
+        """Makes clients and proxies with persistent connections move to another replica, if any."""
+        self.connections.draining = True
+        for connection in self.server_state.connections:
+            connection.drain()  # type: ignore[union-attr]  # all are ours
+
+    async def main_loop(self) -> None:
+        """Waits for shutdown; uvicorn's own loop would wake up ten times a second."""
+        gc.collect()
+        gc.freeze()  # objects created at startup stay, so the collector need not scan them again
+        await self._ended.wait()
+
+
+def most_connections(settings: Settings) -> int:
+    """Returns the maximum number of HTTP connections, and raises the descriptor limit for them."""
+    others = OTHER_DESCRIPTORS
+    others += settings.tcp_max_connections if settings.tcp_port is not None else 0
+    others += settings.grpc_max_connections if settings.grpc_port is not None else 0
+    wanted = settings.max_connections + others
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return settings.max_connections
+    if soft < possible:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    return max(FEWEST_CONNECTIONS, possible - others)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Returns a socket bound to `port` that does not listen yet. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+    with cannot_listen(settings):
+        listener.bind((settings.host, settings.port))
+    return listener
+
+
+def listen(listener: socket.socket, settings: Settings) -> None:
+    """Makes the socket listen. Warns if other machines need no key. Raises ConfigurationError."""
+    with cannot_listen(settings):
+        listener.listen(BACKLOG)
+    listener.setblocking(False)  # in all processes that share it
+    if settings.api_key is None and not ip_address(listener.getsockname()[0]).is_loopback:
+        logger().warning("everyone who reaches this port can use the models: set SERVING_API_KEY")
+
+
+@contextlib.contextmanager
+def cannot_listen(settings: Settings) -> Iterator[None]:
+    """Turns errors into a ConfigurationError that names host and port."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:  # the others: no host can have this name
+        place = f"SERVING_HOST={settings.host} SERVING_PORT={settings.port}"
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"cannot listen on {place}: {reason}") from error

@@ -1,0 +1,351 @@
+"""Choice of runtime and precision on a CPU: measures a backend's candidates at load.
+
+The first instance measures for all instances. The first candidate is the reference. Another candidate is
+chosen if its answers agree with the reference's at all compared sizes, and if it takes at least a tenth
+less time than the best candidate so far.
+"""
+
+import ctypes
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smallplates.engine.backend import Trial
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import Kind
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array
+from smallplates.settings import Settings
+from smallplates.system.pdeathsig import die_with_parent
+from smallplates.worker import precision_check
+from smallplates.worker.precision_check import TOGETHER, Compare, Samples
+from smallplates.worker.shared_choice import shared_choice
+
+Infer = Callable[[Sequence[Array]], list[Array]]
+"""Computes outputs [N, ...] from inputs [N, ...]."""
+
+MAX_TIME_RATIO = 0.9
+"""Largest accepted time, relative to the best candidate so far."""
+
+QUICK_MS = 1.0
+"""Networks that take less time use the reference, since the web process itself takes as long."""
+
+MAX_INT8_DIFFERENCE = 0.05
+"""Largest accepted `precision_check.mean_difference` for an int8 file between two runtimes."""
+
+MAX_ITEM_EXCESS = 0.1
+"""By how much more an int8 file may differ in a further batch, which has few items.
+
+Its limit is for the mean of eight items; single ones differed by up to three times as much.
+"""
+
+MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 4, 40, 0.2
+MAX_PROCESS_S = 180  # after this time a process that measures is killed
+MAX_FURTHER_S, MAX_FURTHER_ITEMS = 3, 50
+"""The reference's time for further batches: some seconds, and the time of some items."""
+
+MAX_REASON = 300  # characters of a library's message
+PRECISIONS = ("int8", "bf16", "fp32")  # lower ones first
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A combination of runtime and precision."""
+
+    runtime: str
+    precision: str
+    refusal: str = ""
+    """Why it is not tried; empty if it is."""
+
+    max_difference: float = math.inf
+    """Largest accepted `precision_check.difference` from the reference."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The runtime and the precision to use."""
+
+    runtime: str
+    precision: str
+    reason: str
+    trials: list[Trial]
+    """All candidates with their measurements; the reference is the first if several were measured."""
+
+    largest_size: int | None = None
+    """See `Trial.largest_size`."""
+
+
+def wanted_device(settings: Settings) -> str:
+    """Returns the setting `device`; but `cpu` for `auto` if the wanted precision needs a CPU."""
+    only_cpu = settings.device == "auto" and settings.precision in precision_check.ONLY_ON_A_CPU
+    return "cpu" if only_cpu else settings.device
+
+
+def int8_candidate(
+    model: Model,
+    file: Kind,
+    settings: Settings,
+    runtime: str,
+    refusal: str = "",
+    only_static: bool = False,
+) -> Candidate:
+    """Returns the candidate for the model's int8 file, which `auto` tries if model.json says it is fit.
+
+    Processors compute int8 differently, so a file that was fit on the machine that created it may not be
+    fit here. Its answers may differ from fp32 only slightly more than they did there. `only_static`
+    means that the runtime computes dynamic int8 as slowly as fp32 (as measured with OpenVINO).
+    """
+    most = MAX_INT8_DIFFERENCE
+    if not model.has(file):
+        refusal = f"the model has no {file}"
+    elif settings.precision == "auto":
+        verdict = model.verdict(file)
+        if verdict is None:
+            refusal = f"model.json does not say whether {file} is fit for use"
+        elif not verdict.fit:
+            refusal = f"{file} is not fit for use: {verdict.reason}"
+        elif only_static and verdict.method == "dynamic":
+            refusal = refusal or f"{runtime} is not faster in dynamic int8 than in fp32"
+        else:
+            most = verdict.sample_difference + precision_check.MAX_EXCESS
+    return Candidate(runtime, "int8", refusal, most)
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    scratch: Path | None,
+    load: Callable[[Candidate], Infer],
+    samples: Callable[[], Samples],
+    memory_mb: float = math.inf,
+) -> Choice:
+    """Returns the runtime and precision to use; the same for all instances of a model.
+
+    If the settings name a precision, only candidates in that precision are considered. `load` loads a
+    candidate to compute `samples`, in a worker in a child process, see `in_a_fork`. Each may take up to
+    `memory_mb` MB of private memory. Raises ConfigurationError if no candidate is left.
+    """
+    wanted = settings.precision
+    if wanted != "auto":
+        candidates = [candidate for candidate in candidates if candidate.precision == wanted]
+    usable = [candidate for candidate in candidates if not candidate.refusal]
+    refused = [
+        Trial(candidate.runtime, candidate.precision, candidate.refusal)
+        for candidate in candidates
+        if candidate.refusal
+    ]
+    reasons = "; ".join(dict.fromkeys(trial.reason for trial in refused))
+    if not usable:
+        if wanted == "fp16":
+            raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
+        reasons = reasons or "the runtime does not support it"
+        raise ConfigurationError(f"SERVING_PRECISION={wanted} cannot be used on a CPU: {reasons}")
+    reference = usable[0]
+    if len(usable) == 1:
+        forced = precision_check.FORCED.format(wanted)
+        reason = (reasons or "it is the only one available") if wanted == "auto" else forced
+        return Choice(reference.runtime, reference.precision, reason, refused)
+
+    def measure() -> list[dict[str, Any]]:
+        run = in_a_fork if scratch else attempt
+        return [asdict(trial) for trial in tried(usable, load, samples, memory_mb, run)]
+
+    trials = [Trial(**fields) for fields in shared_choice(scratch, "choice", measure)]
+    best = next(trial for trial in trials if trial.chosen)
+    reason = best.reason
+    if best is trials[0]:
+        others = (*trials[1:], *refused)
+        reason = "; ".join(f"{other.runtime} in {other.precision}: {other.reason}" for other in others)
+    return Choice(best.runtime, best.precision, reason, [*trials, *refused], best.largest_size)
+
+
+def attempt(compute: Callable[[], Any]) -> tuple[Any, str]:
+    """Returns what `compute` returns, and an empty string; or None, and why it failed."""
+    try:
+        return compute(), ""
+    except Exception as error:  # every library has its own exception types
+        return None, " ".join((str(error) or repr(error)).split())[:MAX_REASON]
+
+
+def tried(
+    candidates: Sequence[Candidate],
+    load: Callable[[Candidate], Infer],
+    samples: Callable[[], Samples],
+    memory_mb: float = math.inf,
+    run: Callable[[Callable[[], Any]], tuple[Any, str]] = attempt,
+) -> list[Trial]:
+    """Measures the candidates and returns their trials, exactly one of them `chosen`.
+
+    `run` is `attempt` or `in_a_fork`. If the reference, the first candidate, fails, it is chosen:
+    loading it will show why.
+    """
+    reference, *others = candidates
+    name = reference.precision
+    answers, error = run(lambda: reference_answers(load(reference), samples()))
+    if error:
+        reason = f"not tried: {name} in {reference.runtime} cannot be measured: {error}"
+        return [Trial(one.runtime, one.precision, reason, chosen=one is reference) for one in candidates]
+    expected, its_ms = answers
+    best = Trial(reference.runtime, name, "the reference", its_ms, chosen=True)
+    trials, agreeing = [best], [best]
+    for candidate in others:
+        trial = Trial(candidate.runtime, candidate.precision, "")
+        faster = next((known for known in agreeing if is_faster_for_sure(known, candidate)), None)
+        if its_ms < QUICK_MS:
+            trial = replace(trial, reason=f"not tried: {name} takes only {its_ms} ms per item")
+        elif faster:
+            trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
+        else:
+            found, error = run(partial(measured, candidate, partial(load, candidate), samples, expected))
+            trial = found or replace(trial, reason=f"it cannot be used: {error}")
+            objection = trial.reason or disagreement(trial, candidate, memory_mb)
+            if not objection:
+                agreeing.append(trial)
+                objection = slowness(trial, best)
+            reason = f"it agrees with {name} and is faster: {trial.ms} instead of {its_ms} ms per item"
+            trial = replace(trial, reason=objection or reason, chosen=not objection)
+        if trial.chosen:
+            trials[trials.index(best)] = replace(best, chosen=False)
+            best = trial
+        trials.append(trial)
+    return trials
+
+
+def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
+    """Returns whether `candidate` need not be tried: `known` agrees and is certain to be faster.
+
+    That is so if its precision is lower and either the runtime is the same or the candidate is in fp32.
+    """
+    lower = PRECISIONS.index(known.precision) < PRECISIONS.index(candidate.precision)
+    return lower and (known.runtime == candidate.runtime or candidate.precision == "fp32")
+
+
+def reference_answers(infer: Infer, samples: Samples) -> tuple[list[Any], float]:
+    """Computes the samples and, while there is time, the further batches.
+
+    Returns the outputs for all samples, then those for each further batch, or None if it is refused; and
+    the milliseconds per item.
+    """
+    outputs, ms = timed_answers(infer, samples)
+    answers: list[Any] = [outputs]
+    end = time.perf_counter() + MAX_FURTHER_S + MAX_FURTHER_ITEMS * ms / 1000
+    s_per_element = ms / 1000 / sum(array[:1].size for array in samples.inputs)
+    for _, batch in samples.further():
+        started, elements = time.perf_counter(), sum(array.size for array in batch)
+        if ms < QUICK_MS or started + elements * s_per_element > end:
+            break
+        answers.append(attempt(partial(infer, batch))[0])
+        s_per_element = min(s_per_element, (time.perf_counter() - started) / elements)
+    return answers, ms
+
+
+def measured(
+    candidate: Candidate, load: Callable[[], Infer], samples: Callable[[], Samples], expected: list[Any]
+) -> Trial:
+    """Returns a trial with the candidate's time, difference and memory.
+
+    If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
+    `expected` or from call to call, and what the library raises. Batches that the reference refuses are
+    computed, too, because they might end the process, but not compared.
+    """
+    made, before, largest = samples(), own_memory_mb(), 0
+    outputs, ms = timed_answers(infer := load(), made)
+    memory = round(max(0.0, own_memory_mb() - before), 1)
+    compare: Compare = "mean" if candidate.precision == "int8" else made.compare
+    difference = round(precision_check.difference(expected[0], outputs, compare), 5)
+    compare = "probabilities" if compare == "softmax" else compare
+    most = candidate.max_difference + (MAX_ITEM_EXCESS if compare == "mean" else 0)
+    further = expected[1:] if difference <= candidate.max_difference else []
+    for (size, batch), wanted in zip(made.further(), further, strict=False):
+        if wanted is None:
+            attempt(partial(infer, batch))
+            continue
+        found, again, largest = infer(batch), infer(batch), max(largest, size)
+        shapes = ", ".join(str(list(array.shape)) for array in batch)
+        if any(one.tobytes() != other.tobytes() for one, other in zip(found, again, strict=True)):
+            raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
+        gap = precision_check.difference(wanted, found, compare)
+        if gap > most:
+            raise ValueError(f"differs by {gap:.5f} for inputs {shapes}; at most {most:.3f} is accepted")
+    return Trial(candidate.runtime, candidate.precision, "", ms, difference, memory, largest or None)
+
+
+def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
+    """Returns why a measured candidate is unacceptable regardless of its speed; empty if it is not."""
+    if (trial.difference or 0) > candidate.max_difference:
+        return f"differs by {trial.difference}; at most {candidate.max_difference:.3f} is accepted"
+    if (trial.memory_mb or 0) > memory_mb:
+        return f"takes {trial.memory_mb} MB in each worker; at most {memory_mb:.0f} are accepted"
+    return ""
+
+
+def slowness(trial: Trial, best: Trial) -> str:
+    """Returns why an acceptable candidate does not beat the best one; empty if it does."""
+    if trial.ms is None or best.ms is None or trial.ms > MAX_TIME_RATIO * best.ms:
+        return f"less than 10 % faster: {trial.ms} instead of {best.ms} ms per item"
+    return ""
+
+
+def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
+    """Computes the samples one by one, or in batches of the network's fixed size.
+
+    Returns the outputs [N, ...], and the milliseconds per item over a single item and a batch, each the
+    shortest time of several rounds.
+    """
+    alone = samples.signature.batch_size or 1
+    answers = [infer(samples.part(first, alone)) for first in range(0, len(samples.inputs[0]), alone)]
+    least = dict.fromkeys({alone, samples.signature.batch_size or TOGETHER}, math.inf)
+    end = time.perf_counter() + MAX_TRIAL_S
+    for turn in range(MAX_ROUNDS):
+        for size in least:
+            batch = samples.part(0, size)
+            started = time.perf_counter()
+            infer(batch)
+            least[size] = min(least[size], time.perf_counter() - started)
+        if turn + 1 >= MIN_ROUNDS and time.perf_counter() > end:
+            break
+    outputs = [np.concatenate(output) for output in zip(*answers, strict=True)]
+    return outputs, round(1000 * sum(least.values()) / sum(least), 3)
+
+
+def in_a_fork(compute: Callable[[], Any]) -> tuple[Any, str]:
+    """Makes an `attempt` in a child process: loaded libraries and crashes do not affect this one.
+
+    This one must not have computed anything yet, because the child would lack the libraries' threads.
+    The child is killed after MAX_PROCESS_S.
+    """
+    context, parent = get_context("fork"), os.getpid()
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        die_with_parent(parent)
+        sender.send(attempt(compute))
+
+    child = context.Process(target=run)
+    child.start()
+    sender.close()
+    try:
+        result = receiver.recv() if receiver.poll(MAX_PROCESS_S) else (None, "it takes too long")
+    except (EOFError, OSError):  # it died, perhaps while it sent the result
+        result = None
+    child.kill()
+    child.join()
+    return result or (None, f"its process ended with code {child.exitcode}; a negative one is a signal")
+
+
+def own_memory_mb() -> float:
+    """Returns this process's anonymous memory in MB, without free heap memory; 0 if unknown."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        status = Path("/proc/self/status").read_text()
+    except (AttributeError, OSError):  # no glibc or no Linux
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if "RssAnon" in line), 0.0)

@@ -1,0 +1,84 @@
+"""Independence: computes made-up items together and alone, since a batch must not change the results.
+
+A causal network that was traced without a padding token, for example, reads the last place of a batch
+instead of a text's last token. Called by the backends' `GraphReader`, in a process of its own.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Signature
+from smallplates.worker.precision_check import EXACT, difference
+
+ITEMS, TOKENS = 3, 16
+LONGEST = 4096
+"""Tokens of the longest text that is tried; more would take too much memory."""
+
+EQUAL_LENGTHS = "padding changes a text's results: only texts of the same length share a batch"
+ONE_BY_ONE = "a batch of texts fails, or changes their results: each is computed alone"
+Infer = Callable[[Sequence[Array]], Sequence[Array]]
+"""Computes a batch, given an array [N, ...] per input; returns an array [N, ...] per output."""
+
+
+def difference_alone(
+    infer: Infer, batch: Sequence[Array], ends: Sequence[int | None], batch_size: int
+) -> float:
+    """Returns how far the first items of a batch are from the same items alone, without their padding.
+
+    `ends` has the length of each item's last axis, or None for all of it. If the batch size is fixed,
+    not 0, an item is computed with copies of itself. Raises the runtime's errors.
+    """
+    together, pairs = infer(batch), []
+    for row, end in enumerate(ends):
+        alone = infer([array[[row] * (batch_size or 1)][..., :end] for array in batch])
+        for one, array in zip(alone, together, strict=True):
+            pairs.append((one[0].ravel(), array[row][tuple(map(slice, one[0].shape))].ravel()))
+    outputs = [zip(*pairs[place :: len(together)], strict=True) for place in range(len(together))]
+    expected, found = zip(*(map(np.concatenate, output) for output in outputs), strict=True)
+    return difference(expected, found, "relative")
+
+
+def with_checked_texts(
+    model: Model, infer: Infer, signature: Signature, largest: float = EXACT
+) -> Iterator[Signature]:
+    """Yields the signature: first with what is known of batches, then with the longest text, too.
+
+    `largest` is the largest accepted difference. The tokens are from the upper half of the vocabulary,
+    where hardly any is special.
+    """
+    pad = model.description.text_pipeline.pad_token_id
+    most = min(signature.limits[axis] for axis in signature.input_axes)
+    count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
+    shape = signature.batch_size or ITEMS, min(most, LONGEST)
+    tokens = np.random.default_rng(0).integers(count // 2, count, shape)
+    tokens -= tokens == (pad or 0)
+
+    def share(lengths: Sequence[int], width: int) -> bool:
+        """Returns whether texts in a batch of this width are computed as they are alone."""
+        rows = signature.batch_size or len(lengths)
+        mask = np.arange(width) < np.resize(lengths, rows)[:, None]
+        ids = np.where(mask, tokens[:rows, :width], pad or 0)
+        known = {"input_ids": ids, "attention_mask": mask}
+        batch = [known.get(spec.name, 0 * ids).astype(spec.dtype) for spec in signature.inputs]
+        try:
+            return difference_alone(infer, batch, lengths[:rows], signature.batch_size) <= largest
+        except Exception:  # of the runtime, or for outputs without a batch
+            return False
+
+    width = min(TOKENS, most)
+    can_pad = pad is not None and any(spec.name == "attention_mask" for spec in signature.inputs)
+    if can_pad and share([max(1, width * quarters // 4) for quarters in (3, 1, 2)], width):
+        checked = replace(signature, pads=True)
+    elif share([width] * ITEMS, width):
+        checked = replace(signature, batch_note=EQUAL_LENGTHS if can_pad else "")
+    else:
+        checked = replace(signature, batch_size=1, batch_note=ONE_BY_ONE)
+    yield checked
+    if not share(shape[1:], shape[1]):
+        most = bisect_left(range(1, shape[1]), True, key=lambda end: not share([end], end)) or most
+    yield replace(checked, limits={**signature.limits, **dict.fromkeys(signature.input_axes, most)})

@@ -1,0 +1,200 @@
+"""Precision check: compares a network's answers with those of fp32 at load, on made-up inputs."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.scores import softmax
+from smallplates.models.task_kinds import kind_of
+from smallplates.models.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec
+
+SAMPLES, TOKENS = 8, 32
+TOGETHER = 4  # items of a batch that is timed and compared
+NARROW = (1, 2, 3, 7)  # sizes at which kernels compute remainders
+MAX_ELEMENTS = 2**24  # of an item; larger ones are not compared
+MAX_DIFFERENCE = 0.02
+"""Largest accepted difference in a probability for fp16 and bf16."""
+
+EXACT = 1e-3
+"""Largest accepted difference for the same precision in another runtime."""
+
+MAX_EXCESS = 0.01
+"""Largest accepted excess of int8's `mean_difference` over the value where the file was created.
+
+For a model of this project that value was 0.018, and the difference 0.041 on processors whose products
+saturate. Processors with the same arithmetic have no excess, as far as emulation shows.
+"""
+
+FORCED = "SERVING_PRECISION={}"
+ONLY_ON_A_CPU = ("int8", "bf16")
+
+
+def check_gpu_precision(precision: str) -> None:
+    """Raises ConfigurationError for a precision that is not supported on GPUs."""
+    if precision in ONLY_ON_A_CPU:
+        raise ConfigurationError(f"SERVING_PRECISION={precision} needs a CPU")
+
+
+def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Returns noisy patches of colour, uint8 [8, height, width, 3]; always the same."""
+    random = np.random.default_rng(0)
+    height, width = size
+    rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
+    patches = random.integers(0, 256, (SAMPLES, 4, 4, 3))
+    large = patches[:, rows][:, :, columns]
+    noise = random.integers(-40, 41, large.shape)
+    drawn: NDArray[np.uint8] = np.clip(large + noise, 0, 255).astype(np.uint8)
+    return drawn
+
+
+Compare = Literal["softmax", "probabilities", "relative", "mean"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Made-up inputs, always the same, and how to compare the answers to them."""
+
+    inputs: Sequence[Array]
+    """[N, ...] for each input."""
+
+    compare: Compare = "softmax"
+    signature: Signature = field(default=Signature("fixed sizes", (), ()))
+    """How the network is called: its fixed batch size, and the axes that vary."""
+
+    def part(self, first: int, count: int) -> list[Array]:
+        """Returns a batch of `count` inputs."""
+        return [array[first : first + count] for array in self.inputs]
+
+    def further(self) -> Iterator[tuple[int, list[Array]]]:
+        """Generates batches to compare: of one input, of several, and of one of other sizes.
+
+        All varying axes have a size of NARROW, 16, 32, 64 or 256, or their limits. If there are several,
+        each is also narrow while the others have such a size. The size comes before its batch; 0 comes
+        before a narrow batch, and before those of the usual size.
+        """
+        signature, fixed = self.signature, self.signature.batch_size
+        yield from ((0, self.part(0, count)) for count in (fixed or 1, fixed or TOGETHER))
+        most = max((signature.limits[axis] for axis in signature.input_axes), default=0)
+        for size in sorted({min(n, most) for n in (*NARROW, *EXAMPLE_LENGTHS, TOKENS, most)} - {0}):
+            full = signature.sizes_at(size)
+            if signature.elements(full) > MAX_ELEMENTS:
+                return
+            narrow = [full | {axis: small} for axis in full for small in NARROW if small < full[axis]]
+            for each in (*narrow, full) if len(full) > 1 else (full,):
+                shapes = [(fixed or 1, *spec.sized(each)) for spec in signature.inputs]
+                yield size * (each is full), list(map(np.resize, self.inputs, shapes))
+
+
+def samples(model: Model, signature: Signature) -> Samples:
+    """Returns images, tokens or, for other graphs, random numbers with axes of EXAMPLE_LENGTHS[0]."""
+    kind = kind_of(model.description.task)
+    if not kind.plain_graph:
+        return Samples([sample_images(model.description.pipeline.output_size)])
+    inputs = random_inputs(signature, signature.batch_size or SAMPLES, EXAMPLE_LENGTHS[0])
+    if "text" in kind.needs:
+        most = model.description.text_pipeline.max_tokens
+        signature = replace(signature, limits=dict.fromkeys(signature.limits, most))
+        inputs = token_inputs(signature, sample_tokens(model)[: signature.batch_size or None])
+    return Samples(inputs, kind.compare or "relative", signature)
+
+
+def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
+    """Returns made-up items for a graph, [count, ...] per input; varying axes have this length.
+
+    Integers are 0 or 1, which are valid indices of any table; successive items differ in the first one.
+    """
+    random = np.random.default_rng(0)
+    sizes = signature.sizes_at(length)
+
+    def numbers(spec: TensorSpec) -> Array:
+        shape = (count, *spec.sized(sizes))
+        if np.dtype(spec.dtype).kind == "f":
+            return random.normal(size=shape).astype(spec.dtype)
+        drawn = random.integers(0, 2, shape)
+        drawn.reshape(count, -1)[:, 0] = np.arange(count) % 2
+        return drawn.astype(spec.dtype)
+
+    return list(map(numbers, signature.inputs))
+
+
+def token_inputs(signature: Signature, tokens: Array) -> list[Array]:
+    """Returns a text model's inputs for token ids [N, tokens] without padding."""
+    known = {"attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+    return [known.get(spec.name, tokens).astype(spec.dtype) for spec in signature.inputs]
+
+
+def sample_tokens(model: Model) -> NDArray[np.int64]:
+    """Returns token ids from a text model's vocabulary, int64 [8, up to 32]; always the same."""
+    count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
+    length = min(TOKENS, model.description.text_pipeline.max_tokens)
+    return np.random.default_rng(0).integers(0, count, (SAMPLES, length))
+
+
+def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compare) -> float:
+    """Returns how far outputs are from the expected ones; infinite for other types, shapes or NaN.
+
+    `softmax`: the largest difference in a probability along the last axis, or 1 if the most probable
+    class differs anywhere. `probabilities`: the same, except that the class may differ. `relative`: the
+    largest difference in a number, as a share of the largest number of its output. `mean`: see
+    `mean_difference`.
+    """
+    worst = 0.0
+    for wanted, array in zip(expected, found, strict=True):
+        if (wanted.shape, wanted.dtype) != (array.shape, array.dtype):
+            return float("inf")
+        if compare == "mean":
+            worst = max(worst, mean_difference(wanted, array))
+        elif compare in ("softmax", "probabilities"):
+            same_best = compare != "softmax" or np.array_equal(wanted.argmax(-1), array.argmax(-1))
+            worst = max(worst, max_difference(wanted, array) if same_best else 1.0)
+        elif not np.array_equal(np.isfinite(wanted), np.isfinite(array)):
+            return float("inf")
+        elif wanted.size:
+            exact, seen = (np.where(np.isfinite(a), a, 0).astype(np.float64) for a in (wanted, array))
+            scale = max(float(np.abs(exact).max()), float(np.finfo(np.float32).tiny))
+            worst = max(worst, float(np.abs(exact - seen).max()) / scale)
+    return worst
+
+
+def max_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """Returns the largest difference in a probability between two arrays of logits [..., classes].
+
+    It is infinite if `found` has values that are not finite.
+    """
+    if not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(softmax(expected) - softmax(found)).max())
+
+
+def mean_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """Returns how much probability moves to other classes, averaged over the items of [..., classes].
+
+    0 means the same answers; 1 means nothing in common, or values that are not finite. It is the total
+    variation distance: half the sum of the absolute differences of all probabilities.
+    """
+    if not np.isfinite(found).all():
+        return 1.0
+    return float(np.abs(softmax(expected) - softmax(found)).sum(axis=-1).mean() / 2)
+
+
+def fp16_or_fp32(
+    expected: NDArray[np.float32], found: NDArray[np.float32], insist: bool
+) -> tuple[str, str]:
+    """Returns `fp16` if its logits are close to those of fp32, else `fp32`; and the reason.
+
+    `expected` (fp32) and `found` (fp16) are logits [N, classes]. If `insist` is set, raises
+    ConfigurationError instead of returning `fp32`.
+    """
+    seen = max_difference(expected, found)
+    reason = f"in fp16 probabilities differ from fp32 by up to {seen:.3f}"
+    if seen <= MAX_DIFFERENCE:
+        return "fp16", FORCED.format("fp16") if insist else reason
+    if insist:
+        raise ConfigurationError(f"SERVING_PRECISION=fp16 cannot be used: {reason}")
+    return "fp32", reason

@@ -1,0 +1,242 @@
+"""Inference worker: a process that takes batches, computes them and reports the slots.
+
+The supervisor starts it as `python -m smallplates.worker.process ARGS` and passes its descriptors on.
+The worker exits when the supervisor closes the control pipe or dies. The kernel reads records straight
+into the worker's inbox in shared memory, where they stay until they are reported, so a worker that is
+killed at any moment loses nothing.
+
+On a GPU a second thread calls the backend: while it computes a batch, the main thread reports the
+previous batch and gathers the next. On a CPU a second thread would take a core from the computation.
+"""
+
+import signal
+
+if __name__ == "__main__":  # Ctrl-C signals the whole process group, but the supervisor stops us
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+import contextlib
+import ctypes
+import json
+import os
+import pkgutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from smallplates.engine import topology
+from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, SlotReader
+from smallplates.engine.memory import Memory, State, generation_of, slot_of
+from smallplates.engine.report import REPORT, Profile, WorkerReport
+from smallplates.engine.worker_args import WorkerArgs
+from smallplates.errors import ConfigurationError
+from smallplates.logging import configure_logging, logger
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.system import cpus
+from smallplates.system.pdeathsig import die_with_parent
+from smallplates.worker import batch_sizes, cuda_driver, warmup
+from smallplates.worker.executor import BatchExecutor, InFlightBatch
+from smallplates.worker.queue import WorkQueue
+
+
+class Worker:
+    """Loads a model, then takes and computes batches; call `load` before `serve`."""
+
+    def __init__(self, args: WorkerArgs, settings: Settings) -> None:
+        self._args = args
+        self._settings = settings = settings.model_copy(update=args.settings)
+        self._memory = Memory(args.memory_fd, args.layout, args.counts_fd)
+        self._queue = WorkQueue(
+            self._memory, args.index, args.work_fds, args.control_fd, settings, args.epoll_fd
+        )
+        self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
+
+    def load(self) -> WorkerReport:
+        """Loads, warms up and measures the model. Raises ConfigurationError."""
+        memory, executor, settings = self._memory, self._executor, self._settings
+        model = Model.read(Path(self._args.model_dir), self._args.version, self._args.model)
+        model.check_digest(settings.model_sha256)  # again: a worker may start long after the service
+        is_measured = self._args.index == 0 and not memory.batch_cap[0]
+        if is_measured:
+            logger().info("loading", folder=self._args.model_dir)
+        backend, info = self._load_backend(model, settings)
+        executor.backend, executor.length_step = backend, info.length_step
+        declared = backend if isinstance(backend, DeclaredBackend) else None
+        on_gpu, cap = info.device != "cpu", memory.batch_cap[0]
+        if declared and not cap:
+            cap = declared.batch_cap
+        sizes = batch_sizes.sizes(settings, info.device, cap)
+        if is_measured:
+            logger().info("warming up", folder=self._args.model_dir, batch_sizes=sizes)
+        if on_gpu:
+            sizes.reverse()  # the largest batch allocates the memory that the smaller ones reuse
+            executor.device = ThreadPoolExecutor(1, "device")
+        layout = self._args.layout
+        largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else layout.max_batch
+        warm_up = partial(warmup.warm_up, backend, layout.signatures, sizes, settings, largest)
+        if executor.device:
+            profile = executor.device.submit(warm_up).result()
+        elif memory.batch_cap[0]:
+            warmup.try_out(backend, layout.signatures)
+            profile = Profile()
+        else:
+            profile = warm_up()
+        threads = None if on_gpu or declared else topology.single_request_threads(settings)
+        if on_gpu:
+            executor.buckets = list(profile.batch_ms)
+            executor.reader = self._slot_reader(backend)
+        elif threads and self._is_woken_first:
+            executor.all_cores_backend = self._load_all_cores_backend(model, threads)
+        report = WorkerReport(
+            **vars(profile),
+            info=info,
+            single_request_threads=threads,
+            gpu_uuid=gpu_uuid(self._args.gpu) if on_gpu else None,
+            schemas=declared.schemas if declared else {},
+        )
+        report.batch_cap = cap or report.batch_cap
+        return report
+
+    @property
+    def _is_woken_first(self) -> bool:
+        """Whether a request that is alone in the service may wake this worker."""
+        return self._args.epoll_fd is None or self._args.index < topology.SINGLE_REQUEST_WORKERS
+
+    def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
+        changes = {"intra_op_threads": threads, "device": "cpu"}
+        backend, _ = self._load_backend(model, self._settings.model_copy(update=changes))
+        warmup.try_out(backend, self._args.layout.signatures)
+        return backend
+
+    def _slot_reader(self, backend: Backend) -> SlotReader | None:
+        """Returns the backend if its device can read the first signature's slots directly."""
+        (first, *others) = self._memory.signatures[0].inputs
+        if others or first.spec.varies or not isinstance(backend, SlotReader):
+            return None
+        return backend if backend.attach(first.array) else None
+
+    def _load_backend(self, model: Model, settings: Settings) -> tuple[Backend, BackendInfo]:
+        backend: Backend = pkgutil.resolve_name(self._args.backend)()
+        scratch = Path(self._args.scratch) if self._args.scratch else None
+        return backend, backend.load(model, settings, scratch)
+
+    def serve(self) -> None:
+        """Takes and computes batches until the supervisor closes the control pipe."""
+        memory, index, executor = self._memory, self._args.index, self._executor
+        for backend in executor.backends:
+            backend.trim()
+        trim_heap()
+        executor.open(memory.batch_cap[0])  # measured by the first worker for all
+        in_flight: InFlightBatch | None = None
+        while (taken := self._queue.take(wait=in_flight is None)) is not None:
+            in_flight = self._compute(taken, in_flight)
+            if in_flight:
+                self._queue.swap_halves()
+                continue
+            self._queue.clear()
+            memory.heartbeat[index] = time.monotonic()  # first: an idle worker needs a fresh heartbeat
+            memory.busy_since[index] = 0
+        executor.close()
+
+    def _compute(self, taken: list[int], in_flight: InFlightBatch | None) -> InFlightBatch | None:
+        """Computes the taken records; returns a batch that the device is still computing, if any.
+
+        Requeued items run alone, with nothing else in flight. With a queue delay no batch is taken
+        ahead: its items would rather wait for a fuller batch.
+        """
+        executor = self._executor
+        take_ahead = executor.device is not None and not self._settings.max_queue_delay_us
+        batches, requeued = self._sort(taken)
+        for slots in batches:
+            batch = executor.begin(slots)
+            if in_flight:
+                executor.finish(in_flight)
+            in_flight = batch
+            if not take_ahead:
+                executor.finish(batch)
+                in_flight = None
+        if in_flight and (requeued or not batches):
+            executor.finish(in_flight)
+            in_flight = None
+        for slot in requeued:
+            executor.finish(executor.begin([slot]))
+        return in_flight
+
+    def _sort(self, taken: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Returns the slots to compute: batches of one signature each, and items whose worker has died.
+
+        Cancelled and expired items are reported at once and never computed.
+        """
+        memory = self._memory
+        now = time.monotonic()
+        by_signature: list[list[int]] = [[] for _ in memory.signatures]
+        requeued, dropped = [], []
+        for value in taken:
+            slot = slot_of(value)
+            if memory.generation[slot] != generation_of(value) or memory.state[slot] != State.QUEUED:
+                continue
+            if memory.cancelled[slot]:
+                memory.state[slot] = State.SKIPPED
+                dropped.append(slot)
+            elif memory.deadline[slot] <= now:
+                memory.state[slot] = State.EXPIRED
+                dropped.append(slot)
+            elif memory.attempts[slot] > 0:
+                requeued.append(slot)
+            else:
+                by_signature[memory.signature[slot]].append(slot)
+        if dropped:
+            self._executor.report(dropped)
+        return [
+            batch for slots in by_signature if slots for batch in self._executor.split(slots)
+        ], requeued
+
+
+def gpu_uuid(index: int) -> str | None:
+    """Returns the UUID by which NVML identifies a GPU; None means no metrics for that GPU."""
+    with contextlib.suppress(ConfigurationError):
+        return cuda_driver.device_uuid(index)
+    return None
+
+
+def trim_heap() -> None:
+    """Returns free heap memory to the system; glibc would keep twice the model's size after loading."""
+    with contextlib.suppress(AttributeError):  # C libraries other than glibc have no malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def main() -> None:
+    """Loads the model, reports the result, waits for the command to serve, and serves."""
+    args = TypeAdapter(WorkerArgs).validate_json(sys.argv[1])
+    die_with_parent(args.parent)
+    settings = Settings()
+    configure_logging(settings, model=args.model)
+    worker = Worker(args, settings)
+
+    def send_status(message: dict[str, Any]) -> None:
+        os.write(args.status_fd, json.dumps(message).encode() + b"\n")
+
+    try:
+        report = worker.load()
+    except ConfigurationError as error:
+        send_status({"error": str(error)})
+        raise SystemExit(1) from error
+    except Exception as error:
+        logger().exception("the model cannot be loaded")
+        send_status({"error": f"the model cannot be loaded: {error}"})
+        raise SystemExit(1) from error
+    if not report.on_gpu:
+        cpus.lower_priority()
+    send_status(REPORT.dump_python(report, mode="json"))
+    if os.read(args.control_fd, 1):  # empty if the supervisor has closed the pipe
+        worker.serve()
+
+
+if __name__ == "__main__":
+    main()

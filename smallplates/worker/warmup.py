@@ -1,0 +1,288 @@
+"""Warm-up: runs and measures every batch size before a worker is ready, and chooses the batch cap.
+
+The cap has to be measured: on a CPU, a batch of eight takes some networks five times as long as a single
+item and others ten times; on a GPU, large batches are far faster. Called by `process.py` on the thread
+that will call the backend.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from smallplates.engine.backend import Backend
+from smallplates.engine.report import Profile
+from smallplates.errors import ConfigurationError
+from smallplates.logging import logger
+from smallplates.models.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
+from smallplates.settings import Settings
+from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
+
+NEARLY_BEST = 0.95  # share of the best throughput
+ROUNDS_S = 0.08  # seconds of measuring per size if nothing disturbs it
+MAX_ROUNDS_S = 1.0  # seconds of measuring in total if other programs disturb it
+MIN_ROUNDS, MAX_ROUNDS = 5, 20
+SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after the first are enough
+MOST_OVERHEAD_ELEMENTS = 2**31
+
+GROWING_MS = 10.0
+"""A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
+
+MAX_CALL_S = 0.5
+"""Batches of varying sizes that take longer are not measured further."""
+
+MAX_FIRST_CALL_S = 1.0
+"""Batches of varying sizes are not tried at all if smaller ones suggest that they take longer."""
+
+
+def warm_up(
+    backend: Backend,
+    signatures: Sequence[Signature],
+    batch_sizes: Sequence[int],
+    settings: Settings,
+    largest_size: int = 0,
+) -> Profile:
+    """Runs and measures batches of the first signature, and of other signatures whose sizes vary.
+
+    Signatures of fixed sizes, or with the same inputs as the first, are run only once, because they call
+    the same network. Batch sizes beyond `batch_sizes` are tried up to `largest_size`; see `grow`. Raises
+    ConfigurationError for wrong outputs.
+    """
+    inputs = [spec.name for spec in signatures[0].inputs]
+    profiles: list[dict[int, dict[int, float]]] = []
+    max_batch_elements: list[int] = []
+    call_overhead_elements: list[int] = []
+    for signature in signatures:
+        sizes = [signature.batch_size] if signature.batch_size else batch_sizes
+        alike = [spec.name for spec in signature.inputs] == inputs
+        if profiles and (alike or not measures_elements(signature)):
+            run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
+            max_batch_elements.append(signature.batch_elements or max_batch_elements[0])
+            call_overhead_elements.append(2 * signature.batch_elements or call_overhead_elements[0])
+            continue
+        by_length = measure_lengths(backend, signature, sizes)
+        for length, measured in by_length.items():
+            grow(backend, signature, measured, length, largest_size)
+        caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
+        costs = (cap * signature.elements(signature.sizes_at(length)) for length, cap in caps.items())
+        max_batch_elements.append(signature.batch_elements or max(costs))
+        call_overhead_elements.append(
+            2 * signature.batch_elements or measured_call(signature, by_length)
+        )
+        profiles.append(by_length)
+    batch_ms = list(profiles[0].values())
+    return Profile(
+        batch_ms=batch_ms[len(batch_ms) // 2],
+        batch_cap=max(choose_cap(settings, milliseconds) for milliseconds in batch_ms),
+        max_batch_elements=max_batch_elements,
+        call_overhead_elements=call_overhead_elements,
+        largest_ms=max(largest_ms(backend, signature) for signature in signatures),
+    )
+
+
+def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
+    """Computes an item of each signature without measuring; the first worker's measurements apply.
+
+    Raises ConfigurationError if an item cannot be computed.
+    """
+    for signature in signatures:
+        refusals = []
+        for length in EXAMPLE_LENGTHS:
+            try:
+                run(backend, signature, signature.batch_size or 1, signature.sizes_at(length))
+                break
+            except ConfigurationError as error:
+                refusals.append(error)
+        else:
+            raise refusals[0]
+
+
+def measures_elements(signature: Signature) -> bool:
+    """Returns whether to measure the batch limit in elements: if sizes vary and none is declared."""
+    return bool(signature.input_axes) and not signature.batch_elements
+
+
+def measure_lengths(
+    backend: Backend, signature: Signature, batch_sizes: Sequence[int]
+) -> dict[int, dict[int, float]]:
+    """Returns the result of `measure` for each of EXAMPLE_LENGTHS; a fixed size is measured once.
+
+    Lengths that the network does not support, such as odd ones, are left out. Raises ConfigurationError
+    if it supports none of them.
+    """
+    lengths = EXAMPLE_LENGTHS if measures_elements(signature) else EXAMPLE_LENGTHS[:1]
+    different = {tuple(signature.sizes_at(length).values()): length for length in reversed(lengths)}
+    by_length: dict[int, dict[int, float]] = {}
+    refusal: ConfigurationError | None = None
+    for length in sorted(different.values()):
+        try:
+            by_length[length] = measure(backend, signature, batch_sizes, length)
+        except ConfigurationError as error:
+            refusal = error
+            if signature.input_axes:
+                logger().warning("items of a size cannot be computed", length=length, reason=str(error))
+    if refusal and not by_length:
+        raise refusal
+    return by_length
+
+
+def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, float]]) -> int:
+    """Returns the fixed overhead of a call, as the number of elements computed in that time.
+
+    Fits a line through the times, weighted by relative error, and divides its intercept by its slope;
+    returns 0 if there is only one time. `by_length`: length -> batch size -> milliseconds.
+    """
+    points = {
+        size * signature.elements(signature.sizes_at(length)): ms
+        for length, batch_ms in by_length.items()
+        for size, ms in batch_ms.items()
+    }
+    if len(points) < 2:
+        return 0
+    elements, times = np.array(list(points.items())).T
+    slope, start = map(float, np.polyfit(elements, times, 1, w=1 / times))
+    return round(min(max(start, 0) / max(slope, 1e-9), MOST_OVERHEAD_ELEMENTS))
+
+
+def largest_ms(backend: Backend, signature: Signature) -> float:
+    """Returns the time in ms for the largest item if elements are measured, else 0.
+
+    A client may send such an item at any time, and the worker that computes it must not count as hung.
+    """
+    if not measures_elements(signature):
+        return 0.0
+    started = time.perf_counter()
+    try:
+        largest = signature.sizes_at(max(signature.limits.values()))
+        run(backend, signature, signature.batch_size or 1, largest)
+    except (ConfigurationError, OutOfDeviceMemoryError) as error:
+        logger().warning("the largest item cannot be computed", reason=str(error))
+    return round((time.perf_counter() - started) * 1000, 3)
+
+
+def measure(
+    backend: Backend, signature: Signature, batch_sizes: Iterable[int], length: int = 0
+) -> dict[int, float]:
+    """Returns the time in ms for each batch size that fits into the device's memory, ascending.
+
+    The time is the shortest of several calls, as on a quiet machine. The sizes take turns, so that other
+    programs disturb all sizes equally. Varying axes have the size `length`. Raises ConfigurationError
+    for a wrong output, and if not even a single item fits into the memory.
+    """
+    sizes = signature.sizes_at(length)
+    left = list(batch_sizes)
+    times: dict[int, list[float]] = {size: [] for size in sorted(left)}
+    too_large = ""
+    if sizes and len(left) > 1:  # the slow very first call would mislead `is_too_slow`
+        with contextlib.suppress(OutOfDeviceMemoryError):
+            run(backend, signature, min(left), sizes)
+    for number in range(MAX_ROUNDS):
+        for size in list(left):
+            if sizes and is_too_slow(size, times):
+                left.remove(size)
+                del times[size]
+                continue
+            started = time.perf_counter()
+            try:
+                run(backend, signature, size, sizes)
+            except OutOfDeviceMemoryError as error:
+                too_large = str(error)
+                logger().warning("a batch size does not fit into the device's memory", size=size)
+                left.remove(size)
+                del times[size]
+                continue
+            times[size].append(time.perf_counter() - started)
+        if not left:
+            raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
+        # the first call of each size plans and allocates, so it does not count
+        measured = sum(sum(durations[1:]) for durations in times.values())
+        if number >= SLOW_ROUNDS and measured > min(number * SLOW_ROUND_S, MAX_ROUNDS_S):
+            break
+        if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(left):
+            continue
+        if is_undisturbed([min(durations) / size for size, durations in times.items()]):
+            break
+    return {size: round(min(durations) * 1000, 3) for size, durations in times.items()}
+
+
+def is_too_slow(size: int, times: Mapping[int, Sequence[float]]) -> bool:
+    """Returns whether a batch of varying sizes takes, or would take, too long to be measured.
+
+    The smallest size always runs.
+    """
+    if size == min(times):
+        return False
+    if times[size]:
+        return min(times[size]) > MAX_CALL_S
+    ran = [(smaller, min(seconds)) for smaller, seconds in times.items() if seconds and smaller < size]
+    return bool(ran) and ran[-1][1] * size / ran[-1][0] > MAX_FIRST_CALL_S
+
+
+def grow(
+    backend: Backend, signature: Signature, batch_ms: dict[int, float], length: int, largest_size: int
+) -> None:
+    """Adds doubled batch sizes to `batch_ms` while doubling gains 5 % and the batches are quick."""
+    size = max(batch_ms)
+    while 2 * size <= largest_size and batch_ms[size] <= GROWING_MS and not signature.batch_size:
+        if len(batch_ms) > 1 and choose_best(batch_ms) < size:
+            return
+        try:
+            batch_ms |= measure(backend, signature, [2 * size], length)
+        except ConfigurationError as error:
+            logger().warning("a batch size cannot be computed", size=2 * size, reason=str(error))
+            return
+        size *= 2
+
+
+def is_undisturbed(seconds: Sequence[float]) -> bool:
+    """Returns whether the times per item, by ascending batch size, first fall and then rise.
+
+    Times disturbed by other programs rise and fall several times.
+    """
+    best = seconds.index(min(seconds))
+    falls = all(after * NEARLY_BEST <= before for before, after in pairwise(seconds[: best + 1]))
+    return falls and all(after >= before * NEARLY_BEST for before, after in pairwise(seconds[best:]))
+
+
+def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]) -> None:
+    """Computes a batch of examples and checks the outputs.
+
+    Raises OutOfDeviceMemoryError, DeviceLostError, and ConfigurationError for every other error.
+    """
+    try:
+        outputs = backend.infer(signature, examples(signature, size, sizes))
+        check_outputs(signature, outputs, size, sizes)
+    except (OutOfDeviceMemoryError, DeviceLostError):
+        raise
+    except Exception as error:  # every library has its own exception types
+        reason = " ".join(str(error).split())
+        if size > 1:
+            raise ConfigurationError(
+                f"the model cannot compute {size} inputs at once; if its file has a fixed "
+                f"batch size, export it with a variable one, or set SERVING_MAX_BATCH_SIZE=1: {reason}"
+            ) from error
+        raise ConfigurationError(f"the model cannot compute an input: {reason}") from error
+    if signature.checks_finite and not all(np.isfinite(array).all() for array in outputs):
+        raise ConfigurationError(
+            "the model returns numbers that are not finite for an input of zeros: "
+            "its weights, or mean and std in model.json, are wrong"
+        )
+
+
+def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
+    """Returns the maximum from the settings, or for `auto` the result of `choose_best`.
+
+    `profile`: batch size -> milliseconds.
+    """
+    if settings.max_batch_size != "auto":
+        return min(settings.max_batch_size, max(profile))
+    return choose_best(profile)
+
+
+def choose_best(batch_ms: Mapping[int, float]) -> int:
+    """Returns the smallest batch size whose throughput is within 5 % of the best."""
+    throughput = {size: size / ms for size, ms in batch_ms.items()}
+    best = max(throughput.values())
+    return min(size for size, rate in throughput.items() if rate >= NEARLY_BEST * best)

@@ -1,0 +1,60 @@
+"""The group of commands, and what is said where an extra is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from smallplates import extras
+from smallplates.cli import serve
+from smallplates.cli.commands import COMMANDS, Command, app
+from smallplates.settings import ROOT
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_listed(name: str) -> None:
+    assert f"\n  {name} " in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("torch.nn", "pt"), ("hdrh", "bench"), ("ray", "ray"), ("smallplates", None), ("", None)],
+)
+def test_a_package_is_brought_by_an_extra(module: str, extra: str | None) -> None:
+    words = extras.missing_extra(module)
+    assert words == (f"this needs the extra {extra}: pip install '.[{extra}]'" if extra else None)
+
+
+def test_a_backend_without_its_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda _: None)
+    result = CliRunner().invoke(app, ["serve", "--backend=pt"])
+    assert result.exit_code == 1
+    assert result.output == "servery serve: this needs the extra pt: pip install '.[pt]'\n"
+
+
+def test_a_file_that_cannot_be_used_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Command, "load", lambda _: lambda **_: tmp_path.read_text())
+    result = CliRunner().invoke(app, ["load"])
+    assert (result.exit_code, result.output) == (1, f"servery load: {tmp_path}: Is a directory\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"), [(["--help"], "servery"), (["check", "--help"], "check")]
+)
+def test_a_standard_output_that_is_full_is_one_sentence(arguments: list[str], name: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "smallplates", *arguments],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"{name}: No space left on device\n")
+    assert done.stderr.count("\n") == 1

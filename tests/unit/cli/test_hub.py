@@ -1,0 +1,132 @@
+"""Models of the Hugging Face Hub: the real client, beside a stand-in for the hub on loopback."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smallplates.cli import hub
+from tests import servers
+from tests.unit.cli import stand_in_hub
+from tests.unit.cli.stand_in_hub import REPOSITORY, TOKEN, Hub
+
+pytestmark = pytest.mark.slow
+
+FILES = {
+    "config.json": b'{"a": 1}',
+    "tokenizer.json": b"{}",
+    "README.md": b"# Mood",
+    "model.safetensors": b"weights of PyTorch",
+    "onnx/model.onnx": b"a graph",
+    "onnx/model.onnx.data": b"its large weights",
+    "onnx/model.onnx_data": b"its weights",
+    "onnx/model_fp16.onnx": b"another graph",
+    "onnx/model_quantized.onnx": b"a graph in int8",
+    "training_args.bin": b"a pickle",
+}
+ONLINE = {"HF_HUB_OFFLINE": "0"}  # whatever other tests have left in the environment
+FETCH = """
+import sys
+from smallplates.cli import hub
+from smallplates.errors import ConfigurationError
+try:
+    print(hub.fetch(sys.argv[1], sys.argv[2] or None, sys.argv[3:]))
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hub]:
+    """A hub with all kinds of files."""
+    with stand_in_hub.running(FILES) as running:
+        yield running
+
+
+def fetch(
+    home: Path, url: str, repository: str, *kinds: str, revision: str = "", **environment: str
+) -> str:
+    """The folder, or the error: the client reads the environment when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH, repository, revision, *(kinds or ("onnx",))],
+        cwd=servers.ROOT,
+        env=os.environ | ONLINE | {"HF_HOME": str(home), "HF_ENDPOINT": url, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    return done.stdout.strip()
+
+
+def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path) -> None:
+    folder = Path(fetch(tmp_path, server.url, REPOSITORY))
+    graph = "onnx/model.onnx"
+    wanted = ["config.json", graph, f"{graph}.data", f"{graph}_data", "tokenizer.json"]
+    assert sorted(server.asked) == wanted
+    assert folder.is_relative_to(tmp_path)
+    assert [(folder / name).read_bytes() for name in wanted] == [FILES[name] for name in wanted]
+    server.asked.clear()
+    assert Path(fetch(tmp_path, server.url, REPOSITORY, revision="v2")) == folder
+    assert Path(fetch(tmp_path, server.url, REPOSITORY, HF_HUB_OFFLINE="1")) == folder
+    assert server.asked == []
+    fetch(tmp_path, server.url, REPOSITORY, "onnx", "int8")
+    assert server.asked == ["onnx/model_quantized.onnx"]
+    server.asked.clear()
+    fetch(tmp_path, server.url, REPOSITORY, "pt")
+    assert server.asked == ["model.safetensors"]
+
+
+def test_a_token_opens_a_gated_model(server: Hub, tmp_path: Path) -> None:
+    said = fetch(tmp_path, server.url, "org/gated")
+    assert said == (
+        f"org/gated is gated: accept its terms on {server.url}/org/gated, and set HF_TOKEN to a token "
+        "of that account"
+    )
+    assert Path(fetch(tmp_path, server.url, "org/gated", HF_TOKEN=TOKEN)).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("repository", "revision", "words"),
+    [
+        ("org/none", "", "there is no folder org/none, and no such model on"),
+        ("org/a--b", "", "there is no folder org/a--b, and no such model on"),
+        (REPOSITORY, "v9", "org/mood has no revision 'v9'"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(
+    server: Hub, tmp_path: Path, repository: str, revision: str, words: str
+) -> None:
+    said = fetch(tmp_path, server.url, repository, revision=revision)
+    assert said.startswith(words)
+    assert "\n" not in said
+
+
+def test_a_broken_hub_is_named(server: Hub, tmp_path: Path) -> None:
+    said = fetch(tmp_path, server.url, "org/broken")
+    assert said.startswith(f"there is no folder org/broken, {server.url} returned 500, and the")
+
+
+def test_without_a_network(tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{servers.free_port()}"
+    said = fetch(tmp_path, nowhere, REPOSITORY)
+    assert said.startswith(f"there is no folder org/mood, {nowhere} cannot be reached, and the cache in")
+    said = fetch(tmp_path, nowhere, REPOSITORY, HF_HUB_OFFLINE="1")
+    assert said.startswith("there is no folder org/mood, HF_HUB_OFFLINE is set, and the cache in")
+
+
+def test_a_model_without_onnx_names_the_command_that_exports(tmp_path: Path) -> None:
+    with stand_in_hub.running({"config.json": b"{}", "model.safetensors": b""}) as running:
+        said = fetch(tmp_path, running.url, REPOSITORY)
+    assert "org/mood has no ONNX file; export it with `optimum-cli export onnx --model org/mood" in said
+
+
+def test_a_folder_goes_before_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hub.is_id(REPOSITORY)
+    (tmp_path / REPOSITORY).mkdir(parents=True)
+    assert not hub.is_id(REPOSITORY)
+    assert not any(map(hub.is_id, ("folder", "a/b/c", "../models", "/models/food", "models/", "./a")))

@@ -1,0 +1,86 @@
+"""The signals that end the launcher, whenever they arrive, and the servers that it waits for."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from smallplates.cli import processes
+from tests import servers
+
+INTERRUPTED = """
+import signal, sys
+from smallplates.cli.processes import Stop
+
+left = 40
+
+def interrupt(*_):
+    global left
+    if left:
+        left -= 1
+        signal.raise_signal(signal.SIGTERM)
+
+stop = Stop([])
+sys.setprofile(interrupt)
+while not stop.wait(1):
+    pass
+sys.setprofile(None)
+print(left < 35)
+"""
+
+
+def test_signals_may_interrupt_the_wait_and_each_other() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], cwd=servers.ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.communicate(timeout=30)[0] == "True\n"
+        finally:
+            process.kill()
+        assert process.returncode == 0
+
+
+def test_the_second_sigint_kills_and_a_second_sigterm_does_not() -> None:
+    program = """
+import os, signal, subprocess
+from smallplates.cli.processes import Stop
+
+child = subprocess.Popen(["sleep", "600"])
+Stop([child])
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.raise_signal(number)
+alive = child.poll() is None
+signal.raise_signal(signal.SIGINT)
+print(alive, child.wait(30))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=servers.ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"True {-signal.SIGKILL}\n"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"SSH-2.0-any\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n<html>",
+        b"HTTP/1.1 200 OK\r\n\r\n[1]",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\n\xff",
+    ],
+)
+def test_what_another_program_answers_is_nothing(reply: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert processes.answer(f"http://127.0.0.1:{listener.getsockname()[1]}/health/ready") == {}

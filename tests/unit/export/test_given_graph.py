@@ -1,0 +1,207 @@
+"""`smallplates.export.given_graph`: ONNX files as others make them, brought to the form that is
+served.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from fastapi_onnx import gpu_graph
+from fastapi_onnx.backend import OnnxBackend
+from smallplates.cli import export
+from smallplates.errors import ConfigurationError
+from smallplates.export import given_graph
+from smallplates.models.description import ImagePipeline
+from smallplates.models.folder import Model
+from smallplates.models.scores import softmax
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+PIPELINE = ImagePipeline(resize=(6, 8), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
+MEAN_OF_EACH_CHANNEL = [
+    helper.make_node("GlobalAveragePool", ["x"], ["pooled"]),
+    helper.make_node("Flatten", ["pooled"], ["y"]),
+]
+
+
+def graph(
+    shape: Sequence[int | str],
+    nodes: list[NodeProto],
+    kind: int = FLOAT,
+    outputs: Sequence[str] = ("y",),
+    weights: Sequence[onnx.TensorProto] = (),
+    ir_version: int = 9,
+) -> ModelProto:
+    """From `x` to `outputs`; old files list their weights among the inputs."""
+    inputs = [helper.make_tensor_value_info("x", kind, shape)]
+    if ir_version < 4:
+        inputs += [helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in weights]
+    answer = HALF if kind == HALF else FLOAT
+    answers = [helper.make_tensor_value_info(name, answer, [shape[0], None]) for name in outputs]
+    made = helper.make_graph(nodes, "g", inputs, answers, list(weights))
+    opset = helper.make_opsetid("", 13)
+    return helper.make_model(made, ir_version=ir_version, opset_imports=[opset])
+
+
+def last(*nodes: NodeProto) -> list[NodeProto]:
+    """The channels' means, as `pooled`, and these after them."""
+    return [MEAN_OF_EACH_CHANNEL[0], *nodes]
+
+
+def with_scale(node: str) -> tuple[list[NodeProto], list[onnx.TensorProto]]:
+    """The channels' means, and 1, 2, 3 combined with them by `node`."""
+    scale = numpy_helper.from_array(np.array([[1, 2, 3]], np.float32), "scale")
+    means = helper.make_node("Flatten", ["pooled"], ["means"])
+    return last(means, helper.make_node(node, ["means", "scale"], ["y"])), [scale]
+
+
+CHANNELS_LAST = [
+    helper.make_node("Transpose", ["x"], ["nchw"], perm=[0, 3, 1, 2]),
+    helper.make_node("GlobalAveragePool", ["nchw"], ["pooled"]),
+    MEAN_OF_EACH_CHANNEL[1],
+]
+OF_BYTES = [
+    helper.make_node("Cast", ["x"], ["floats"], to=FLOAT),
+    helper.make_node("GlobalAveragePool", ["floats"], ["pooled"]),
+    MEAN_OF_EACH_CHANNEL[1],
+]
+LOG_OF_ZERO = [
+    helper.make_node("Sub", ["means", "means"], ["zero"]),
+    helper.make_node("Log", ["zero"], ["y"]),
+]
+SOFTMAX = helper.make_node("Softmax", ["means"], ["y"], axis=1)
+SAME = helper.make_node("Identity", ["means"], ["y"])
+MEANS = helper.make_node("Flatten", ["pooled"], ["means"])
+
+
+def exported(model: ModelProto, folder: Path, *options: str) -> tuple[int, str]:
+    """Runs the command line on a file of this content; exit code and words."""
+    file, labels = folder / "given.onnx", folder / "labels.txt"
+    file.write_bytes(model.SerializeToString())
+    labels.write_text("Käse\n豆腐\nelk\n", encoding="utf-8")
+    arguments = ["--file", str(file), "--labels", str(labels), "--resize", "6x8", "--name", "given"]
+    mean, std = (map(str, values) for values in (PIPELINE.mean, PIPELINE.std))
+    arguments += ["--mean", *mean, "--std", *std, "--out", str(folder / "out")]
+    result = CliRunner().invoke(export.app, ["onnx", *arguments, *options])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+def means(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What all these graphs compute, before what some do to it."""
+    answer: NDArray[np.float32] = gpu_graph.normalised(pixels, PIPELINE).mean((2, 3))
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "factor"),
+    [
+        (graph(["batch_size", 3, 6, 8], MEAN_OF_EACH_CHANNEL), "", 1),
+        (graph([1, 3, 6, 8], MEAN_OF_EACH_CHANNEL), "", 1),
+        (graph(["N", 3, 6, 8], MEAN_OF_EACH_CHANNEL, HALF), "a Cast is put in front", 1),
+        (graph(["N", 6, 8, 3], CHANNELS_LAST), "a Transpose is put in front", 1),
+        (graph(["N", 6, 8, 3], CHANNELS_LAST, HALF), "a Cast is put in front", 1),
+        (graph(["N", 3, 6, 8], last(MEANS, SOFTMAX)), "Softmax, is removed", 1),
+        (graph(["N", 3, 6, 8], last(MEANS, SOFTMAX), HALF), "Softmax, is removed", 1),
+        (graph(["N", 3, 6, 8], last(MEANS, SAME), outputs=("y", "means")), "y is served", 1),
+        (graph([1, 3, 6, 8], with_scale("Mul")[0], weights=with_scale("Mul")[1], ir_version=3), "", 3),
+    ],
+    ids=["open", "one", "half", "last", "half-last", "softmax", "half-softmax", "two-outputs", "old"],
+)
+def test_what_others_export_is_served(
+    tmp_path: Path, model: ModelProto, words: str, factor: int
+) -> None:
+    code, said = exported(model, tmp_path)
+    assert code == 0, said
+    assert words in said
+    assert "SERVING_MAX_BATCH_SIZE" not in said
+    served = Model.read(tmp_path / "out")
+    assert served.labels == ["Käse", "豆腐", "elk"]
+    backend = OnnxBackend()
+    backend.load(served, Settings(device="cpu"))
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 6, 8, 3), np.uint8)
+    expected = (means(pixels) * np.linspace(1, factor, 3)).astype(np.float32)
+    np.testing.assert_allclose(softmax(compute_logits(backend, pixels)), softmax(expected), atol=2e-3)
+
+
+def test_an_output_is_chosen_by_its_name(tmp_path: Path) -> None:
+    other = helper.make_node("Concat", ["y", "y"], ["features"], axis=1)
+    model = graph(["N", 3, 6, 8], [*MEAN_OF_EACH_CHANNEL, other], outputs=("features", "y"))
+    code, said = exported(model, tmp_path)
+    assert code == 1
+    assert "[1, 6]" in said
+    assert exported(model, tmp_path, "--output", "y")[0] == 0
+    code, said = exported(model, tmp_path, "--output", "z")
+    assert (code, "features, y" in said) == (1, True)
+
+
+def test_a_graph_of_one_picture_at_a_time_is_said_to_be_one(tmp_path: Path) -> None:
+    shape = numpy_helper.from_array(np.array([1, -1]), "shape")
+    model = graph(
+        [1, 3, 6, 8], last(helper.make_node("Reshape", ["pooled", "shape"], ["y"])), weights=[shape]
+    )
+    code, said = exported(model, tmp_path)
+    assert code == 0
+    assert "SERVING_MAX_BATCH_SIZE=1" in said
+
+
+def test_a_graph_whose_pictures_meddle_with_each_other_is_said_to_be_one_too(tmp_path: Path) -> None:
+    mean = helper.make_node("ReduceMean", ["pooled"], ["m"], axes=[0], keepdims=1)
+    less = helper.make_node("Sub", ["pooled", "m"], ["d"])
+    model = graph(["N", 3, 6, 8], last(mean, less, helper.make_node("Flatten", ["d"], ["y"])))
+    code, said = exported(model, tmp_path)
+    assert code == 0
+    assert "SERVING_MAX_BATCH_SIZE=1" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (graph(["N", 3, 6, 8], OF_BYTES, TensorProto.UINT8), "is uint8"),
+        (graph(["N", 1, 6, 8], MEAN_OF_EACH_CHANNEL), "RGB"),
+        (graph(["N", 3, 8, 6], MEAN_OF_EACH_CHANNEL), "takes images of 8x6 pixels"),
+        (graph(["N", 3], [helper.make_node("Identity", ["x"], ["y"])]), "[N, 3, H, W]"),
+        (graph(["N", 3, 6, 8], with_scale("Add")[0]), "not an ONNX file that can be used"),
+        (graph(["N", 3, 6, 8], last(MEANS, *LOG_OF_ZERO)), "not finite"),
+        (
+            graph(["N", 3, 6, 8], last(MEANS, helper.make_node("Concat", ["means"] * 2, ["y"], axis=1))),
+            "3 labels",
+        ),
+        (
+            graph(
+                ["N", 3, 6, 8],
+                last(
+                    MEANS,
+                    helper.make_node("Softmax", ["means"], ["p"]),
+                    helper.make_node("Identity", ["p"], ["y"]),
+                ),
+            ),
+            "without its softmax",
+        ),
+    ],
+    ids=["uint8", "grey", "size", "rank", "broken", "nan", "classes", "probabilities"],
+)
+def test_what_cannot_be_served_is_named(tmp_path: Path, model: ModelProto, words: str) -> None:
+    code, said = exported(model, tmp_path)
+    assert code == 1
+    assert said.startswith("nothing was exported: ")
+    assert words in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", b"\x08\x09" * 99])
+def test_what_is_no_onnx_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "given.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"given\.onnx is not an ONNX file"):
+        given_graph.read(path)

@@ -1,0 +1,139 @@
+"""int8 of a text classifier: `servery quantise`, and what the ONNX backend makes of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import text_model
+from fastapi_onnx.network import FP32, INT8, Network, cpu_candidates
+from smallplates.engine.backend import Trial
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import Kind
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.worker.choice import Candidate
+from smallplates.worker.precision_check import MAX_EXCESS, Samples, mean_difference, sample_tokens
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+FILE: Kind = "model_quantized.onnx"
+
+
+def export(*words: str | Path) -> str:
+    """Runs the command; returns what it prints."""
+    from smallplates.cli.export import quantise_app
+
+    result = CliRunner().invoke(quantise_app, [*map(str, words)])
+    assert result.exit_code == (1 if "no int8 file was made" in result.output else 0), result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with its int8 file, judged with 60 sentences that have labels."""
+    made = tmp_path_factory.mktemp("models") / "sentiment"
+    text_model.make(made, width=48, layers=2)
+    sentences = made.parent / "sentences.tsv"
+    lines = [f"{text}\t{index % 2}" for index, text in enumerate(text_model.texts(60))]
+    sentences.write_text("\n".join(["sentence\tlabel", *lines, "\t1", ""]))
+    said = export(made, "--calibrate", sentences)
+    assert f"{FILE}: fit; it names fp32's class for" in said
+    return made
+
+
+def test_the_verdict_is_kept_beside_the_file(folder: Path) -> None:
+    from smallplates.export.int8_verdict import Verdict
+
+    kept = Model.read(folder).verdict(FILE)
+    assert kept is not None
+    verdict = Verdict.of(kept)
+    assert (verdict.fit, verdict.photos, verdict.method) == (True, 60, "dynamic")
+    assert verdict.agreement >= 0.98
+    assert set(verdict.accuracy) == {"fp32", "int8"}
+    assert verdict.megabytes["int8"] < verdict.megabytes["fp32"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["config.json", "model.onnx", "tokenizer.json", FILE, "model_quantized.json"]
+    )
+
+
+def on_cpu(model: Model, **settings: str) -> tuple[str, str]:
+    """Returns the precision of the model in ONNX Runtime, and the reason."""
+    values = {"device": "cpu", "cpu_runtime": "onnxruntime"} | settings
+    info = Network.on_cpu(model, Settings.model_validate(values), None).info("cpu", None)
+    return info.precision, info.precision_reason
+
+
+def test_auto_serves_it_where_it_is_fit_and_faster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model.read(folder)
+    tried = []
+
+    def measured(
+        candidates: list[Candidate], _load: object, samples: Callable[[], Samples], *_: object
+    ) -> list[Trial]:
+        tried.append((candidates[1].max_difference, [array.shape for array in samples().inputs]))
+        reports = [Trial(each.runtime, each.precision, "faster") for each in candidates]
+        return [reports[0], replace(reports[1], chosen=True)]
+
+    monkeypatch.setattr("smallplates.worker.choice.tried", measured)
+    assert on_cpu(model) == ("int8", "faster")
+    verdict = model.verdict(FILE)
+    assert verdict is not None
+    assert tried == [(verdict.sample_difference + MAX_EXCESS, [(8, 32), (8, 32)])]
+    for precision in ("fp32", "int8"):
+        assert on_cpu(model, precision=precision) == (precision, f"SERVING_PRECISION={precision}")
+
+
+def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
+    from smallplates.export.int8_text import network
+
+    model = Model.read(folder)
+    fp32, int8 = (network(model, model.file(kind))(sample_tokens(model)) for kind in (FP32, INT8))
+    assert 0 < mean_difference(fp32, int8) < 0.1
+
+
+def test_only_a_runtime_that_is_fast_in_dynamic_int8_is_tried_with_it(folder: Path) -> None:
+    candidates = cpu_candidates(Model.read(folder), Settings(), "")
+    refusals = {each.runtime: each.refusal for each in candidates if each.precision == "int8"}
+    assert refusals == {
+        "onnxruntime": "",
+        "openvino": "openvino is not faster in dynamic int8 than in fp32",
+    }
+
+
+def test_what_is_not_fit_is_not_served_unasked(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.onnx", "tokenizer.json", FILE):
+        (tmp_path / name).symlink_to(folder / name)
+    model = Model.read(tmp_path)
+    assert on_cpu(model)[1] == f"model.json does not say whether {FILE} is fit for use"
+    verdict = json.loads((folder / "model_quantized.json").read_text())
+    kept = tmp_path / "model_quantized.json"
+    kept.write_text(json.dumps(verdict | {"fit": False, "reason": "it is wrong"}))
+    assert on_cpu(model) == ("fp32", f"{FILE} is not fit for use: it is wrong")
+    kept.write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"model_quantized\.json is invalid"):
+        on_cpu(model)
+
+
+def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    empty = tmp_path / "empty.tsv"
+    empty.write_text("sentence\tlabel\n \t1\n")
+    assert "has no sentence that the model takes" in export(folder, "--calibrate", empty)
+    (latin := tmp_path / "latin.tsv").write_bytes("caf\xe9\t1\n".encode("latin-1"))
+    assert f"{latin} is not text in UTF-8" in export(folder, "--calibrate", latin)
+    (tmp_path / "other.tsv").write_text("bandu\n")
+    said = export(folder, "--calibrate", tmp_path / "other.tsv", "--file", empty)
+    assert "cannot be loaded" in said
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_label_that_the_model_does_not_have_is_refused(folder: Path, tmp_path: Path) -> None:
+    (misspelt := tmp_path / "misspelt.tsv").write_text("sentence\tlabel\nfine\t1\ngood\tPOSITVE\n")
+    said = export(folder, "--calibrate", misspelt)
+    known = ", ".join(Model.read(folder).labels)
+    assert f"{misspelt}, line 3: the label 'POSITVE' is none of {known}" in said

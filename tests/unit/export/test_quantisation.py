@@ -1,0 +1,399 @@
+"""`servery export ... --int8`, `servery quantise`: int8 files, their verdicts, and what goes wrong."""
+
+import copy
+import hashlib
+import json
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+from torch.ao.quantization.quantize_fx import convert_fx
+from torchvision.models import get_model
+from typer.testing import CliRunner
+
+from fastapi_onnx.backend import OnnxBackend
+from fastapi_pt.backend import TorchBackend
+from smallplates.cli import export
+from smallplates.errors import ConfigurationError
+from smallplates.export import int8, int8_onnx, int8_pt, photos
+from smallplates.export.int8 import Options
+from smallplates.export.int8_verdict import Verdict, objection_to
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import compute_logits
+from tests.unit.models.test_huggingface import images
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
+SIDE = 16
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """Runs the command line; returns the exit code, and what it said."""
+    app = export.app if arguments[0] in ("torchvision", "onnx") else export.quantise_app
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return result.exit_code, result.output
+
+
+@pytest.fixture(scope="module")
+def folder_of_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve noisy pictures of each colour, in a folder of its name, and a file that is none."""
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(1)
+    for label, colour in COLOURS.items():
+        (folder / label).mkdir()
+        for number in range(12):
+            pixels = random.normal(colour, 30, (SIDE, SIDE, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    (folder / "red" / "broken.jpg").write_bytes(b"no picture")
+    return folder
+
+
+@pytest.fixture
+def colour_graph(tmp_path: Path) -> Path:
+    """An ONNX file that names the channel with the highest mean."""
+    weights = numpy_helper.from_array(np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1), "weights")
+    nodes = [
+        helper.make_node("Conv", ["x", "weights"], ["convolved"], "convolution"),
+        helper.make_node("GlobalAveragePool", ["convolved"], ["pooled"], "pooling"),
+        helper.make_node("Flatten", ["pooled"], ["y"], "flattening"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, SIDE, SIDE])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])]
+    graph = helper.make_graph(nodes, "colours", inputs, outputs, [weights])
+    path = tmp_path / "colours.onnx"
+    onnx.save(helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+@pytest.fixture
+def exported(tmp_path: Path, colour_graph: Path) -> Path:
+    """The model folder of `colour_graph`, without int8."""
+    labels, out = tmp_path / "labels.txt", tmp_path / "colours"
+    labels.write_text("\n".join(COLOURS))
+    code, said = run(
+        *("onnx", "--file", colour_graph, "--labels", labels, "--out", out, "--name", "colours"),
+        *("--resize", f"{SIDE}x{SIDE}"),
+    )
+    assert code == 0, said
+    return out
+
+
+def test_an_existing_folder_gets_an_int8_file_with_its_verdict(
+    exported: Path, folder_of_photos: Path
+) -> None:
+    code, said = run(exported, "--calibrate", folder_of_photos)
+    assert code == 0, said
+    assert "model_quantized.onnx: fit" in said
+    model = Model.read(exported)
+    verdict = Verdict.of(model.description.int8["1/model_quantized.onnx"])
+    assert verdict.fit
+    assert verdict.photos == 18  # calibration has the other half
+    assert verdict.agreement == 1
+    assert verdict.accuracy == {"fp32": 1, "int8": 1}
+    assert verdict.worst_difference >= verdict.mean_difference > 0
+    assert verdict.batch_ms["fp32"].keys() == verdict.batch_ms["int8"].keys() == {1, 4}
+    assert verdict.megabytes.keys() == {"fp32", "int8"}
+    assert verdict.method in int8_onnx.METHODS
+    graph = onnx.load(model.file("model_quantized.onnx"))
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in graph.graph.node}
+    assert sorted(path.name for path in (exported / "1").iterdir()) == [
+        "model.onnx",
+        "model_quantized.onnx",
+    ]
+    assert OnnxBackend().load(model, Settings(device="cpu", precision="int8")).precision == "int8"
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "onnx/model.onnx"])
+def test_an_export_from_hugging_face_gets_it_beside_the_graph(
+    tmp_path: Path, colour_graph: Path, folder_of_photos: Path, place: str
+) -> None:
+    graph = tmp_path / "exported" / place
+    graph.parent.mkdir(parents=True)
+    colour_graph.rename(graph)
+    preprocessor = {"size": {"height": SIDE, "width": SIDE}, "image_processor_type": "ViTImageProcessor"}
+    save_file({}, tmp_path / "exported/model.safetensors")
+    images(tmp_path / "exported", {"id2label": dict(enumerate(COLOURS))}, **preprocessor)
+    code, said = run(tmp_path / "exported", "--calibrate", folder_of_photos)
+    assert code == 0, said
+    model = Model.read(tmp_path / "exported")
+    assert model.file("model_quantized.onnx") == graph.with_name("model_quantized.onnx")
+    kept = model.verdict("model_quantized.onnx")
+    assert kept is not None
+    verdict = Verdict.of(kept)
+    assert verdict.fit
+    assert verdict.accuracy == {"fp32": 1, "int8": 1}
+    assert OnnxBackend().load(model, Settings(device="cpu", precision="int8")).precision == "int8"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_state_dict_gets_int8_files_for_both_backends(tmp_path: Path, folder_of_photos: Path) -> None:
+    torch.manual_seed(3)
+    save_file(get_model("squeezenet1_1", num_classes=3).state_dict(), tmp_path / "w.safetensors")
+    (tmp_path / "labels.txt").write_text("\n".join(COLOURS))
+    code, said = run(
+        *("torchvision", "--weights", tmp_path / "w.safetensors", "--labels", tmp_path / "labels.txt"),
+        *("--out", tmp_path / "mine", "--name", "mine", "--architecture", "squeezenet1_1"),
+        *("--resize", "64x64", "--int8", "--calibrate", folder_of_photos),
+    )
+    assert code == 0, said
+    model = Model.read(tmp_path / "mine")
+    images = photos.read(folder_of_photos, model, most=3).pixels
+    for kind, make in (("model_quantized.onnx", OnnxBackend), ("model_quantized.pt", TorchBackend)):
+        verdict = Verdict.of(model.description.int8[f"1/{kind}"])
+        assert verdict.fit == (verdict.agreement >= 0.98 and verdict.reason.startswith("it names"))
+        answers = {}
+        for precision in ("fp32", "int8"):
+            backend = make()
+            settings = Settings.model_validate({"device": "cpu", "precision": precision})
+            assert backend.load(model, settings).precision == precision
+            answers[precision] = compute_logits(backend, images)
+        assert not np.array_equal(answers["fp32"], answers["int8"])
+        assert np.abs(answers["fp32"] - answers["int8"]).max() < np.abs(answers["fp32"]).max() / 4
+
+
+def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
+    exported: Path, colour_graph: Path, folder_of_photos: Path, tmp_path: Path
+) -> None:
+    code, said = run(exported, "--calibrate", folder_of_photos, "--file", colour_graph)
+    assert code == 0, said
+    verdict = Verdict.of(Model.read(exported).description.int8["1/model_quantized.onnx"])
+    assert (verdict.fit, verdict.method, verdict.worst_difference) == (True, "", 0)
+    graph = onnx.load(colour_graph)
+    wrong = -np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
+    graph.graph.initializer[0].CopyFrom(numpy_helper.from_array(wrong, "weights"))
+    onnx.save(graph, tmp_path / "wrong.onnx")
+    code, said = run(exported, "--calibrate", folder_of_photos, "--file", tmp_path / "wrong.onnx")
+    assert code == 0
+    assert "model_quantized.onnx: NOT FIT; it names fp32's class for 0.0% of the photos" in said
+    info = OnnxBackend().load(Model.read(exported), Settings(device="cpu"))
+    assert info.precision == "fp32"
+    assert "is not fit for use: it names fp32's class for 0.0%" in info.precision_reason
+
+
+def test_new_weights_take_old_int8_files_away(
+    exported: Path, colour_graph: Path, folder_of_photos: Path, tmp_path: Path
+) -> None:
+    run(exported, "--calibrate", folder_of_photos)
+    code, _ = run(
+        *("onnx", "--file", colour_graph, "--labels", tmp_path / "labels.txt", "--out", exported),
+        *("--name", "colours", "--resize", f"{SIDE}x{SIDE}"),
+    )
+    assert code == 0
+    assert not Model.read(exported).has("model_quantized.onnx")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns every file of a folder."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("source", ["empty", "no zip", "missing", "no photos"])
+def test_photos_that_cannot_be_read_change_nothing(exported: Path, tmp_path: Path, source: str) -> None:
+    path = tmp_path / "source"
+    if source in ("empty", "no photos"):
+        path.mkdir()
+    if source == "no photos":
+        (path / "a.jpg").write_bytes(b"no picture")
+        (path / "b.txt").write_bytes(b"no picture")
+    elif source == "no zip":
+        path.write_bytes(b"PK but no zip")
+    before = contents(exported)
+    code, said = run(exported, "--calibrate", path)
+    assert code == 1
+    assert said.startswith("no int8 file was made: ")
+    assert str(path) in said
+    assert said.count("\n") == 1
+    assert contents(exported) == before
+
+
+def test_a_graph_that_the_quantiser_cannot_take_changes_nothing(
+    exported: Path, folder_of_photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise NotImplementedError("no such\nnode")
+
+    monkeypatch.setattr(int8_onnx, "quantize_static", fail)
+    before = contents(exported)
+    code, said = run(exported, "--calibrate", folder_of_photos)
+    reason = "no int8 file was made: ONNX Runtime cannot quantise the graph: no such node"
+    assert (code, said.splitlines()[-1]) == (1, reason)
+    assert contents(exported) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--int8",), "--int8 needs --calibrate"), (("--calibrate", "."), "need --int8")],
+)
+def test_half_of_the_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    options = ("--file", "f", "--labels", "l", "--out", tmp_path, "--name", "n", *arguments)
+    code, said = run("onnx", *options)
+    assert code == 2
+    assert words in " ".join(said.split())
+
+
+def test_photos_of_a_zip_have_the_classes_of_their_folders(exported: Path, tmp_path: Path) -> None:
+    model = Model.read(exported)
+    path = tmp_path / "photos.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, colour in (("02/a.png", "blue"), ("all/red/b.png", "red"), ("1/c.PNG", "green")):
+            with archive.open(name, "w") as file:
+                Image.new("RGB", (SIDE, SIDE), COLOURS[colour]).save(file, "PNG")
+        archive.writestr("1/notes.txt", "no photo")
+        archive.writestr("1/damaged.png", b"to be damaged", zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"to be damaged", b"was damaged!!"))
+    read = photos.read(path, model, most=10)
+    assert read.labels is not None
+    assert read.labels.tolist() == read.pixels[:, 0, 0].argmax(axis=1).tolist()
+    assert len(photos.read(path, model, most=2)) == 2
+    with zipfile.ZipFile(path, "a") as archive, archive.open("unknown/d.png", "w") as file:
+        Image.new("RGB", (SIDE, SIDE)).save(file, "PNG")
+    assert photos.read(path, model, most=10).labels is None
+
+
+@pytest.mark.parametrize(("number", "calibration", "compared"), [(1, 1, 1), (7, 4, 3), (300, 150, 150)])
+def test_photos_are_divided_where_none_are_given_to_compare(
+    exported: Path, number: int, calibration: int, compared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = photos.Photos(np.zeros((number, 2, 2, 3), np.uint8), None)
+    monkeypatch.setattr(photos, "read", lambda *_: several)
+    parts = int8.read_photos(Model.read(exported), Options(Path("unread")))
+    assert [len(part) for part in parts] == [calibration, compared]
+
+
+@pytest.mark.parametrize(
+    ("agreement", "accuracy", "words"),
+    [
+        (0.98, {}, None),
+        (0.979, {}, "it names fp32's class for 97.9% of the photos; 98% are needed"),
+        (0.99, {"fp32": 0.7, "int8": 0.6951}, None),
+        (0.99, {"fp32": 0.7, "int8": 0.68}, "it costs 2.0 points of accuracy; 0.5 are allowed"),
+        (0.99, {"fp32": 0.7, "int8": 0.9}, None),
+    ],
+)
+def test_what_is_fit(agreement: float, accuracy: dict[str, float], words: str | None) -> None:
+    assert objection_to(agreement, accuracy) == words
+
+
+class Quantiser:
+    """Stands in for `int8_onnx.Quantiser`: four layers, of which `c` and `a` hurt."""
+
+    heavy_nodes = ("a", "b", "c", "d")
+    harm = {"a": 0.2, "b": 0.01, "c": 0.3, "d": 0.02}  # noqa: RUF012 read only
+
+    def __init__(self) -> None:
+        self.written: tuple[str, tuple[str, ...]] = ("", ())
+        self.only: tuple[str, ...] = ()
+
+    def write(self, method: str, exclude: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
+        """Remembers what it was asked for."""
+        self.written, self.only = (method, tuple(exclude)), tuple(only)
+
+    def judge(self, method: str, fp32_nodes: list[str]) -> Verdict:
+        """Judges what was written."""
+        left = sum(harm for name, harm in self.harm.items() if name not in fp32_nodes)
+        left += 0.001 * list(int8_onnx.METHODS).index(method)
+        known = Verdict.of(Model.read(Settings().model_dir).description.int8["1/model_quantized.onnx"])
+        judgement = {"fit": left < 0.1, "mean_difference": left, "reason": "judged"}
+        return known.model_copy(update={**judgement, "method": method, "fp32_nodes": fp32_nodes})
+
+    def difference(self, _: int) -> float:
+        """Says how much the only layer that was written hurts."""
+        return self.harm[self.only[0]]
+
+
+def test_layers_that_hurt_stay_in_fp32() -> None:
+    quantiser = Quantiser()
+    verdict = int8_onnx.search(
+        quantiser,  # type: ignore[arg-type]
+        quantiser.judge,
+        quantiser.difference,
+        time.monotonic() + 60,
+    )
+    assert verdict.fit
+    assert verdict.fp32_nodes == ["c", "a"]
+    assert quantiser.written == ("min-max", ("c", "a"))
+
+
+def test_without_time_the_first_way_is_taken() -> None:
+    quantiser = Quantiser()
+    verdict = int8_onnx.search(
+        quantiser,  # type: ignore[arg-type]
+        quantiser.judge,
+        quantiser.difference,
+        time.monotonic() - 1,
+    )
+    assert (verdict.fit, verdict.method, verdict.fp32_nodes) == (False, "min-max", [])
+    assert quantiser.written == ("min-max", ())
+
+
+def test_missing_weights_for_pytorch_leave_onnx_runtimes(exported: Path, folder_of_photos: Path) -> None:
+    described = json.loads((exported / "model.json").read_text())
+    described |= {"architecture": "squeezenet1_1"}
+    described["files"]["1/model.safetensors"] = "0" * 64
+    (exported / "model.json").write_text(json.dumps(described))
+    verdicts = int8.add(Model.read(exported), Options(folder_of_photos))
+    assert list(verdicts) == ["model_quantized.onnx"]
+    assert (exported / "1/model_quantized.onnx").is_file()
+
+
+def test_a_graph_with_its_weights_in_another_file(exported: Path, folder_of_photos: Path) -> None:
+    graph = exported / "1/model.onnx"
+    onnx.save(
+        onnx.load(graph), graph, save_as_external_data=True, location="model.onnx.data", size_threshold=0
+    )
+    described = json.loads((exported / "model.json").read_text())
+    described["files"] = {"1/model.onnx": hashlib.sha256(graph.read_bytes()).hexdigest()}
+    (exported / "model.json").write_text(json.dumps(described))
+    verdict = int8.add(Model.read(exported), Options(folder_of_photos))["model_quantized.onnx"]
+    size = graph.stat().st_size + graph.with_name("model.onnx.data").stat().st_size
+    assert verdict.megabytes["fp32"] == round(size / 1e6, 1)
+    assert (exported / "1/model_quantized.onnx").is_file()
+
+
+def test_a_folder_without_weights_cannot_be_quantised(exported: Path, folder_of_photos: Path) -> None:
+    description = json.loads((exported / "model.json").read_text())
+    (exported / "model.json").write_text(json.dumps({**description, "files": {}}))
+    with pytest.raises(ConfigurationError, match="the model colours has no file to quantise"):
+        int8.add(Model.read(exported), Options(folder_of_photos))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kept", [[], ["0", "2"]])
+def test_a_clipped_activation_is_a_part_of_the_convolution_before_it(kept: list[str]) -> None:
+    torch.manual_seed(0)
+    first, second, third = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 3)
+    network = nn.Sequential(first, nn.ReLU6(), second, nn.ReLU6(), third, nn.Flatten()).eval()
+    nn.init.constant_(network.get_parameter("0.bias"), 4)
+    photos = torch.randn(8, 3, 6, 6) * 4
+    with torch.inference_mode():
+        expected = network(photos)
+        prepared = int8_pt.prepared(copy.deepcopy(network), photos, kept)
+        prepared(photos)
+        quantised = convert_fx(prepared)
+        assert "relu" not in quantised.code
+        in_fp32 = [n for n in "024" if "quantized" not in type(quantised.get_submodule(n)).__module__]
+        assert in_fp32 == kept
+        torch.testing.assert_close(quantised(photos), expected, atol=0.1, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_clipped_activation_behind_anything_else_stays() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten()).eval()
+    nn.init.constant_(network.get_parameter("0.bias"), 5)
+    photos = torch.randn(8, 3, 6, 6) * 4
+    with torch.inference_mode():
+        expected = network(photos)
+        prepared = int8_pt.prepared(network, photos, [])
+        prepared(photos)
+        torch.testing.assert_close(convert_fx(prepared)(photos), expected, atol=0.1, rtol=0)

@@ -1,0 +1,275 @@
+"""The model repository for Triton: its configurations, its graphs, and that it needs nothing else."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from google.protobuf import text_format
+from onnx import TensorProto, helper
+from tritonclient.grpc import model_config_pb2
+
+from smallplates.errors import ConfigurationError
+from smallplates.export.triton import __main__ as command
+from smallplates.export.triton.build import CARRIED, build
+from smallplates.export.triton.config import Configs
+from smallplates.export.triton.graph import with_known_names
+from smallplates.models.folder import Model
+from smallplates.settings import ROOT, Settings
+from tests import graphs
+
+PHOTOS, TENSORS = "food_classifier", "food_classifier_onnx"
+TYPES = {"tensor(float)": model_config_pb2.TYPE_FP32}
+Config = Any  # protobuf's classes are made at run time
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of models/food11 with the default settings."""
+    out = tmp_path_factory.mktemp("triton")
+    build(out, Settings())
+    return out
+
+
+def parsed(text: str) -> Config:
+    """As Triton reads it: an unknown field or value is an error."""
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def config(repository: Path, name: str) -> Config:
+    """One model's."""
+    return parsed((repository / name / "config.pbtxt").read_text())
+
+
+def test_the_photo_model_is_that_of_our_front_end(repository: Path) -> None:
+    photo = config(repository, PHOTOS)
+    assert (photo.name, photo.backend) == (PHOTOS, "python")
+    assert [(t.name, t.data_type, list(t.dims)) for t in (*photo.input, *photo.output)] == [
+        ("INPUT_IMAGE", model_config_pb2.TYPE_STRING, [1]),
+        ("FOOD_LABEL", model_config_pb2.TYPE_STRING, [1]),
+        ("PROBABILITY", model_config_pb2.TYPE_FP32, [1]),
+    ]
+    assert photo.max_batch_size > 1
+    assert photo.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+    assert photo.instance_group[0].count >= 1
+    description = json.loads(photo.parameters["model.json"].string_value)
+    assert description["labels"] == Model.read(Settings().model_dir).labels
+
+
+def test_the_tensor_model_is_the_graph_s(repository: Path) -> None:
+    tensors = config(repository, TENSORS)
+    folder = repository / TENSORS
+    session = ort.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert (tensors.name, tensors.backend) == (TENSORS, "onnxruntime")
+    assert tensors.max_batch_size > 1
+    assert tensors.HasField("dynamic_batching")
+    for told, has in zip(
+        (*tensors.input, *tensors.output), (*session.get_inputs(), *session.get_outputs()), strict=True
+    ):
+        assert (told.name, told.data_type) == (has.name, TYPES[has.type])
+        assert isinstance(has.shape[0], str), "the batch is open"
+        assert list(told.dims) == has.shape[1:]
+    assert [tensor.name for tensor in (*tensors.input, *tensors.output)] == ["input", "output"]
+    labels = (folder / tensors.output[0].label_filename).read_text().splitlines()
+    assert labels == Model.read(Settings().model_dir).labels
+
+
+@pytest.mark.parametrize("name", [PHOTOS, TENSORS])
+def test_queues_are_bounded(repository: Path, name: str) -> None:
+    policy = config(repository, name).dynamic_batching.default_queue_policy
+    assert policy.max_queue_size == 256
+    assert policy.default_timeout_microseconds == 30_000_000
+    assert policy.timeout_action == model_config_pb2.ModelQueuePolicy.REJECT
+    assert policy.allow_timeout_override
+
+
+def test_settings_of_the_service_are_taken_over() -> None:
+    settings = Settings(
+        device="cuda",
+        instances=3,
+        intra_op_threads=2,
+        max_batch_size=8,
+        max_queue_delay_us=500,
+        preferred_batch_sizes=[4, 8],
+        queue_size=64,
+        request_timeout_ms=2000,
+        max_image_pixels=1000,
+    )
+    configs = Configs(Model.read(settings.model_dir).description, settings)
+    photo, tensor = parsed(configs.photo()), parsed(configs.tensor())
+    for model_config in (photo, tensor):
+        assert model_config.max_batch_size == 8
+        assert model_config.instance_group[0].count == 3
+        assert list(model_config.dynamic_batching.preferred_batch_size) == [4, 8]
+        assert model_config.dynamic_batching.max_queue_delay_microseconds == 500
+        assert model_config.dynamic_batching.default_queue_policy.max_queue_size == 64
+        assert (
+            model_config.dynamic_batching.default_queue_policy.default_timeout_microseconds == 2_000_000
+        )
+    assert photo.parameters["max_image_pixels"].string_value == "1000"
+    assert tensor.parameters["intra_op_thread_count"].string_value == "2"
+    assert photo.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+    assert tensor.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+
+
+def test_any_label_survives_the_text_format() -> None:
+    description = Model.read(Settings().model_dir).description
+    labels = ['"quoted"', "back\\slash", "Grünkohl 🥬", "{brace}", "new\nline", "\x01"]
+    description = description.model_copy(update={"labels": labels})
+    photo = parsed(Configs(description, Settings()).photo())
+    assert json.loads(photo.parameters["model.json"].string_value)["labels"] == labels
+
+
+def test_the_photo_model_needs_nothing_of_this_project(repository: Path) -> None:
+    version = repository / PHOTOS / "1"
+    carried = {version / "smallplates" / f"{name}.py" for name in CARRIED}
+    assert set((version / "smallplates").rglob("*.py")) == carried
+    program = (
+        "import sys\n"
+        "sys.path.extend(sys.argv[1:])\n"
+        "import model\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'smallplates'))\n"
+    )
+    backend = repository / "backend"
+    backend.mkdir()
+    stand_in = ROOT / "tests" / "fake" / "triton_backend.py"
+    (backend / "triton_python_backend_utils.py").write_bytes(stand_in.read_bytes())
+    paths = [str(version), sysconfig.get_path("purelib"), str(backend)]
+    done = subprocess.run(
+        [sys.executable, "-I", "-B", "-c", program, *paths],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    used = {Path(path) for path in done.stdout.split()}
+    assert used == carried
+
+
+def test_it_can_be_written_again(repository: Path) -> None:
+    other = repository / "other" / "config.pbtxt"
+    other.parent.mkdir()
+    other.touch()
+    stale = repository / PHOTOS / "1" / "smallplates" / "stale.py"
+    stale.touch()
+    build(repository, Settings())
+    assert other.exists()
+    assert not stale.exists()
+
+
+@pytest.fixture
+def birds(tmp_path: Path) -> Path:
+    """The default model's network in a folder of another name, without aliases."""
+    folder = tmp_path / "birds"
+    folder.mkdir()
+    default = Settings().model_dir
+    (folder / "1").symlink_to(default / "1")
+    described = json.loads((default / "model.json").read_text())
+    described |= {"name": "birds", "aliases": {}, "names": {}, "instances": 3}
+    (folder / "model.json").write_text(json.dumps(described))
+    return folder
+
+
+def test_several_folders_at_once(birds: Path, tmp_path: Path) -> None:
+    build(out := tmp_path / "out", Settings(models=[str(Settings().model_dir), str(birds)], instances=1))
+    assert {path.name for path in out.iterdir()} == {PHOTOS, TENSORS, "birds", "birds_tensor"}
+    photo, tensors = config(out, "birds"), config(out, "birds_tensor")
+    assert [tensor.name for tensor in (*photo.input, *photo.output)] == ["IMAGE", "LABEL", "PROBABILITY"]
+    assert (photo.name, tensors.name) == ("birds", "birds_tensor")
+    counts = [config(out, name).instance_group[0].count for name in (PHOTOS, "birds")]
+    assert counts == [1, 3]  # its model.json says so
+
+
+def test_names_that_meet_in_triton(birds: Path, tmp_path: Path) -> None:
+    both = Settings(models=[str(birds), f"birds_tensor={birds}"])
+    with pytest.raises(ConfigurationError, match="same name in Triton: birds, birds_tensor"):
+        build(tmp_path / "out", both)
+    assert not (tmp_path / "out").exists()
+
+
+def graph(
+    names: tuple[str, str] = ("data", "scores"),
+    shape: tuple[Any, ...] = ("N", 3, 4, 4),
+    classes: Any = 48,
+    kind: int = TensorProto.FLOAT,
+    inner: str = "flat",
+) -> onnx.ModelProto:
+    """Flattens a picture and negates it: 48 classes of 4x4 pixels."""
+    source, result = names
+    nodes = [helper.make_node("Flatten", [source], [inner]), helper.make_node("Neg", [inner], [result])]
+    return helper.make_model(
+        helper.make_graph(
+            nodes,
+            "test",
+            [helper.make_tensor_value_info(source, kind, shape)],
+            [helper.make_tensor_value_info(result, kind, ["N", classes])],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=10,
+    )
+
+
+@pytest.mark.parametrize("names", [("data", "scores"), ("input", "scores"), ("data", "output")])
+def test_other_names_become_the_known_ones(names: tuple[str, str]) -> None:
+    original = graph(names)
+    renamed = with_known_names(original, (4, 4), 48)
+    onnx.checker.check_model(renamed, full_check=True)
+    assert original.graph.input[0].name == names[0]
+    batch = np.random.default_rng(7).normal(size=(2, 3, 4, 4)).astype(np.float32)
+    session = ort.InferenceSession(renamed.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(["output"], {"input": batch})[0], -batch.reshape(2, 48))
+
+
+def test_the_known_names_stay() -> None:
+    original = graph(("input", "output"))
+    assert with_known_names(original, (4, 4), 48) is original
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: graph(shape=(1, 3, 4, 4)), "batch's size is fixed"),
+        (lambda: graph(shape=("N", 4, 4, 3)), "'data' in model.onnx is not float"),
+        (lambda: graph(shape=("N", 3, 4)), "'data' in model.onnx is not float"),
+        (lambda: graph(kind=TensorProto.FLOAT16), "exactly one input, float"),
+        (lambda: graph(classes=7), "'scores' in model.onnx is not float"),
+        (lambda: graph(inner="output"), "named 'output' already"),
+        (onnx.ModelProto, "exactly one input"),
+    ],
+)
+def test_graphs_that_cannot_be_served(make: Callable[[], onnx.ModelProto], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        with_known_names(make(), (4, 4), 48)
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, default = tmp_path / "out", Settings().model_dir
+    monkeypatch.setattr(sys, "argv", ["triton", "--out", str(out)])
+    assert command.main() == 0
+    others = ["--model", str(default), f"copy={default}", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["triton", *others])
+    assert command.main() == 1
+    assert f"two models are named {PHOTOS}" in capsys.readouterr().err
+    graphs.saved(graphs.two_by_two(), tmp_path / "numbers", "1")
+    others = ["--model", str(default), "--model", str(tmp_path / "numbers"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["triton", *others])
+    assert command.main() == 1
+    assert "only image-classification can be written for Triton" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["triton", "--out", str(out)])
+    assert command.main() == 0
+    assert str(tmp_path / "out") in capsys.readouterr().out
+    missing = ["triton", "--model", str(tmp_path / "none"), "--out", str(tmp_path / "none")]
+    monkeypatch.setattr(sys, "argv", missing)
+    assert command.main() == 1
+    assert "no model in" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

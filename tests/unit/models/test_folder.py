@@ -1,0 +1,269 @@
+"""`smallplates.models.folder` and `smallplates.system.cpus`: what is read from files, and what is
+refused.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import ImagePipeline
+from smallplates.models.folder import Model, configured_models
+from smallplates.settings import Settings
+from smallplates.system import cpus
+
+STATISTICS: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+DESCRIPTION: dict[str, Any] = {
+    "name": "tiny",
+    "version": "1",
+    "labels": ["a", "b"],
+    "image": {"resize": [224, 224], **STATISTICS},
+    "files": {"1/model.onnx": "0" * 64},
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    (folder / "model.json").write_text(json.dumps({**DESCRIPTION, **changes}))
+    return folder
+
+
+def test_a_model_is_described(tmp_path: Path) -> None:
+    model = Model.read(write(tmp_path))
+    assert model.labels == ["a", "b"]
+    assert model.description.pipeline.output_size == (224, 224)
+
+
+def test_the_model_may_be_named_by_its_digest(tmp_path: Path) -> None:
+    digest = hashlib.sha256((write(tmp_path) / "model.json").read_bytes()).hexdigest()
+    settings = Settings(model_dir=tmp_path, model_sha256=[digest])
+    (model,) = configured_models(settings).values()
+    assert model.labels == ["a", "b"]
+    write(tmp_path, labels=["c", "d"])
+    other = hashlib.sha256((tmp_path / "model.json").read_bytes()).hexdigest()
+    with pytest.raises(ConfigurationError, match=f"SERVING_MODEL_SHA256 does not list tiny={other}"):
+        configured_models(settings)
+    (model,) = configured_models(Settings(model_dir=tmp_path)).values()
+    assert model.labels == ["c", "d"]
+
+
+def digest_of(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()
+
+
+def test_each_of_several_models_has_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = folders(tmp_path, "one", "two")
+    places = [str(one), f"second={two}"]
+    listed = {"one": digest_of(one), "second": digest_of(two)}
+    monkeypatch.setenv("SERVING_MODEL_SHA256", ", ".join(f"{k}={v}" for k, v in listed.items()))
+    assert list(configured_models(Settings(models=places))) == ["one", "second"]
+    with pytest.raises(ConfigurationError, match=f"does not list two={digest_of(two)}"):
+        configured_models(Settings(models=[str(one), str(two)]))
+    for wrong in (f"one={listed['one']}", f"one={listed['one']},second={listed['one']}", listed["one"]):
+        monkeypatch.setenv("SERVING_MODEL_SHA256", wrong)
+        with pytest.raises(ConfigurationError, match=f"does not list second={digest_of(two)}"):
+            configured_models(Settings(models=places))
+
+
+def test_a_version_is_checked_by_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "2").mkdir()
+    write(write(tmp_path) / "2", version="2")
+    of_both = [f"tiny={digest_of(tmp_path)}", f"tiny={digest_of(tmp_path / '2')}"]
+    for version, own, other in (("1", *of_both), ("2", *reversed(of_both))):
+        model = Model.read(tmp_path, version)
+        model.check_digest([own])
+        model.check_digest(of_both)
+        model.check_digest(None)
+        with pytest.raises(ConfigurationError, match=f"does not list {own}"):
+            model.check_digest([other])
+
+
+def test_a_model_without_a_model_json_has_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").touch()
+    places = (tmp_path, tmp_path / "net.onnx")
+    settings = [Settings(model_dir=place, model_sha256=["0" * 64]) for place in places]
+    with pytest.raises(ConfigurationError, match=r"there is no model\.json"):
+        configured_models(settings[0])
+    digest = digest_of(write(tmp_path))  # of the folder's model.json, which the file does not use
+    with pytest.raises(ConfigurationError, match=r"net\.onnx is refused: SERVING_MODEL_SHA256"):
+        configured_models(Settings(model_dir=places[1], model_sha256=[digest]))
+
+
+@pytest.mark.parametrize("value", ["", "short", "a=b=" + "0" * 64, f"{'0' * 64},short", "=" + "0" * 64])
+def test_digests_are_hexadecimal(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_MODEL_SHA256", value)
+    with pytest.raises(ConfigurationError, match="SERVING_MODEL_SHA256"):
+        Settings.read()
+
+
+def folders(parent: Path, *names: str, **changes: object) -> list[Path]:
+    """Folders of models that have these names."""
+    made = []
+    for name in names:
+        (parent / name).mkdir()
+        made.append(write(parent / name, name=name, **changes))
+    return made
+
+
+def test_several_models_have_their_own_names_or_those_they_are_given(tmp_path: Path) -> None:
+    one, two = folders(tmp_path, "one", "two")
+    models = configured_models(Settings(models=[str(one), f"first={one}", str(two)]))
+    assert [(name, model.description.name) for name, model in models.items()] == [
+        ("one", "one"),
+        ("first", "first"),
+        ("two", "two"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        (["{0}", "{0}"], "two models are named one: .*one and .*one; write NAME=FOLDER"),
+        (["{0}", "one={1}"], "two models are named one: .*one and one=.*two"),
+        (["{0}", "a b={1}"], "'a b' cannot be a model's name"),
+        (["{0}", "={1}"], "'' cannot be a model's name"),
+        (["{0}", "x={0}/missing"], "no model in .*missing"),
+    ],
+)
+def test_models_that_cannot_be_told_apart_or_read_are_refused(
+    tmp_path: Path, places: list[str], words: str
+) -> None:
+    made = folders(tmp_path, "one", "two")
+    with pytest.raises(ConfigurationError, match=words):
+        configured_models(Settings(models=[place.format(*made) for place in places]))
+
+
+def test_two_models_of_one_alias_are_refused(tmp_path: Path) -> None:
+    one, two = folders(tmp_path, "one", "two", aliases={"photos": "request"})
+    with pytest.raises(ConfigurationError, match=f"two models are named photos: {one} and {two}"):
+        configured_models(Settings(models=[str(one), str(two)]))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], "it is empty"),
+        (["a.onnx", "b.onnx", "readme"], "it needs model.json, .* it has a.onnx, b.onnx, readme"),
+        ([f"{n}.txt" for n in range(9)], "it has 0.txt, .*, 4.txt and 4 more"),
+        (["food/model.json", "words/config.json"], "name one of them: food, words"),
+        (["model_quantized.onnx"], "it has model_quantized.onnx"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, files: list[str], words: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError, match=f"no model in {tmp_path}: .*{words}"):
+        Model.read(tmp_path)
+
+
+def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    for name in ("none", "net.onnx", "net.onnx/model"):
+        with pytest.raises(ConfigurationError, match=r"there is no such folder or \.onnx file"):
+            Model.read(tmp_path / name)
+
+
+def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    (folder / "net-3.onnx").touch()
+    for path, name in ((folder, "sums"), (folder / "net-3.onnx", "net-3")):
+        model = Model.read(path)
+        assert (model.description.name, model.description.task) == (name, "tensor")
+        assert model.file("model.onnx") == folder / "net-3.onnx"
+        assert model.path == path
+        assert Model.read(model.path, "1").file("model.onnx") == folder / "net-3.onnx"
+        with pytest.raises(ConfigurationError, match=r"no model\.safetensors"):
+            model.file("model.safetensors")
+    (folder / "other.onnx").touch()
+    (folder / "model.json").write_text("{}")
+    assert Model.read(folder / "other.onnx").file("model.onnx") == folder / "other.onnx"
+    (folder / "net 3.onnx").touch()
+    with pytest.raises(ConfigurationError, match=r"'net 3' cannot be a model's name.*NAME=FOLDER"):
+        Model.read(folder / "net 3.onnx")
+
+
+def test_a_given_name_replaces_one_that_cannot_be_a_models(tmp_path: Path) -> None:
+    for folder, file in (("caf\xe9 v2", "net.onnx"), ("a=b", "1/model.onnx"), ("sums", "my net.onnx")):
+        graph = tmp_path / folder / file
+        graph.parent.mkdir(parents=True)
+        graph.touch()
+        place = graph if folder == "sums" else tmp_path / folder
+        (model,) = configured_models(Settings(models=[f"mood={place}"])).values()
+        assert (model.description.name, model.file("model.onnx")) == ("mood", graph)
+        with pytest.raises(ConfigurationError, match=r"cannot be a model's name.*NAME=FOLDER"):
+            Model.read(place)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": []},
+        {"version": "../1"},
+        {"name": "../x"},
+        {"image": {"resize": 64, **STATISTICS}},
+        {"image": {"resize": 0, "center_crop": 1, **STATISTICS}},
+        {"image": {"resize": [1, 1], "mean": [0, 0, 0], "std": [1, 1, 0]}},
+        {"image": {"resize": [5000, 5000], **STATISTICS}},
+        {"image": {"resize": 64, "center_crop": 10**30, **STATISTICS}},
+        {"image": {"resize": [1, 1], "mean": [0, 0, math.nan], "std": [1, 1, 1]}},
+        {"image": {"resize": [1, 1], "mean": [0, 0, 0], "std": [1, 1, math.inf]}},
+        {"files": {"1/model.onnx": "short"}},
+        {"surprise": 1},
+    ],
+)
+def test_a_wrong_description(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"model\.json is invalid"):
+        Model.read(write(tmp_path, **changes))
+
+
+def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
+    model = Model.read(write(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"has no 1/model\.onnx"):
+        model.file("model.onnx")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.onnx").write_bytes(b"something else")
+    with pytest.raises(ConfigurationError, match="does not match its SHA-256"):
+        model.file("model.onnx")
+    with pytest.raises(ConfigurationError, match=r"has no 1/model\.safetensors for this backend"):
+        model.file("model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "expected"),
+    [
+        (ImagePipeline(resize=64, center_crop=64, enlarge=(224, 200), **STATISTICS), (224, 200)),
+        (ImagePipeline(resize=256, center_crop=224, **STATISTICS), (224, 224)),
+        (ImagePipeline(resize=(10, 20), **STATISTICS), (10, 20)),
+    ],
+)
+def test_the_size_that_comes_out(pipeline: ImagePipeline, expected: tuple[int, int]) -> None:
+    assert pipeline.output_size == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, float("inf")),
+        ({"cpu.max": "max 100000"}, float("inf")),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, float("inf")),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], expected: float) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert cpus.quota(tmp_path) == expected
+    assert 1 <= cpus.usable(tmp_path) <= max(1, round(min(expected, 10_000)))
+
+
+def test_a_grant_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "_granted", math.inf)
+    here = cpus.usable()
+    assert cpus.grant(0.5) == cpus.usable() == 1
+    assert cpus.grant(here + 1) == here

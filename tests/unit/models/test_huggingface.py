@@ -1,0 +1,241 @@
+"""`smallplates.models.huggingface`: folders that transformers writes, as descriptions, or refused in
+a sentence.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.Image import Resampling
+
+from fastapi_onnx.backend import OnnxBackend
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.tasks.image_classification import compute_logits
+from tests import graphs, pictures
+
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.25]
+CONFIG: dict[str, Any] = {
+    "architectures": ["ViTForImageClassification"],
+    "model_type": "vit",
+    "id2label": {"0": "red", "2": "blue", "1": "green"},
+    "image_size": 224,
+}
+PREPROCESSOR: dict[str, Any] = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": True,
+    "size": {"height": 40, "width": 56},
+    "resample": 2,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": MEAN,
+    "image_std": STD,
+}
+
+
+def export(folder: Path, config: dict[str, Any] = CONFIG, **files: Any) -> Path:
+    """The folder with these files; None leaves a field out."""
+    folder.mkdir(exist_ok=True)
+    for name, content in {"config": config, **files}.items():
+        text = json.dumps({key: value for key, value in content.items() if value is not None})
+        (folder / f"{name}.json").write_text(text)
+    return folder
+
+
+def images(folder: Path, config: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """An export of an image classifier whose preprocessor's file differs so."""
+    return export(folder, CONFIG | (config or {}), preprocessor_config={**PREPROCESSOR, **changes})
+
+
+def reference(
+    image: Image.Image, size: tuple[int, int] | int, resample: Resampling, crop: int | None
+) -> NDArray[np.uint8]:
+    """What the image processors do, with Pillow; `size` is the short side or (height, width)."""
+    if isinstance(size, int):
+        longer = int(size * max(image.size) / min(image.size))
+        size = (longer, size) if image.height > image.width else (size, longer)
+    pixels = np.asarray(image.resize(size[::-1], resample))
+    if crop:
+        top, left = (size[0] - crop) // 2, (size[1] - crop) // 2
+        pixels = pixels[top : top + crop, left : left + crop]
+    return pixels
+
+
+def by_short_side(kind: str, side: int, **more: Any) -> dict[str, Any]:
+    """Changes to the preprocessor's file."""
+    return {"image_processor_type": f"{kind}ImageProcessor", "size": {"shortest_edge": side}, **more}
+
+
+CROP_32 = {"crop_size": {"height": 32, "width": 32}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "resample", "crop"),
+    [
+        ({}, (40, 56), Resampling.BILINEAR, None),
+        ({"resample": 3}, (40, 56), Resampling.BICUBIC, None),
+        ({"resample": 1, "size": 40}, (40, 40), Resampling.LANCZOS, None),
+        ({"image_processor_type": "ViTImageProcessorFast"}, (40, 56), Resampling.BILINEAR, None),
+        (
+            {"image_processor_type": None, "feature_extractor_type": "ViTFeatureExtractor"},
+            (40, 56),
+            Resampling.BILINEAR,
+            None,
+        ),
+        (by_short_side("CLIP", 41, resample=3, **CROP_32), 41, Resampling.BICUBIC, 32),
+        (by_short_side("Bit", 36, resample=3, crop_size=32), 36, Resampling.BICUBIC, 32),
+        (
+            {"image_processor_type": "MobileNetV2ImageProcessor", "size": 36, **CROP_32},
+            36,
+            Resampling.BILINEAR,
+            32,
+        ),
+        (by_short_side("ConvNext", 35, crop_pct=0.875, resample=3), 40, Resampling.BICUBIC, 35),
+        (by_short_side("ConvNext", 32), 36, Resampling.BILINEAR, 32),
+        (by_short_side("ConvNext", 384), (384, 384), Resampling.BILINEAR, None),
+        (
+            {"image_processor_type": "DeiTImageProcessor", "size": 43, **CROP_32},
+            (43, 43),
+            Resampling.BILINEAR,
+            32,
+        ),
+        ({"do_center_crop": True, "crop_size": 33}, (40, 56), Resampling.BILINEAR, 33),
+        (by_short_side("Beit", 32, do_center_crop=True, crop_size=32), 32, Resampling.BILINEAR, 32),
+    ],
+)
+@pytest.mark.parametrize("shape", [(320, 241), (97, 211)])
+def test_pixels_are_those_of_the_image_processor(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    size: tuple[int, int] | int,
+    resample: Resampling,
+    crop: int | None,
+    shape: tuple[int, int],
+) -> None:
+    model = Model.read(images(tmp_path / "made", **changes))
+    image = pictures.plate(*shape)
+    expected = reference(image, size, resample, crop)
+    actual = ImageDecoder(model.description.pipeline, 10**6).decode(pictures.encode(image, "PNG"))
+    assert actual.shape == expected.shape == (*model.description.pipeline.output_size, 3)
+    assert np.array_equal(actual, expected)
+
+
+def test_labels_are_those_of_id2label(tmp_path: Path) -> None:
+    made = Model.read(images(tmp_path / "colours"))
+    assert made.labels == ["red", "green", "blue"]
+    described = made.description
+    assert (described.name, described.version, described.task) == (
+        "colours",
+        "1",
+        "image-classification",
+    )
+    assert Model.read(tmp_path / "colours", "1").description == described
+    unnamed = images(tmp_path / "caf\xe9 v2")
+    assert Model.read(unnamed, name="colours").description == described
+    with pytest.raises(ConfigurationError, match=r"cannot be a model's name.*NAME=FOLDER"):
+        Model.read(unnamed)
+    assert Model.read(images(tmp_path / "two", {"id2label": None})).labels == ["LABEL_0", "LABEL_1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, lambda p: (p / 255 - MEAN) / STD),
+        ({"rescale_factor": 1 / 127.5}, lambda p: (p / 127.5 - MEAN) / STD),
+        ({"do_rescale": False}, lambda p: (p - MEAN) / STD),
+        ({"do_normalize": False, "image_mean": None}, lambda p: p / 255),
+        ({"image_mean": 0.5, "image_std": 0.5}, lambda p: p / 127.5 - 1),
+    ],
+)
+@pytest.mark.parametrize("place", ["", "onnx"])
+def test_the_network_gets_what_the_image_processor_makes(
+    tmp_path: Path, changes: dict[str, Any], expected: Any, place: str
+) -> None:
+    folder = images(tmp_path / "made", **changes)
+    graphs.saved(graphs.mean_colour(), folder / place)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 56, 3), np.uint8)
+    backend = OnnxBackend()
+    backend.load(Model.read(folder), Settings(device="cpu"))
+    actual = compute_logits(backend, pixels)
+    assert actual == pytest.approx(expected(pixels.astype(float)).mean((1, 2)), rel=1e-4, abs=1e-4)
+
+
+def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:
+    folder = images(tmp_path / "made")
+    graphs.saved(graphs.mean_colour(), folder / "onnx")
+    shutil.copy(folder / "onnx" / "model.onnx", folder / "onnx" / "model_quantized.onnx")
+    for chosen, expected in ((Settings(), "fp32"), (Settings(precision="int8"), "int8")):
+        assert OnnxBackend().load(Model.read(folder), chosen).precision == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (
+            {"architectures": ["ViTModel"]},
+            {},
+            r"config\.json cannot be served: architectures is ViTModel",
+        ),
+        ({"architectures": None}, {}, "architectures names 0 networks"),
+        ({"architectures": "x"}, {}, r"config\.json cannot be served: architectures: "),
+        ({"auto_map": {"AutoModel": "mine.Mine"}}, {}, r"config\.json cannot be served: auto_map"),
+        ({"id2label": {"1": "a", "2": "b"}}, {}, "id2label must have all numbers from 0 to 1"),
+        ({"id2label": {"a": "a"}}, {}, r"id2label"),
+        ({"id2label": {"0": "a"}}, {}, "problem_type"),
+        ({"problem_type": "multi_label_classification"}, {}, "problem_type"),
+        ({}, {"auto_map": {"x": "y"}}, r"preprocessor_config\.json cannot be served: auto_map"),
+        ({}, {"image_processor_type": None}, r"image_processor_type is missing"),
+        ({}, {"image_processor_type": "EfficientNetImageProcessor"}, "is EfficientNetImageProcessor"),
+        ({}, {"feature_extractor_type": "Mine", "image_processor_type": None}, "extractor_type is Mine"),
+        ({}, {"do_resize": False}, "do_resize"),
+        ({}, {"do_flip_channel_order": True}, "do_flip_channel_order"),
+        ({}, {"resample": 0}, "resample is 0"),
+        ({}, {"size": None}, "size is missing"),
+        ({}, {"size": {"longest_edge": 3}}, "size has .'longest_edge'."),
+        ({}, {"size": {"shortest_edge": 40}}, r"preprocessor_config\.json cannot be served: .*crop"),
+        ({}, {"size": 10**6}, r"preprocessor_config\.json cannot be served: resize"),
+        ({}, {"image_processor_type": "ConvNextImageProcessor"}, "size has no shortest_edge"),
+        ({}, {"do_center_crop": True}, "crop_size is missing"),
+        (
+            {},
+            {"do_center_crop": True, "crop_size": {"height": 9, "width": 8}},
+            "crop_size must be square",
+        ),
+        ({}, {"do_center_crop": True, "crop_size": 41}, "crop_size is 41, more than"),
+        ({}, {"image_mean": None}, "image_mean or image_std is missing"),
+        ({}, {"image_std": [1, 0, 1]}, r"preprocessor_config\.json cannot be served: std"),
+    ],
+)
+def test_what_is_not_understood_is_refused(
+    tmp_path: Path, config: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        Model.read(images(tmp_path / "made", config, **changes))
+    assert "\n" not in str(refused.value)
+
+
+def test_files_that_are_missing_or_no_json(tmp_path: Path) -> None:
+    folder = export(tmp_path / "made")
+    with pytest.raises(ConfigurationError, match=r"preprocessor_config\.json cannot be read: No such"):
+        Model.read(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"config\.json cannot be served: the content: Invalid"):
+        Model.read(folder)
+
+
+def test_what_is_no_export(tmp_path: Path) -> None:
+    folder = graphs.saved(graphs.two_by_two(), export(tmp_path / "other", {"learning_rate": 1}))
+    assert Model.read(folder).description.task == "tensor"
+    with pytest.raises(ConfigurationError, match="no model in"):
+        Model.read(images(tmp_path / "made"), "2")
+    described = {"name": "own", "version": "1", "task": "tensor"}
+    (folder / "model.json").write_text(json.dumps(described))
+    assert Model.read(folder).description.name == "own"

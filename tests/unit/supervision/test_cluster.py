@@ -1,0 +1,321 @@
+"""The parent of several web processes, where the system refuses it something or they do not answer."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import Mock
+
+import pytest
+
+from smallplates.engine.memory import UNKNOWN, EngineFds, SlotLayout
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.supervision import balance, messages
+from smallplates.supervision import cluster as cluster
+from smallplates.supervision import registry as engine_registry
+from smallplates.supervision.planner import task_of
+from smallplates.supervision.registry import Engine, EnginePlan
+from smallplates.supervision.supervisor import Supervisor
+from smallplates.supervision.web_process import MOST_UNANSWERED, WebProcess
+from smallplates.system import cpus
+from smallplates.tasks.image_classification import image_signatures
+from tests.reports import reported
+
+pytestmark = pytest.mark.anyio
+LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
+PLAN = EnginePlan("no:Backend", ())
+End = tuple[WebProcess, socket.socket]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of the parent."""
+    return "asyncio"
+
+
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
+    """One whose processes have not been started."""
+    monkeypatch.setattr(cluster, "RESTART_S", 0.01)
+    made = cluster.Cluster("tests.fake", Settings(web_processes=2))
+    made._listener, made._metrics_folder = Mock(), Mock()
+    made._registry._plan = lambda _: PLAN
+    return made
+
+
+@pytest.fixture
+def web_processes(parent: cluster.Cluster) -> Iterator[list[End]]:
+    """Two that are ready, each with its own end of a socket; they do only what a test does for them."""
+    with contextlib.ExitStack() as held:
+        made = []
+        for index in range(2):
+            ours, theirs = (held.enter_context(end) for end in messages.pair())
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            popen = held.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1))
+            held.callback(popen.kill)
+            parent._web_processes[index] = WebProcess(index, popen, ours, ready=True)
+            made.append((parent._web_processes[index], theirs))
+        yield made
+
+
+def received(end: socket.socket) -> list[str]:
+    """The types of the messages that wait at a web process's end."""
+    types = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            types.append(json.loads(end.recv(messages.MAX_MESSAGE))["type"])
+    return types
+
+
+def tell(parent: cluster.Cluster, web_process: WebProcess, connections: int) -> None:
+    """As a web process that says how many connections it has."""
+    parent._on_message(web_process, {"type": "connections", "count": connections})
+
+
+async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -> None:
+    """Asks for a version of the default model, and returns when the parent has answered."""
+    message = {**messages.identity(version_of_food11("1")), "type": "load", "version": version}
+    parent._on_message(web_process, message)
+    await asyncio.gather(*parent._tasks)
+
+
+def refused(*_: object, **__: object) -> None:
+    """What the system says."""
+    raise OSError(errno.EAGAIN, "not now")
+
+
+async def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
+    parent: cluster.Cluster, web_processes: list[End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supervisor, "_allocate", refused)
+    web_process, its_end = web_processes[0]
+    await load(parent, web_process, "1")
+    answer = json.loads(its_end.recv(messages.MAX_MESSAGE))
+    assert answer["type"] == "changed"
+    assert "not now" in answer["error"]
+
+
+async def test_a_web_process_that_cannot_be_started_is_tried_again(
+    parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    def start(*arguments: object) -> None:
+        tries.append(arguments)
+        parent._stopping = len(tries) == 3
+        refused()
+
+    monkeypatch.setattr(WebProcess, "start", start)
+    parent._accepting = True
+    await parent._keep(0)
+    assert len(tries) == 3
+
+
+async def test_a_web_process_that_cannot_be_started_at_first_ends_the_start(
+    parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    parent._listener.fileno.return_value = 0  # type: ignore[attr-defined]  # a mock
+    with pytest.raises(ConfigurationError, match="not now"):
+        await parent._keep(0)
+
+
+async def test_connections_are_accepted_when_all_have_been_ready_once(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    (first, its_end), (second, other_end) = web_processes
+    first.ready = second.ready = False
+    parent._listener.getsockname.return_value = ("127.0.0.1", 1)  # type: ignore[attr-defined]  # a mock
+    parent._on_message(first, {"type": "ready"})
+    assert received(its_end) == []
+    parent._on_message(second, {"type": "ready"})
+    assert (received(its_end), received(other_end)) == (["accept"], ["accept"])
+    first.ready = False
+    parent._on_message(second, {"type": "ready"})  # a successor need not wait for the other
+    assert (received(its_end), received(other_end)) == ([], ["accept"])
+
+
+async def test_a_web_process_that_leaves_ping_after_ping_unanswered_is_killed(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    (well, its_end), (silent, _) = web_processes
+    tell(parent, silent, 1)
+    for _ in range(MOST_UNANSWERED):
+        parent._ping()
+        assert received(its_end) == ["ping"]
+        tell(parent, well, 0)
+        assert silent.popen.poll() is None
+    parent._ping()
+    assert silent.popen.wait(20) == -9
+    assert not silent.ready
+    assert well.popen.poll() is None
+
+
+async def test_a_long_pause_of_all_processes_counts_once(
+    parent: cluster.Cluster, web_processes: list[End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    tell(parent, web_processes[0][0], 1)
+    for _ in range(3 * MOST_UNANSWERED):
+        now += 3600
+        for _ in range(3):  # turns of the loop
+            await asyncio.sleep(0)
+        assert [received(end) for _, end in web_processes] == [["ping"], ["ping"]]
+        for web_process, _ in web_processes:
+            tell(parent, web_process, 1)
+    assert all(web_process.ready for web_process, _ in web_processes)
+
+
+async def test_nobody_is_pinged_without_connections(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    (first, its_end), (second, _) = web_processes
+    seen = []
+    for web_process, connections in ((first, 0), (first, 2), (second, 1), (first, 0), (second, 0)):
+        tell(parent, web_process, connections)
+        seen.append(parent._next_ping)
+    before, planned, *kept, after = seen
+    assert planned is not None
+    assert kept == [planned, planned]  # none the sooner for the second one's connection
+    assert (before, after, planned.cancelled()) == (None, None, True)
+    assert received(its_end) == []
+
+
+async def test_the_connections_of_a_dead_web_process_are_gone(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    tell(parent, web_processes[0][0], 2)
+    shared = parent._registry.counts
+    for counts in (shared.connections, shared.in_flight):
+        counts[0], counts[1] = 2, 1
+    parent._on_death(web_processes[0][0], -9)
+    assert parent._next_ping is None
+    assert list(shared.in_flight) == [0, 1]
+    assert list(shared.connections) == [UNKNOWN, 1]  # the other one need not leave connections to it
+
+
+@pytest.mark.parametrize("port", ["tcp_port", "grpc_port"])
+async def test_connections_of_other_ports_are_not_known(port: str) -> None:
+    made = cluster.Cluster("tests.fake", Settings.model_validate({"web_processes": 2, port: 9}))
+    made._watch()
+    assert made._next_ping is not None
+
+
+async def test_a_slow_start_is_not_ended_before_the_service_is(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    (web_process, _), (slow, its_end) = web_processes
+    tell(parent, web_process, 1)
+    slow.ready = False
+    for _ in range(2 * MOST_UNANSWERED):
+        parent._ping()
+        tell(parent, web_process, 1)
+    assert received(its_end) == []
+    parent._stopping = True
+    for _ in range(MOST_UNANSWERED + 1):
+        parent._ping()
+    assert slow.popen.wait(20) == -9
+
+
+def version_of_food11(version: str) -> Model:
+    """A version of the default model."""
+    return Model.read(Settings().model_dir, version)
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
+    """The supervisors of versions 1 and 2, as the registry starts them."""
+    made = [Mock(model=version_of_food11(version), report=reported()) for version in ("1", "2")]
+    for engine in made:
+        engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
+    monkeypatch.setattr(engine_registry, "Supervisor", Mock(side_effect=made))
+    monkeypatch.setattr(cluster, "planner", lambda *_: lambda _: PLAN)
+    return made
+
+
+async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
+    web_processes: list[End], engines: list[Mock]
+) -> None:
+    silent, _ = web_processes[0]
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            messages.send(silent.sock, "ping")
+    serving = asyncio.ensure_future(silent.prepare(Engine(0, engines[0]).handle(0)))
+    await asyncio.sleep(0)
+    assert silent.popen.wait(20) == -9
+    silent.end_changes()
+    await serving
+
+
+@pytest.mark.usefixtures("engines")
+async def test_a_change_ends_when_the_web_process_has_made_it_or_has_died(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    (first, its_end), (second, other_end) = web_processes
+    for web_process, _ in web_processes:
+        await parent._registry.add(web_process)
+    starting = asyncio.ensure_future(parent._registry.start())
+    loop = asyncio.get_running_loop()
+    for end in (its_end, other_end):
+        message = json.loads(await loop.sock_recv(end, messages.MAX_MESSAGE))
+        assert (message["type"], message["version"], message["id"]) == ("prepare", "1", 0)
+    parent._on_message(first, {"type": "done", "id": 0, "error": None})
+    second.end_changes()
+    message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
+    assert (message["type"], message["key"]) == ("serve", 0)
+    assert not starting.done()
+    parent._on_message(first, {"type": "done", "id": 1, "error": None})
+    second.end_changes()
+    await starting
+
+
+async def test_who_asks_for_a_change_hears_when_it_is_made(
+    parent: cluster.Cluster, web_processes: list[End], engines: list[Mock]
+) -> None:
+    asker, its_end = web_processes[0]
+    await parent._registry.start()  # all web processes are being replaced
+    await load(parent, asker, "2")
+    assert engines[0].close.called
+    assert received(its_end) == ["changed"]
+    parent._on_message(asker, {"type": "unload", "model": "food11"})
+    await asyncio.sleep(0)
+    pings = [parent._next_ping]
+    await asyncio.gather(*parent._tasks)
+    assert received(its_end) == ["changed"]
+    pings.append(parent._next_ping)
+    assert [ping is not None for ping in pings] == [True, False]  # one that hangs must not hold it up
+    assert parent._registry.reasons == {"food11": "unloaded"}
+
+
+@pytest.mark.parametrize(("device", "count", "why"), [("cpu", 4, "8 cores, 1.5"), ("cuda:0", 7, "GPU")])
+async def test_their_number_is_settled_by_the_first_engine_and_stays(
+    engines: list[Mock], monkeypatch: pytest.MonkeyPatch, device: str, count: int, why: str
+) -> None:
+    monkeypatch.setattr(cpus, "usable", lambda: 8)
+    monkeypatch.setattr(balance, "request_ms", lambda _: 1.4)
+    monkeypatch.setattr(cluster, "task_of", Mock())
+    parent = cluster.Cluster("tests.fake", Settings(device="cpu"))
+    for engine, batch_ms in zip(engines, ({4: 6.0, 1: 3.0}, {4: 0.01}), strict=True):
+        engine.layout = replace(LAYOUT, slots=14, frontends=7, workers=8)
+        engine.report = reported(device, batch_cap=4, batch_ms=batch_ms)
+    await parent._registry.start()
+    await parent._registry.load(version_of_food11("2"))
+    calls = engine_registry.Supervisor.call_args_list  # type: ignore[attr-defined]
+    assert [call.args[-1] for call in calls] == [8, count]
+    for engine in engines:
+        assert engine.report.web_processes == count
+        assert why in engine.report.web_processes_reason
+
+
+def test_a_request_takes_longer_than_decoding(model: Model) -> None:
+    assert balance.request_ms(task_of(model, Settings(), {}, [])) > balance.REQUEST_MS

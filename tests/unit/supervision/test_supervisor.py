@@ -1,0 +1,79 @@
+"""The supervisor where a worker has died, without workers that compute."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from smallplates.engine.memory import ServiceCounts
+from smallplates.engine.worker_args import REFRESH_HEARTBEAT
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model, configured_models
+from smallplates.models.tensors import Signature
+from smallplates.settings import Settings
+from smallplates.supervision.registry import EnginePlan, Registry
+from smallplates.supervision.supervisor import Supervisor
+from smallplates.supervision.worker_process import WorkerProcess
+from smallplates.tasks.base import TaskParts
+from smallplates.tasks.image_classification import ImageClassification, image_signatures
+
+
+@pytest.fixture
+def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    """With three places for workers; its thread starts none of them."""
+    monkeypatch.setattr(Supervisor, "_start_due", lambda _: None)
+    made = Supervisor(
+        "no:Backend",
+        model,
+        ImageClassification.plan(TaskParts(model, Settings())),
+        Settings(instances=3),
+        ServiceCounts(),
+    )
+    made._allocate()
+    made._startup_over.set()
+    yield made
+    made.close()
+
+
+def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Supervisor] = []
+    monkeypatch.setattr(Supervisor, "_start_due", started.append)
+    models = configured_models(Settings())
+    registry = Registry(Settings(), lambda _: EnginePlan("no:Backend", abandoning(registry)), models)
+    with pytest.raises(ConfigurationError, match="shutting down"):
+        asyncio.run(registry.start())
+    assert not started
+
+
+def abandoning(registry: Registry) -> tuple[Signature, ...]:
+    """The signatures of a model whose service is ended while they are read."""
+    registry.stop()
+    return image_signatures((2, 2), 2)
+
+
+def control_pipe(process: WorkerProcess) -> int:
+    """Returns the worker's end."""
+    reader, process.control_fd = os.pipe()
+    os.set_blocking(reader, False)
+    return reader
+
+
+def test_after_a_death_the_other_workers_look_for_the_record_that_had_woken_the_dead_one(
+    supervisor: Supervisor,
+) -> None:
+    dead, ready, loading = supervisor._processes
+    dead.popen = subprocess.Popen([sys.executable, "-c", ""])
+    dead.status_fd = os.open(os.devnull, os.O_RDONLY)
+    ends = [control_pipe(process) for process in (dead, ready, loading)]
+    dead.ready = ready.ready = True
+    supervisor._on_death(dead)
+    assert os.read(ends[1], 64) == REFRESH_HEARTBEAT
+    with pytest.raises(BlockingIOError):
+        os.read(ends[2], 64)
+    for fd in (*ends, ready.control_fd, loading.control_fd):
+        os.close(fd)

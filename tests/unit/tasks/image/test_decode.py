@@ -1,0 +1,231 @@
+"""`decode`: odd files, orientation and modes, and safe with any bytes."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from smallplates.errors import ImageTooLargeError, InvalidImageError
+from smallplates.models.description import ImagePipeline
+from smallplates.tasks.image.decode import ImageDecoder
+from tests import pictures
+
+IDENTITY: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+CROPPED = ImagePipeline(resize=64, center_crop=64, enlarge=(224, 224), **IDENTITY)
+SQUEEZED = ImagePipeline(resize=(224, 224), **IDENTITY)
+LIMIT = 50_000_000
+
+
+@pytest.mark.parametrize("name", pictures.READABLE)
+def test_odd_pictures_are_read(name: str) -> None:
+    pixels = ImageDecoder(CROPPED, LIMIT).decode(pictures.READABLE[name]())
+    assert pixels.shape == (224, 224, 3)
+    assert pixels.dtype == np.uint8
+
+
+@pytest.mark.parametrize("name", pictures.UNREADABLE)
+def test_what_is_no_picture_is_refused(name: str) -> None:
+    with pytest.raises(InvalidImageError):
+        ImageDecoder(CROPPED, LIMIT).decode(pictures.UNREADABLE[name]())
+
+
+@pytest.mark.parametrize("name", pictures.TOO_LARGE)
+def test_too_many_pixels_are_refused_before_decoding(name: str) -> None:
+    with pytest.raises(ImageTooLargeError):
+        ImageDecoder(CROPPED, LIMIT).decode(pictures.TOO_LARGE[name]())
+
+
+@pytest.mark.parametrize("size", [(1, 3000), (3000, 1)])
+def test_a_thread_of_a_picture_does_not_grow_without_bound(size: tuple[int, int]) -> None:
+    stretched = ImagePipeline(resize=256, enlarge=(224, 224), **IDENTITY)
+    data = pictures.encode(Image.new("RGB", size), "PNG")
+    with pytest.raises(ImageTooLargeError):
+        ImageDecoder(stretched, LIMIT).decode(data)
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int, format_: str) -> None:
+    data = pictures.rotated(orientation, format_)
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        stored = np.asarray(image)
+    turned = {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.transpose(1, 0, 2),
+        6: np.rot90(stored, -1),
+        7: stored[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(stored),
+    }[orientation]
+    upright = pictures.encode(Image.fromarray(np.ascontiguousarray(turned)), "PNG")
+    decoder = ImageDecoder(SQUEEZED, LIMIT)
+    assert np.array_equal(decoder.decode(data), decoder.decode(upright))
+
+
+def centre(data: bytes) -> list[int]:
+    """The middle pixel after decoding."""
+    pixels = ImageDecoder(SQUEEZED, LIMIT).decode(data)
+    return [int(value) for value in pixels[112, 112]]
+
+
+def sixteen_bits_with_transparency() -> bytes:
+    """A grey PNG of 0x4000 in which another value is transparent."""
+    image = Image.fromarray(np.full((9, 9), 0x4000, np.uint16))
+    return pictures.encode(image, "PNG", transparency=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: pictures.encode(Image.new("RGBA", (9, 9), (255, 0, 0, 0)), "PNG"), 255),
+        (lambda: pictures.encode(Image.new("RGBA", (9, 9), (0, 0, 0, 127)), "PNG"), 128),
+        (lambda: pictures.encode(Image.new("LA", (9, 9), (0, 0)), "PNG"), 255),
+        (
+            lambda: pictures.encode(Image.fromarray(np.full((9, 9), 128 * 256, np.uint16)), "PNG"),
+            128,
+        ),
+        (lambda: pictures.encode(Image.new("L", (9, 9), 77), "PNG"), 77),
+        (sixteen_bits_with_transparency, 64),
+    ],
+    ids=["transparent", "half transparent", "grey transparent", "16 bit", "grey", "16 bit transparent"],
+)
+def test_every_mode_becomes_rgb_over_white(make: Callable[[], bytes], expected: int) -> None:
+    assert centre(make()) == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("depth", "key", "others", "expected"),
+    [
+        (1, 0, [1], [255]),
+        (1, 1, [0], [0]),
+        (2, 2, [1, 3], [85, 255]),
+        (2, 0x13, [0], [0]),  # of a key, only the lower bits count
+        (4, 7, [0, 10], [0, 170]),
+        (8, 7, [0, 8], [0, 8]),
+        (16, 0, [1, 256], [0, 1]),
+        (16, 1799, [1798, 1800, 30000], [7, 7, 117]),
+        (16, 65535, [65534], [255]),
+    ],
+)
+def test_the_transparent_grey_of_a_png_is_white(
+    depth: int, key: int, others: list[int], expected: list[int]
+) -> None:
+    values = [key & (1 << depth) - 1, *others]
+    data = pictures.png_with_key(depth, [[value] for value in values], [key])
+    pixels = ImageDecoder(ImagePipeline(resize=(1, len(values)), **IDENTITY), LIMIT).decode(data)
+    assert pixels[0].tolist() == [[grey] * 3 for grey in [255, *expected]]
+
+
+@pytest.mark.parametrize(
+    ("depth", "key", "other", "expected"),
+    [
+        (8, [1, 2, 3], [1, 2, 4], [1, 2, 4]),
+        (16, [0x0101, 0x0202, 0x0303], [0x0401, 0x0202, 0x0303], [4, 2, 3]),
+        (16, [0x0701, 0x0702, 0x0703], [0x0101, 0x0202, 0x0303], [1, 2, 3]),
+        (16, [0, 0, 0], [0, 0, 0x0100], [0, 0, 1]),
+    ],
+)
+def test_the_transparent_colour_of_a_png_is_white(
+    depth: int, key: list[int], other: list[int], expected: list[int]
+) -> None:
+    data = pictures.png_with_key(depth, [key, other], key)
+    pixels = ImageDecoder(ImagePipeline(resize=(1, 2), **IDENTITY), LIMIT).decode(data)
+    assert pixels[0].tolist() == [[255, 255, 255], expected]
+
+
+@pytest.mark.parametrize("format_", ["GIF", "AVIF"])
+def test_the_first_frame_counts(format_: str) -> None:
+    red, green, blue = centre(pictures.animated(format_))
+    assert red >= 254
+    assert max(green, blue) <= 1
+
+
+JPEGS: dict[str, Callable[[], bytes]] = {
+    "plain": pictures.jpeg,
+    "progressive": lambda: pictures.encode(pictures.plate(), progressive=True),
+    "restart markers": lambda: pictures.encode(pictures.plate(), restart_marker_rows=1),
+    "rotated": lambda: pictures.rotated(6),
+    "rotated, progressive": lambda: pictures.encode(
+        pictures.plate(), progressive=True, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"
+    ),
+    "cmyk": lambda: pictures.encode(pictures.plate().convert("CMYK")),
+}
+"""Of those in the upper half, libjpeg-turbo decodes the pixels; Pillow those in the lower half."""
+
+
+@pytest.mark.parametrize("name", JPEGS)
+def test_a_jpeg_needs_its_pixels_but_not_its_end(name: str) -> None:
+    data = JPEGS[name]()
+    decoder = ImageDecoder(SQUEEZED, LIMIT)
+    whole = decoder.decode(data)
+    for ending in (data[:-2], data[:-1], data + b"behind the end"):
+        assert np.array_equal(decoder.decode(ending), whole)
+    for missing in (3, 5, 30, len(data) // 2):
+        with pytest.raises(InvalidImageError):
+            decoder.decode(data[:-missing])
+
+
+def test_a_progressive_jpeg_without_its_last_scans_is_truncated() -> None:
+    data = pictures.encode(pictures.plate(), progressive=True)
+    scans = data.split(b"\xff\xda")
+    for count in range(2, 6):  # of ten
+        before = b"\xff\xda".join(scans[:count])
+        tables = before.rfind(b"\xff\xc4")  # of the next scan
+        with pytest.raises(InvalidImageError):
+            ImageDecoder(SQUEEZED, LIMIT).decode(before[:tables])
+
+
+def test_without_libjpeg_turbo_a_jpeg_needs_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smallplates.tasks.image.decode.TURBO", None)
+    with pytest.raises(InvalidImageError, match="truncated"):
+        ImageDecoder(SQUEEZED, LIMIT).decode(pictures.jpeg()[:-2])
+
+
+def test_the_size_of_a_jpeg_without_its_end_is_checked_before_decoding() -> None:
+    with pytest.raises(ImageTooLargeError):
+        ImageDecoder(SQUEEZED, 1000).decode(pictures.jpeg()[:-2])
+
+
+def test_the_refusal_names_the_formats() -> None:
+    with pytest.raises(InvalidImageError, match="WebP, GIF, BMP, TIFF or AVIF"):
+        ImageDecoder(SQUEEZED, LIMIT).decode(b"no picture")
+
+
+@given(st.binary(max_size=2000))
+@settings(deadline=None)
+def test_any_bytes_end_in_pixels_or_in_a_refusal(data: bytes) -> None:
+    try:
+        pixels = ImageDecoder(CROPPED, LIMIT).decode(data)
+    except (InvalidImageError, ImageTooLargeError):
+        return
+    assert pixels.shape == (224, 224, 3)
+
+
+FILES = [make() for name, make in pictures.READABLE.items() if "large" not in name]
+
+
+@given(
+    st.sampled_from(FILES),
+    st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), max_size=20),
+    st.integers(0, 2**20),
+)
+@settings(deadline=None, max_examples=300)
+def test_any_damage_ends_in_pixels_or_in_a_refusal(
+    data: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
+    damaged = bytearray(data[: cut % (2 * len(data)) + 1])
+    for place, value in changes:
+        damaged[place % len(damaged)] = value
+    try:
+        pixels = ImageDecoder(CROPPED, 1_000_000).decode(bytes(damaged))
+    except (InvalidImageError, ImageTooLargeError):
+        return
+    assert pixels.shape == (224, 224, 3)

@@ -1,0 +1,440 @@
+"""Python of one's own: what its declarations mean, what is refused, and `servery check`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smallplates.engine.backend import BackendInfo, DeclaredBackend
+from smallplates.engine.memory import KEPT_BYTES, Memory, SlotLayout
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
+from smallplates.settings import ROOT, Settings
+from smallplates.tasks.base import TaskParts
+from smallplates.tasks.python import check
+from smallplates.tasks.python.backend import MAX_PROBLEMS, MAX_TEXT, PythonBackend, Status, TaskError
+from smallplates.tasks.python.web import PythonRequests
+from smallplates.web.api.documentation import describe_predict
+from smallplates.worker import cuda_driver
+
+CODE = """
+import dataclasses
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    label: str = ""
+
+class Doubling:
+    Request = Point
+    Answer = Point
+
+    def load(self, folder, device):
+        self.folder, self.device = folder, device
+
+    def infer(self, items):
+        return [Point(2 * item.x, item.label) for item in items]
+
+class WithExample(Doubling):
+    example = {"x": 21}
+
+class Lists(Doubling):
+    Request = Answer = list[float]
+    def infer(self, items):
+        return items
+"""
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the backend sets for a worker's process ends with the test."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of a module `own` that can be imported; the model's folder lies beside it."""
+    file = tmp_path / "code" / "own.py"
+    file.parent.mkdir()
+    file.write_text(CODE)
+    monkeypatch.syspath_prepend(file.parent)
+    yield file
+    for name in [name for name in sys.modules if name.partition(".")[0] == "own"]:
+        del sys.modules[name]
+
+
+def described(folder: Path, task: str = "own:Doubling", **more: Any) -> Model:
+    """A model in `folder`/model."""
+    (folder / "model").mkdir(exist_ok=True)
+    fields = {"name": "own", "version": "3", "task": task, "files": {}} | more
+    return Model(folder / "model", ModelDescription.model_validate(fields))
+
+
+def loaded(model: Model, warm: bool = True, **settings: Any) -> tuple[PythonBackend, BackendInfo]:
+    """The backend, after warm-up unless told, and what it says."""
+    backend = PythonBackend()
+    info = backend.load(model, Settings.model_validate({"device": "cpu"} | settings))
+    if warm:
+        backend.trim()
+    return backend, info
+
+
+def asked(backend: PythonBackend, *requests: bytes, **limits: int) -> list[tuple[int, str]]:
+    """The status and the text of each answer of one batch."""
+    description = ModelDescription(name="own", version="3", task="own:X", files={}, limits=limits)
+    (signature,) = PythonRequests.plan(TaskParts(Model(Path(), description), Settings()))
+    width = max(map(len, requests))
+    batch = np.frombuffer(b"".join(data.ljust(width) for data in requests), np.uint8)
+    statuses, answers = backend.infer(signature, [batch.reshape(len(requests), width)])
+    return [
+        (int(status), answer.tobytes().decode().rstrip())
+        for status, answer in zip(statuses, answers, strict=True)
+    ]
+
+
+def test_a_class_need_not_be_a_subclass_and_gets_its_versions_folder(
+    module: Path, tmp_path: Path
+) -> None:
+    backend, info = loaded(described(tmp_path))
+    assert isinstance(backend, DeclaredBackend)
+    assert backend._task.folder == module.parent.parent / "model" / "3"
+    assert backend._task.device == info.device == "cpu"
+    assert asked(backend, b'{"x": 1}', b'{"x": 2.5, "label": "\xc3\xa9"}') == [
+        (Status.ANSWER, '{"x":2.0,"label":""}'),
+        (Status.ANSWER, '{"x":5.0,"label":"é"}'),
+    ]
+    assert backend.schemas["request"]["required"] == ["x"]
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "more", "cap"),
+    [
+        ("Doubling", {}, "", 8),
+        ("Doubling", {"max_batch_size": 3}, "", 3),
+        ("Doubling", {}, "max_batch_size = 16", 16),
+        ("Doubling", {}, "max_batch_size = 512", 512),
+        ("Doubling", {"max_batch_size": 5}, "max_batch_size = 16", 5),
+        ("Doubling", {"max_batch_size": 100}, "max_batch_size = 512", 100),
+        ("WithExample", {}, "max_batch_size = 200", 200),
+        ("WithExample", {}, "max_batch_size = 4", 4),
+        ("WithExample", {}, "", 0),
+    ],
+)
+@pytest.mark.usefixtures("module")
+def test_without_an_example_the_largest_batch_is_declared(
+    module: Path, tmp_path: Path, task: str, settings: dict[str, Any], more: str, cap: int
+) -> None:
+    module.write_text(f"{CODE}\nclass Other({task}):\n    own = 1\n    {more}\n")
+    backend, _ = loaded(described(tmp_path, "own:Other"), **settings)
+    assert backend.batch_cap == cap
+
+
+@pytest.mark.usefixtures("module")
+def test_warm_up_computes_the_example_and_afterwards_spaces_are_no_request(tmp_path: Path) -> None:
+    backend, _ = loaded(described(tmp_path, "own:WithExample"), warm=False)
+    assert asked(backend, b" ", b"  ") == [(Status.ANSWER, '{"x":42.0,"label":""}')] * 2
+    backend.trim()
+    assert asked(backend, b" ")[0][0] == Status.NOT_JSON
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("max_batch_size = 0", "max_batch_size is 0"),
+        ("max_batch_size = 513", "max_batch_size is 513; it must be a whole number from 1 to 512"),
+        ("example = {'y': 1}", "the example is not a valid Request: x: Field required"),
+        ("Answer = object()", "Answer is not a type that pydantic supports"),
+        ("infer = None", "own:Broken has no infer"),
+        ("Request = None", "own:Broken has no Request"),
+    ],
+)
+def test_a_broken_declaration_is_refused(module: Path, tmp_path: Path, code: str, reason: str) -> None:
+    module.write_text(f"{CODE}\nclass Broken(Doubling):\n    {code}\n")
+    with pytest.raises(ConfigurationError, match=reason):
+        loaded(described(tmp_path, "own:Broken"))
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("own:Nobody", "is not a class in the form module:Class"),
+        ("own", "is not a class"),
+        ("own:CODE", "is not a class"),
+        ("nowhere.at.all:Class", "there is no module nowhere"),
+        ("own.deeper:Class", "own.deeper cannot be imported"),
+        (":Class", "cannot be imported"),
+    ],
+)
+@pytest.mark.usefixtures("module")
+def test_a_class_that_is_not_there_is_refused(tmp_path: Path, task: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        loaded(described(tmp_path, task))
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(0)", "import nowhere", "1 +"])
+def test_a_module_that_cannot_be_imported_is_refused(module: Path, tmp_path: Path, ending: str) -> None:
+    module.write_text(ending)
+    with pytest.raises(ConfigurationError, match="own cannot be imported"):
+        loaded(described(tmp_path))
+
+
+@pytest.mark.parametrize("as_package", [False, True])
+def test_code_in_the_models_folder_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_package: bool
+) -> None:
+    model = described(tmp_path, "inside.own:Doubling" if as_package else "inside:Doubling")
+    folder = model.folder / "inside" if as_package else model.folder
+    folder.mkdir(exist_ok=True)
+    ran = tmp_path / "ran"
+    for name in ("__init__.py", "own.py", "inside.py"):
+        (folder / name).write_text(f"open({str(ran)!r}, 'w')\n")
+    (tmp_path / "link").symlink_to(model.folder)
+    monkeypatch.syspath_prepend(tmp_path / "link")
+    with pytest.raises(ConfigurationError, match="is in the model's folder"):
+        loaded(model)
+    assert not ran.exists()
+
+
+@pytest.mark.usefixtures("module")
+def test_files_that_are_listed_must_be_those_that_were_described(tmp_path: Path) -> None:
+    digest = sha256(b"weights").hexdigest()
+    model = described(tmp_path, files={"3/weights": digest})
+    with pytest.raises(ConfigurationError, match="has no 3/weights"):
+        loaded(model)
+    (model.folder / "3").mkdir()
+    (model.folder / "3" / "weights").write_bytes(b"others")
+    with pytest.raises(ConfigurationError, match="does not match its SHA-256"):
+        loaded(model)
+    (model.folder / "3" / "weights").write_bytes(b"weights")
+    loaded(model)
+
+
+@pytest.mark.usefixtures("module")
+def test_a_gpu_is_used_only_where_the_settings_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(cuda_driver, "total_memory", asked.append)
+    model = described(tmp_path)
+    assert loaded(model, device="auto")[1].device == "cpu"
+    backend, info = loaded(model, device="cuda", devices=[1])
+    assert info.device == backend._task.device == "cuda:1"
+    assert backend.batch_cap == 64
+    assert asked == [1]
+
+
+def test_the_limits_are_those_of_model_json(tmp_path: Path) -> None:
+    settings = Settings(max_body_bytes=1000)
+    (signature,) = PythonRequests.plan(TaskParts(described(tmp_path), settings))
+    assert signature.limits == {"request_bytes": 1000, "answer_bytes": 1024 * 1024}
+    (signature,) = PythonRequests.plan(
+        TaskParts(described(tmp_path, limits={"answer_bytes": 5}), settings)
+    )
+    assert signature.limits == {"request_bytes": 1000, "answer_bytes": 5}
+    with pytest.raises(ConfigurationError, match="request_bytes, answer_bytes, not tokens"):
+        PythonRequests.plan(TaskParts(described(tmp_path, limits={"tokens": 5}), settings))
+
+
+@pytest.mark.parametrize(
+    ("schema", "example"),
+    [
+        ({"properties": {"file": {"type": "string", "format": "base64"}}}, {"file": "eHg="}),
+        ({"type": "array", "items": {"type": "number"}}, [1.0, 2.0]),
+        ({"type": "string"}, "a text"),
+    ],
+)
+def test_an_example_is_shown_as_it_is(tmp_path: Path, schema: Any, example: Any) -> None:
+    schemas = {"request": schema, "answer": {}, "example": example}
+    model, settings = described(tmp_path), Settings()
+    signatures = PythonRequests.plan(TaskParts(model, settings))
+    task = PythonRequests(TaskParts(model, settings, signatures, schemas))
+    assert task.json_example == example
+    document: Any = {"paths": {"/predict": {"post": {"responses": {"200": {}}}}}}
+    describe_predict(document, "/predict", task)
+    content = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["example"] == example
+
+
+@pytest.mark.usefixtures("module")
+def test_a_hostile_request_gets_a_short_reason(tmp_path: Path) -> None:
+    backend, _ = loaded(described(tmp_path, "own:Lists"))
+    wrong = json.dumps(["x"] * (MAX_PROBLEMS + 1)).encode()
+    assert asked(backend, wrong) == [
+        (Status.NOT_OF_TYPE, f"{MAX_PROBLEMS + 1} values are not of the declared type")
+    ]
+    status, text = asked(backend, json.dumps(["x"] * MAX_PROBLEMS).encode())[0]
+    assert status == Status.NOT_OF_TYPE
+    assert "Input should be a valid number" in text
+    assert len(text) <= MAX_TEXT
+    assert asked(backend, b"[" * 100_000)[0][0] == Status.NOT_JSON
+    assert asked(backend, b"[1.0]", b"\xff")[1][0] == Status.NOT_JSON
+
+
+@given(data=st.binary(min_size=1, max_size=50))
+def test_no_bytes_break_a_batch(data: bytes) -> None:
+    backend, _ = loaded(
+        Model(
+            Path("nowhere"), ModelDescription(name="a", version="1", task=f"{__name__}:Echo", files={})
+        )
+    )
+    (status, _), other = asked(backend, data, b'{"any": 1}')
+    assert status in (Status.ANSWER, Status.NOT_JSON)
+    assert other == (Status.ANSWER, '{"any":1}')
+
+
+class Echo:
+    """Answers with the request."""
+
+    Request = Answer = Any
+
+    def load(self, folder: Path, device: str) -> None:
+        """Nothing."""
+
+    def infer(self, items: list[Any]) -> list[Any]:
+        """The items."""
+        return items
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return items + items", "infer returned 4 outputs (list) for 2 items"),
+        ("return None", "infer returned 0 outputs (NoneType) for 2 items"),
+        ("return [{'y': 1}, 2]", "the answer is not of the type Answer: "),
+        ("return [{'x': 1, 'label': 'y' * 100}] * 2", "the limit answer_bytes is 50"),
+    ],
+)
+def test_a_class_that_breaks_its_contract_fails(
+    module: Path, tmp_path: Path, body: str, reason: str
+) -> None:
+    module.write_text(f"{CODE}\nclass Broken(Doubling):\n    def infer(self, items):\n        {body}\n")
+    backend, _ = loaded(described(tmp_path, "own:Broken"))
+    with pytest.raises(TaskError) as caught:
+        asked(backend, b'{"x": 1}', b'{"x": 2}', answer_bytes=50)
+    assert reason in str(caught.value)
+
+
+def test_a_schema_that_is_too_large_is_left_out(module: Path, tmp_path: Path) -> None:
+    fields = "\n".join(f"    a_field_of_some_length_{index}: float" for index in range(1000))
+    module.write_text(
+        f"{CODE}\nfrom pydantic import BaseModel\nclass Large(BaseModel):\n{fields}\n"
+        "class Wide(Doubling):\n    Request = Large\n"
+    )
+    backend, _ = loaded(described(tmp_path, "own:Wide"))
+    assert backend.schemas["request"] == {}
+    assert backend.schemas["answer"]["title"] == "Point"
+
+
+def test_a_slot_gives_back_what_a_large_item_used() -> None:
+    description = ModelDescription(name="own", version="1", task="own:X", files={})
+    layout = SlotLayout(
+        2, 1, 1, 1, PythonRequests.plan(TaskParts(Model(Path(), description), Settings()))
+    )
+    memory = Memory.create(layout)
+    try:
+        for size, kept in ((KEPT_BYTES, True), (10_000_000, False)):
+            memory.write_inputs(1, 0, [np.full(size, 7, np.uint8)])
+            memory.discard(1)
+            assert memory.signatures[0].inputs[0].array[1, :size].any() == kept
+    finally:
+        memory.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "request_", "said"),
+    [
+        ("", '{"x": 4}', "2 in a batch, "),
+        ("example = {'x': 4}", None, '{"x":8.0,"label":""}'),
+        ("", None, "there is no request to send"),
+        ("", '{"y": 4}', "the request is refused with 422: x: Field required"),
+        ("", "{", "the request is refused with 400: the content: Invalid JSON"),
+        ("def preprocess(self, _): raise ValueError('no')", '{"x": 4}', "with 400: no"),
+        (
+            "def infer(self, items): return items[:1]",
+            '{"x": 4}',
+            "infer returned 1 outputs",
+        ),
+        ("def infer(self, items): return items.y", '{"x": 4}', "own.py, line 28)"),
+        ("def load(self, folder, _): open(folder / 'w')", None, "FileNotFoundError: "),
+        ("def load(self, folder, _): raise SystemExit(0)", None, "SystemExit: 0"),
+        ("def load(self, folder, _): raise KeyboardInterrupt", None, "KeyboardInterrupt "),
+    ],
+)
+def test_check_says_what_is_wrong(
+    module: Path, capsys: pytest.CaptureFixture[str], code: str, request_: str | None, said: str
+) -> None:
+    module.write_text(f"{CODE}\nclass Checked(Doubling):\n    {code or 'pass'}\n")
+    status = check.run("own:Checked", None, request_)
+    captured = capsys.readouterr()
+    assert (status == 0) == ("in a batch" in said or said.startswith("{"))
+    if status:
+        assert said in captured.err
+        assert len(captured.err.splitlines()) == 1
+    else:
+        assert said in captured.out
+
+
+def test_check_loads_the_folder_that_it_is_given(
+    module: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = described(tmp_path).folder
+    (folder / "model.json").write_text('{"name": "n", "version": "7", "task": "tensor", "files": {}}')
+    module.write_text(
+        f"{CODE}\nclass Checked(WithExample):\n    def infer(self, items):\n"
+        "        return [Point(item.x, self.folder.name) for item in items]\n"
+    )
+    assert check.run("own:Checked", folder, None) == 0
+    assert '"label":"7"' in capsys.readouterr().out
+    assert check.run("own:Checked", Path("nowhere"), None) == 1
+    assert "no model in nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import threading; threading.Thread(target=time.sleep, args=(600,)).start()", 0, ""),
+        ("import multiprocessing as m; m.Process(target=time.sleep, args=(600,)).start()", 0, ""),
+        ("import ctypes; ctypes.string_at(0)", 1, 'own.py", line '),
+        ("os._exit(0)", 1, "the process of own:Checked ended with exit code 0"),
+    ],
+)
+def test_check_ends_whatever_the_class_does(module: Path, code: str, status: int, said: str) -> None:
+    done = checked(module, "load", code)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("2 in a batch" in done.stdout) == (status == 0)
+
+
+def test_check_ends_a_class_that_hangs(module: Path) -> None:
+    done = checked(module, "infer", "time.sleep(600)", "--timeout-s=0.5")
+    assert done.returncode == 1
+    assert done.stderr.startswith("servery check: own:Checked was not checked within 0.5 seconds")
+    assert done.stderr.count("\n") == 1
+
+
+def checked(module: Path, method: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Returns what `servery check` has said of a class whose `method` first runs `code`.
+
+    Ends when everything that writes to its streams has ended.
+    """
+    module.write_text(
+        f"{CODE}\nimport os, time\nclass Checked(WithExample):\n    def {method}(self, *arguments):\n"
+        f"        {code}\n        return super().{method}(*arguments)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
+    command = [sys.executable, "-m", "smallplates", "check", "own:Checked", *options]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )

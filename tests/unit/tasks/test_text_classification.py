@@ -1,0 +1,401 @@
+"""`smallplates.tasks.text_classification`: from exports of text classifiers to answers."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from tokenizers import Tokenizer
+
+from fastapi_onnx.backend import OnnxBackend
+from smallplates.errors import (
+    ConfigurationError,
+    InternalError,
+    InvalidTextError,
+    RequestError,
+    TextTooLongError,
+)
+from smallplates.models.description import TextPipeline
+from smallplates.models.folder import Model
+from smallplates.models.huggingface import BEHIND_PADDING
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
+from smallplates.supervision.planner import planner, task_of
+from smallplates.tasks.base import Candidate, Fields, TaskParts
+from smallplates.tasks.text import MAX_BYTES, TENSOR, TOKENS
+from smallplates.tasks.text_classification import TextClassification
+from tests import exports, graphs
+
+HALF = "é" * (MAX_BYTES // 4)
+WORD_PIECE = exports.word_piece()
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+
+
+def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> Path:
+    """An export whose config.json has these changes."""
+    return exports.saved(folder / "made", tokenizer or exports.word_piece(), changes)
+
+
+def planned(folder: Path) -> tuple[Signature, ...]:
+    """How the graph in a folder is called."""
+    model = Model.read(folder)
+    return TextClassification.plan(TaskParts(model, Settings(), (graphs.compared(model),)))
+
+
+def made(folder: Path, settings: Settings | None = None) -> TextClassification:
+    """The task of a folder."""
+    task = task_of(Model.read(folder), settings or Settings(), {}, planned(folder))
+    assert isinstance(task, TextClassification)
+    return task
+
+
+def tokens(task: TextClassification, **fields: str) -> list[list[int]]:
+    """The numbers of a request, by input."""
+    ((*arrays,),) = task.preprocess(fields).items
+    return [array.tolist() for array in arrays]
+
+
+def answers(folder: Path, requests: list[Fields], top_k: int = 1) -> list[list[Candidate]]:
+    """The candidates of requests that are computed in one batch, padded as the signature says."""
+    signature = planned(folder)[TOKENS]
+    task, backend = made(folder), OnnxBackend()
+    backend.load(Model.read(folder), Settings(device="cpu"))
+    prepared = [task.preprocess(fields) for fields in requests]
+    items = [request.items[0] for request in prepared]
+    longest = max(item[0].size for item in items)
+    batch: list[Array] = [
+        np.stack([np.pad(a, (0, longest - a.size), constant_values=spec.padding) for a in column])
+        for spec, column in zip(signature.inputs, zip(*items, strict=True), strict=True)
+    ]
+    (logits,) = backend.infer(signature, batch)
+    return [
+        task.postprocess(request, [[row]], top_k) for request, row in zip(prepared, logits, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
+def test_texts_of_several_lengths_get_their_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pad = tokenizer.token_to_id("<pad>") or 0
+    folder = saved(tmp_path, tokenizer, pad_token_id=pad)
+    texts = ["warm", "an awful soup on a cold evening with nobody there", "bread", "warm, wonderful"]
+    tops = answers(folder, [{"text": text} for text in texts])
+    assert [top[0]["label"] for top in tops] == ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
+    (alone,) = answers(folder, [{"text": texts[0]}])
+    assert tops[0][0]["probability"] == pytest.approx(alone[0]["probability"], abs=1e-6)
+
+
+def test_tokens_are_the_tokenisers(tmp_path: Path) -> None:
+    task = made(saved(tmp_path))
+    expected = exports.word_piece().encode("The soup", "Warm bread")
+    assert tokens(task, text="The soup", text_pair="Warm bread") == [
+        expected.ids,
+        expected.attention_mask,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "pads"),
+    [
+        ((IDS, MASK), TensorProto.INT64, True),
+        ((MASK, IDS, TYPES), TensorProto.INT64, True),
+        ((IDS, TYPES, MASK), TensorProto.INT32, True),
+        ((IDS,), TensorProto.INT32, False),
+    ],
+)
+def test_inputs_are_as_the_graph_declares(
+    tmp_path: Path, names: tuple[str, ...], kind: int, pads: bool
+) -> None:
+    folder = exports.saved(tmp_path / "made", exports.word_piece(), {}, names=names, kind=kind)
+    signatures = planned(folder)
+    assert [signature.name for signature in signatures] == ["tokens", "tensor"]
+    assert signatures[TOKENS].pads == pads
+    assert signatures[TOKENS].limits == {"tokens": 64}
+    assert signatures[TENSOR].limits == {"sequence_length": 64}
+    for signature in signatures:
+        assert [spec.name for spec in signature.inputs] == list(names)
+        assert {spec.dtype for spec in signature.inputs} == {
+            "int64" if kind == TensorProto.INT64 else "int32"
+        }
+        assert [spec.example for spec in signature.inputs] == [int(name != TYPES) for name in names]
+    ((*arrays,),) = made(folder).preprocess({"text": "warm", "text_pair": "awful"}).items
+    assert [array.dtype for array in arrays] == [spec.dtype for spec in signatures[TOKENS].inputs]
+    (top,) = answers(folder, [{"text": "warm", "text_pair": "awful"}], 3)
+    if TYPES in names:  # the second text counts ten times
+        assert [candidate["label"] for candidate in top] == ["NEGATIVE", "POSITIVE", "NEUTRAL"]
+    assert sum(candidate["probability"] for candidate in top) == pytest.approx(1)
+
+
+def test_labels_that_do_not_exclude_each_other(tmp_path: Path) -> None:
+    folder = saved(tmp_path, problem_type="multi_label_classification")
+    (top,) = answers(folder, [{"text": "warm bread"}], 3)
+    by_label = {candidate["label"]: candidate["probability"] for candidate in top}
+    assert by_label["POSITIVE"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-5)
+    assert by_label["NEUTRAL"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-5)
+    assert by_label["NEGATIVE"] == pytest.approx(0.5)
+
+
+def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
+    folder = saved(tmp_path, id2label={"0": "toxic"})
+    (top,) = answers(folder, [{"text": "awful"}], 3)
+    assert top == [{"label": "toxic", "probability": pytest.approx(1 / (1 + np.exp(-4))), "index": 0}]
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer_config", "expected"),
+    [
+        ({}, None, {"max_tokens": 64, "pad_token_id": 0}),
+        ({}, {"model_max_length": 32}, {"max_tokens": 32}),
+        ({}, {"model_max_length": 10**30}, {"max_tokens": 64}),
+        ({}, {"truncation_side": "left"}, {"truncation_side": "left"}),
+        ({"max_position_embeddings": None}, None, {"max_tokens": 512}),
+        ({"max_position_embeddings": -1}, None, {"max_tokens": 512}),
+        ({"model_type": "roberta", "pad_token_id": 1}, None, {"max_tokens": 62, "pad_token_id": 1}),
+        ({"model_type": "roberta", "pad_token_id": 0}, None, {"max_tokens": 63}),
+        (
+            {"model_type": "roberta", "max_position_embeddings": None, "pad_token_id": None},
+            None,
+            {"max_tokens": 510, "pad_token_id": None},
+        ),
+        *(
+            ({"model_type": kind, "pad_token_id": None}, None, {"max_tokens": 62, "pad_token_id": None})
+            for kind in sorted(BEHIND_PADDING)
+        ),
+        ({"pad_token_id": None}, {}, {"pad_token_id": None}),
+        (
+            {"pad_token_id": None},
+            {"pad_token": {"content": "x"}, "added_tokens_decoder": {"3": {"content": "x"}}},
+            {"pad_token_id": 3},
+        ),
+        (
+            {"pad_token_id": None},
+            {"pad_token": "y", "added_tokens_decoder": {"3": {"content": "x"}, "4": {"content": "y"}}},
+            {"pad_token_id": 4},
+        ),
+    ],
+)
+def test_limits_and_padding_are_those_of_the_files(
+    tmp_path: Path,
+    config: dict[str, Any],
+    tokenizer_config: dict[str, Any] | None,
+    expected: dict[str, Any],
+) -> None:
+    folder = saved(tmp_path, **config)
+    if tokenizer_config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    pipeline = Model.read(folder).description.text_pipeline
+    assert pipeline == TextPipeline(**{**pipeline.model_dump(), **expected})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"problem_type": "regression"}, r"config\.json cannot be served: problem_type is regression"),
+        ({"architectures": ["BertForMaskedLM"]}, "architectures is BertForMaskedLM"),
+        ({"auto_map": {"AutoConfig": "x"}}, "auto_map"),
+    ],
+)
+def test_what_is_not_served_is_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Model.read(saved(tmp_path, **config))
+
+
+def test_tokenisers_that_are_not_served_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["x", null]}}')
+    with pytest.raises(ConfigurationError, match=r"tokenizer_config\.json cannot be served: auto_map"):
+        Model.read(folder)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json cannot be read as a tokeniser"):
+        made(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is missing"):
+        Model.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        ({"axes": ("batch_size", 16)}, r"input_ids has the shape \[16\] after the batch dimension"),
+        (
+            {"names": (IDS, MASK, "position_ids")},
+            "the graph's input position_ids is not one of input_ids",
+        ),
+    ],
+)
+def test_graphs_that_are_not_served_are_refused(
+    tmp_path: Path, graph: dict[str, Any], words: str
+) -> None:
+    folder = exports.saved(tmp_path / "made", exports.word_piece(), {}, **graph)
+    with pytest.raises(ConfigurationError, match=words):
+        planned(folder)
+
+
+def test_labels_of_another_number_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    made = graphs.text_classifier(exports.embeddings(exports.word_piece(), 2))
+    graphs.saved(made, folder)
+    with pytest.raises(ConfigurationError, match=r"logits .* \[2\] .* but there are 3 labels"):
+        planned(folder)
+
+
+def test_the_planner_asks_the_backend(tmp_path: Path) -> None:
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(saved(tmp_path)))
+    assert plan.signatures == planned(tmp_path / "made")
+
+
+def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    weights = np.random.default_rng(0).normal(size=(WORD_PIECE.get_vocab_size(), 3))
+    graphs.saved(graphs.last_token_classifier(weights.astype(np.float32)), folder)
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(folder))
+    for signature in plan.signatures:
+        assert (signature.pads, signature.batch_size) == (False, 0)
+        assert "texts of the same length" in signature.batch_note
+
+
+@pytest.mark.parametrize(("positions", "tokens"), [(62, 62), (5, 5), (70, 64)])
+def test_the_longest_text_is_one_that_the_graph_computes(
+    tmp_path: Path, positions: int, tokens: int
+) -> None:
+    folder = saved(tmp_path)  # its files state 64 tokens
+    graphs.saved(graphs.last_token_classifier(exports.embeddings(WORD_PIECE), positions), folder)
+    signatures = planned(folder)
+    assert signatures[TOKENS].limits == {"tokens": tokens}
+    assert signatures[TENSOR].limits == {"sequence_length": tokens}
+    assert made(folder).limits["tokens"] == tokens
+    with pytest.raises(TextTooLongError, match=f"at most {tokens} are accepted"):
+        made(folder).preprocess({"text": "warm " * (tokens - 1)})
+
+
+def test_a_graph_in_int8_alone(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / "model.onnx").rename(folder / "model_quantized.onnx")
+    assert len(planned(folder)) == 2
+    chosen = Settings(device="cpu", precision="int8")
+    assert OnnxBackend().load(Model.read(folder), chosen).precision == "int8"
+
+
+def test_a_model_json_may_describe_the_same(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    content = {
+        "name": "own",
+        "version": "1",
+        "task": "text-classification",
+        "labels": exports.LABELS,
+        "text": {"max_tokens": 8, "pad_token_id": 0},
+    }
+    (folder / "1").mkdir()
+    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
+    (folder / "model.json").write_text(json.dumps(content))
+    assert tokens(made(folder), text="warm")[0] == exports.word_piece().encode("warm").ids
+    (folder / "model.json").write_text(json.dumps({**content, "text": None}))
+    with pytest.raises(ConfigurationError, match="text: required for the task text-classification"):
+        Model.read(folder)
+
+
+# what clients send
+
+
+def test_a_text_of_too_many_tokens_is_refused_or_truncated(tmp_path: Path) -> None:
+    folder = saved(tmp_path, max_position_embeddings=8)
+    long, fits = "warm " * 7, "warm " * 6
+    with pytest.raises(TextTooLongError, match="the text has 9 tokens; at most 8 are accepted"):
+        made(folder).preprocess({"text": long})
+    assert len(tokens(made(folder), text=fits)[0]) == 8
+    truncated = made(folder, Settings(long_text="truncate"))
+    assert tokens(truncated, text=long) == tokens(truncated, text=fits)
+    pair = tokens(truncated, text="warm " * 50, text_pair="bread")[0]
+    assert len(pair) == 8
+    assert pair[-2:] == exports.word_piece().encode("bread").ids[1:]
+    (folder / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    from_left = made(folder, Settings(long_text="truncate"))
+    assert tokens(from_left, text="awful " + fits) == tokens(truncated, text=fits)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"text": ""}, InvalidTextError, "empty"),
+        ({"text": " \t\n\u3000"}, InvalidTextError, "empty"),
+        ({"text": "warm", "text_pair": " "}, InvalidTextError, "empty"),
+        ({"text": "warm \ud83d"}, InvalidTextError, "surrogate"),
+        ({"text": "warm", "text_pair": "\udfff"}, InvalidTextError, "surrogate"),
+        *(
+            ({"text": text}, InvalidTextError, "the text has no characters that the model knows")
+            for text in ("\0", "\u200b", "\ufeff", "\a\a", "\u00ad")
+        ),
+        ({"text": "warm", "text_pair": "\0"}, InvalidTextError, "the text_pair has no characters"),
+        ({"text": "a" * (MAX_BYTES + 1)}, TextTooLongError, f"at most {MAX_BYTES}"),
+        (
+            {"text": "é" * (MAX_BYTES // 4), "text_pair": "é" * (MAX_BYTES // 4 + 1)},
+            TextTooLongError,
+            "bytes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("long_text", ["refuse", "truncate"])
+def test_texts_that_are_none(
+    tmp_path: Path, fields: dict[str, str], error: type[RequestError], words: str, long_text: Any
+) -> None:
+    with pytest.raises(error, match=words):
+        made(saved(tmp_path), Settings(long_text=long_text)).preprocess(fields)
+
+
+@pytest.mark.parametrize("text", exports.HOSTILE.values(), ids=exports.HOSTILE)
+@pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
+def test_hostile_texts_are_answered_or_refused(tmp_path: Path, tokenizer: Tokenizer, text: str) -> None:
+    folder = saved(tmp_path, tokenizer)
+    truncating = made(folder, Settings(long_text="truncate"))
+    if not tokenizer.encode(text, add_special_tokens=False).ids:
+        with pytest.raises(InvalidTextError, match="no characters that the model knows"):
+            truncating.preprocess({"text": text})
+        return
+    truncated = tokens(truncating, text=text)[0]
+    assert 1 <= len(truncated) <= 64
+    if len(tokenizer.encode(text).ids) <= 64:
+        assert tokens(made(folder), text=text)[0] == truncated
+    else:
+        with pytest.raises(TextTooLongError, match="at most 64"):
+            made(folder).preprocess({"text": text})
+
+
+def test_a_text_of_which_nothing_is_left(tmp_path: Path) -> None:
+    tokenizer = exports.word_piece()
+    tokenizer.post_processor = None  # no special tokens
+    with pytest.raises(InvalidTextError, match="no characters that the model knows"):
+        made(saved(tmp_path, tokenizer)).preprocess({"text": "\0"})
+
+
+def test_a_tokeniser_that_panics_fails_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicError(BaseException):
+        """As Rust's panics are: no Exception."""
+
+    task, tokenizer = made(saved(tmp_path)), Mock()
+    tokenizer.encode.side_effect = PanicError("byte index 1 is not a char boundary")
+    monkeypatch.setattr(task, "_tokenizer", tokenizer)
+    with pytest.raises(InternalError, match="the tokeniser failed: byte index 1"):
+        task.preprocess({"text": "warm"})
+
+
+def test_threads_share_a_tokeniser(tmp_path: Path) -> None:
+    task = made(saved(tmp_path))
+    texts = [f"warm bread {'and ' * count}" for count in range(20)]
+    expected = [tokens(task, text=text) for text in texts]
+    by_thread: list[list[list[list[int]]]] = []
+
+    def work() -> None:
+        by_thread.append([tokens(task, text=text) for text in texts * 5])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert by_thread == [expected * 5] * 4

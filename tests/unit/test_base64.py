@@ -1,0 +1,41 @@
+"""`smallplates.base64`: forms that are read, and those that are refused."""
+
+import pytest
+
+from smallplates.base64 import from_base64, to_bytes
+from smallplates.errors import InvalidBase64Error
+
+
+@pytest.mark.parametrize(
+    "text", ["AAAA", " AA\nAA\r\n", "data:image/png;base64,AAAA", "DATA:;BASE64,AAAA"]
+)
+def test_base64_forms(text: str) -> None:
+    assert from_base64(text) == b"\0\0\0"
+
+
+@pytest.mark.parametrize("text", ["-_-_8A==", "+/+/8A==", "-/+_8A==", "data:;base64,-_\n-_8A=="])
+def test_both_alphabets_are_read(text: str) -> None:
+    assert from_base64(text) == b"\xfb\xff\xbf\xf0"
+    assert to_bytes(text.encode()) == b"\xfb\xff\xbf\xf0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A", "AA", "AAAA=", "A-_", "AA=A", "====", "AA==AAAA", "AÄAA", "data:image/png,AAAA", "data:AAAA"],
+)
+def test_base64_refusals(text: str) -> None:
+    with pytest.raises(InvalidBase64Error):
+        from_base64(text)
+
+
+@pytest.mark.parametrize("text", ["A", "AA", "AAA", "AA=", "AAAA=", "A-_", "data:;base64,AA A\n"])
+def test_a_refusal_names_the_padding_if_that_is_wrong(text: str) -> None:
+    with pytest.raises(InvalidBase64Error, match="multiple of 4"):
+        from_base64(text)
+
+
+@pytest.mark.parametrize("text", ["AA*", "AA=A", "A.AA"])
+def test_a_refusal_does_not_name_the_padding_if_the_alphabet_is_wrong(text: str) -> None:
+    with pytest.raises(InvalidBase64Error) as refusal:
+        from_base64(text)
+    assert "multiple of 4" not in str(refusal.value)

@@ -1,0 +1,109 @@
+"""The logs: one form for all, and what standard error does not take is lost, and nothing else."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smallplates.logging import Sink, configure_logging, logger
+from smallplates.settings import Settings
+
+LINE = b"x" * 199 + b"\n"
+
+
+def test_a_pipe_that_nobody_reads_costs_lines_and_says_how_many() -> None:
+    reader, writer = os.pipe()
+    sink = Sink(writer)
+    for _ in range(1000):
+        sink.write(LINE)
+    held = os.read(reader, 1 << 20)
+    sink.write(LINE)
+    said, last = os.read(reader, 1 << 20).splitlines(keepends=True)
+    assert held == LINE * (len(held) // len(LINE))
+    assert b'"lines":%d,' % (1000 - len(held) // len(LINE)) in said
+    assert last == LINE
+    sink.write(LINE)
+    assert os.read(reader, 1 << 20) == LINE
+    for fd in (reader, writer):
+        os.close(fd)
+
+
+def test_long_lines_are_whole_where_there_is_room(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        Sink(file.fileno()).write(LINE * 1000)
+    assert (tmp_path / "log").read_bytes() == LINE * 1000
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    sink = Sink(writer)
+    sink.write(LINE)
+    sink.write(LINE)
+    os.close(writer)
+    sink.write(LINE)
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """Its handlers are as before afterwards."""
+    root_logger = logging.getLogger()
+    before = list(root_logger.handlers)
+    yield root_logger
+    root_logger.handlers[:] = before
+
+
+def test_libraries_log_in_our_form(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        configure_logging(Settings())
+    root.info("nobody wants to know")
+    logging.getLogger("uvicorn.error").warning("Invalid %s received.", "request")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("asyncio").exception("a task failed")
+    first, second = map(json.loads, capfd.readouterr().err.splitlines())
+    assert (first["event"], first["level"]) == ("Invalid request received.", "warning")
+    assert (second["event"], second["logger"]) == ("a task failed", "asyncio")
+    assert second["exception"].endswith("ValueError: broken")
+
+
+def test_fields_of_every_line(root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings(), model="food11")
+    root.warning("one")
+    logger().warning("two", model="another")
+    configure_logging(Settings())
+    logger().warning("three")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line.get("model") for line in lines] == ["food11", "another", None]
+
+
+def test_a_path_cannot_paint_on_a_terminal(
+    root: logging.Logger,  # noqa: ARG001 as before afterwards
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging(Settings(log_format="console"))
+    logger().info("request", path="/\x1b[2J\x9b1A\0é", status=404)
+    logging.getLogger("uvicorn.error").warning("one\nline")
+    said = capfd.readouterr().err
+    assert "path=/\\x1b[2J\\x9b1A\\x00é" in said
+    assert "one\\nline" in said
+    assert said.replace("\n", "").isprintable()
+    assert len(said.splitlines()) == 2
+
+
+def test_tracebacks_for_people_show_no_variables(
+    root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(Settings(log_format="console"))
+    api_key = "secret" + str(len(root.name))
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logger().exception("inference failed")
+    said = capfd.readouterr().err
+    assert "ValueError: broken" in said
+    assert api_key not in said

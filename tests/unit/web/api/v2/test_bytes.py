@@ -1,0 +1,172 @@
+"""Fields of bytes: as they are in binary data and over gRPC, as base64 in JSON; images may be either."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from pydantic import Base64Bytes, Base64UrlBytes, BaseModel, ConfigDict
+
+from smallplates.engine.statistics import Timings
+from smallplates.errors import InvalidBase64Error
+from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.base import TaskParts
+from smallplates.tasks.image_classification import ImageClassification
+from smallplates.tasks.python.web import PythonRequests
+from smallplates.web.api.catalog import CatalogEntry, column_of_field
+from smallplates.web.api.columns import ColumnCall
+from smallplates.web.api.v2 import codec, grpc_messages
+from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.inference.served_model import Answer
+from tests import pictures
+
+
+class Standard(BaseModel):
+    """Base64 of the usual alphabet in JSON."""
+
+    file: Base64Bytes
+
+
+class UrlSafe(BaseModel):
+    """Base64 of the other alphabet."""
+
+    file: Base64UrlBytes
+
+
+class Plain(BaseModel):
+    """Python's own bytes, as base64."""
+
+    model_config = ConfigDict(val_json_bytes="base64", ser_json_bytes="base64")
+    file: bytes
+
+
+class Optional(BaseModel):
+    """May be left out."""
+
+    file: Base64Bytes | None = None
+
+
+class Several(BaseModel):
+    """A list of bytes."""
+
+    file: list[Base64Bytes]
+
+
+CONTENTS = [b"abcd", b"YWJjZA==", b"data:,x", b"\xff\xfe\0\x01", b"\xfb\xef\xff", pictures.jpeg()]
+TYPES = [Standard, UrlSafe, Plain, Optional, Several]
+
+
+def task_of(kind: type[BaseModel]) -> PythonRequests:
+    """A Python task that takes and returns this type."""
+    description = ModelDescription(name="own", version="1", task="own:Own", files={})
+    model, settings = Model(Path(), description), Settings()
+    schemas = {
+        "request": kind.model_json_schema(),
+        "answer": kind.model_json_schema(mode="serialization"),
+    }
+    signatures = PythonRequests.plan(TaskParts(model, settings))
+    return PythonRequests(TaskParts(model, settings, signatures, schemas))
+
+
+def entry_of(task: Any) -> CatalogEntry:
+    """The task as the protocol's clients see it."""
+    inputs = tuple(column_of_field(field, {}) for field in task.request)
+    outputs = tuple(column_of_field(field, {}) for field in task.answer)
+    return CatalogEntry("own", "1", False, 0, inputs, outputs, Mock())
+
+
+def framed(elements: list[bytes]) -> bytes:
+    """The elements as binary data."""
+    return b"".join(len(element).to_bytes(4, "little") + element for element in elements)
+
+
+def message(tensor: dict[str, Any], elements: list[bytes], raw: bool) -> pb.ModelInferRequest:
+    """The elements as raw or typed contents."""
+    if raw:
+        return pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[framed(elements)])
+    return pb.ModelInferRequest(inputs=[{**tensor, "contents": {"bytes_contents": elements}}])
+
+
+def calls_of(entry: CatalogEntry, name: str, elements: list[bytes]) -> list[ColumnCall]:
+    """The same request in every form that carries bytes as they are."""
+    is_list = entry.inputs[0].dims == (-1,)
+    shape = [1, len(elements)] if is_list else [len(elements)]
+    tensor: dict[str, Any] = {"name": name, "datatype": "BYTES", "shape": shape}
+    tail = framed(elements)
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(tail)}}]}).encode()
+    calls = [
+        codec.decode(head + tail, str(len(head)), entry, 4),
+        grpc_messages.decode(message(tensor, elements, raw=True), entry, 4),
+        grpc_messages.decode(message(tensor, elements, raw=False), entry, 4),
+    ]
+    if len(elements) == 1 and not is_list:
+        calls.append(codec.decode(elements[0], "0", entry, 4))
+    return calls
+
+
+def received(kind: type[BaseModel], task: PythonRequests, call: ColumnCall) -> list[Any]:
+    """What the class gets for each input."""
+    values = []
+    for source in call.inputs:
+        ((data,),) = task.preprocess(source.read()).items
+        values.append(dict(kind.model_validate_json(data.tobytes()))["file"])
+    return values
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+def test_a_python_class_gets_bytes_as_they_are(kind: type[BaseModel], content: bytes) -> None:
+    task = task_of(kind)
+    for call in calls_of(entry_of(task), "FILE", [content]):
+        assert received(kind, task, call) == [[content] if kind is Several else content]
+
+
+def test_lists_and_batches_keep_their_order() -> None:
+    for kind, expected in ((Several, [[b"abcd", b"\xff"]]), (Standard, [b"abcd", b"\xff"])):
+        task = task_of(kind)
+        for call in calls_of(entry_of(task), "FILE", [b"abcd", b"\xff"]):
+            assert received(kind, task, call) == expected
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_json_carries_base64(kind: type[BaseModel]) -> None:
+    task = task_of(kind)
+    shape = [1, 1] if kind is Several else [1]
+    tensor = {"name": "FILE", "datatype": "BYTES", "shape": shape}
+
+    def call_of(text: str) -> ColumnCall:
+        body = json.dumps({"inputs": [{**tensor, "data": [text]}]}).encode()
+        return codec.decode(body, None, entry_of(task), 4)
+
+    for text in ("YWJj", "YWJj\n", "data:text/plain;base64,YWJj"):
+        assert received(kind, task, call_of(text)) == [[b"abc"] if kind is Several else b"abc"]
+    with pytest.raises(InvalidBase64Error):
+        received(kind, task, call_of("%%%"))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+def test_answers_are_bytes_if_binary_and_base64_in_json(kind: type[BaseModel], content: bytes) -> None:
+    task = task_of(kind)
+    entry = entry_of(task)
+    text = kind.model_construct(file=[content] if kind is Several else content).model_dump_json()
+    answer: Any = Answer(task, [[json.loads(text)]], [], Timings(0, 0, 0))
+    (call, _, by_grpc, *_) = calls_of(entry, "FILE", [b"x"])
+    (output,) = json.loads(codec.encode(call, answer)[0])["outputs"]
+    assert base64.urlsafe_b64decode(output["data"][0].replace("+", "-").replace("/", "_")) == content
+    assert grpc_messages.encode(by_grpc, answer).raw_output_contents[0] == framed([content])
+    call.outputs[0].binary = True
+    assert codec.encode(call, answer)[0].endswith(framed([content]))
+
+
+@pytest.mark.parametrize("content", [pictures.jpeg(), pictures.sixteen_bit_png()], ids=["jpeg", "png"])
+def test_an_image_may_be_its_bytes_or_their_base64(content: bytes) -> None:
+    entry = entry_of(ImageClassification)
+    text = base64.b64encode(content)
+    for element in (content, text, b"data:image/jpeg;base64," + text, base64.encodebytes(content)):
+        for call in calls_of(entry, "IMAGE", [element]):
+            assert [source.read()["image"] for source in call.inputs] == [content]

@@ -1,0 +1,65 @@
+"""What a client may ask for when it loads a model; nothing of it is ignored."""
+
+import json
+from typing import Any
+
+import pytest
+
+from smallplates.errors import InvalidRequestError
+from smallplates.web.api.v2.repository import requested_version
+
+TWO = {"version_policy": {"specific": {"versions": [2]}}}
+
+
+def version_of(**parameters: Any) -> str | None:
+    """The version that a load request with these parameters asks for."""
+    if isinstance(parameters.get("config"), dict):
+        parameters["config"] = json.dumps(parameters["config"])
+    return requested_version(json.dumps({"parameters": parameters}).encode())
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"parameters": null}', b'{"parameters": {}}'])
+def test_without_a_version_it_is_the_one_in_model_json(body: bytes) -> None:
+    assert requested_version(body) is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "version"),
+    [
+        ({"version": "3"}, "3"),
+        ({"version": None, "config": None}, None),
+        ({"config": {}}, None),
+        ({"config": {"version_policy": None}}, None),
+        ({"config": TWO}, "2"),
+        ({"config": TWO, "version": "2"}, "2"),
+        ({"config": {}, "version": "2"}, "2"),
+    ],
+)
+def test_what_is_applied(parameters: dict[str, Any], version: str | None) -> None:
+    assert version_of(**parameters) == version
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"config": {"max_batch_size": 8}}, "max_batch_size"),
+        ({"config": TWO | {"instance_group": [{"count": 2}]}}, "instance_group"),
+        ({"config": {"parameters": {}}}, "parameters"),
+        ({"config": {"version_policy": {"latest": {"num_versions": 1}}}}, "latest"),
+        ({"config": {"version_policy": {"all": {}}}}, "all"),
+        ({"config": {"version_policy": {"specific": {"versions": [1], "x": 1}}}}, "x"),
+        ({"config": {"version_policy": {"specific": {"versions": [1, 2]}}}}, "versions"),
+        ({"config": TWO, "version": "3"}, "version is 3"),
+        ({"file:1/model.onnx": "AAAA"}, "file:1/model.onnx"),
+        ({"config": TWO, "file:1/model.onnx": "AAAA"}, "file:1/model.onnx"),
+    ],
+)
+def test_what_is_not_applied_is_refused_by_its_name(parameters: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        version_of(**parameters)
+
+
+def test_a_long_name_is_not_sent_back() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        version_of(config={"x" * 100_000: 1})
+    assert len(refused.value.detail) < 1000

@@ -1,0 +1,146 @@
+"""Bodies: their content codings, and the memory that they may take."""
+
+import asyncio
+import gzip
+import random
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smallplates.errors import (
+    InvalidBodyError,
+    OverloadedError,
+    PayloadTooLargeError,
+    ServingError,
+    UnsupportedMediaTypeError,
+)
+from smallplates.web.http.body import MAX_MEMBERS, STEP, BodyReader, content_coding, packed, unpack
+
+MB = 1024 * 1024
+NOISE = random.Random(1).randbytes(2 * STEP + 1)
+
+
+async def sent(data: bytes) -> AsyncIterator[bytes]:
+    """A body that arrives at once."""
+    yield data
+
+
+def read(data: bytes, coding: str, most: int = 4 * MB) -> bytes:
+    """Reads a body with this coding. Raises ServingError."""
+    reader = BodyReader(most, 64 * MB, 20)
+
+    async def main() -> bytes:
+        async with reader.collect(sent(data), coding) as body:
+            content = await body.unpacked()
+            assert reader.buffered == body.size == len(content)
+            return content
+
+    try:
+        return asyncio.run(main())
+    finally:
+        assert reader.buffered == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "coding"),
+    [
+        ([], None),
+        ([""], None),
+        (["identity"], None),
+        (["gzip"], "gzip"),
+        (["X-GZIP"], "x-gzip"),
+        ([" identity, ,Deflate", ""], "deflate"),
+    ],
+)
+def test_headers_are_one_list(headers: list[str], coding: str | None) -> None:
+    assert content_coding(headers) == coding
+
+
+@pytest.mark.parametrize("headers", [["br"], ["gzip, zstd"], ["gzip", "gzip"], ["*"]])
+def test_other_codings_are_refused_with_those_that_are_accepted(headers: list[str]) -> None:
+    with pytest.raises(UnsupportedMediaTypeError) as caught:
+        content_coding(headers)
+    assert caught.value.headers == {"Accept-Encoding": "gzip, deflate"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=300), coding=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 9))
+def test_a_compressed_body_is_what_was_compressed(data: bytes, coding: str, cut: int) -> None:
+    body = asyncio.run(packed(data, coding))
+    assert b"".join(unpack(body, coding)) == data
+    for broken in (body[: len(body) - cut - 1], body + b"x", data):
+        with pytest.raises(InvalidBodyError):
+            b"".join(unpack(broken, coding))
+
+
+@pytest.mark.parametrize("size", [0, 1, STEP - 1, STEP, STEP + 1, 2 * STEP, 2 * STEP + 1])
+@pytest.mark.parametrize("source", [NOISE, bytes(len(NOISE))], ids=["noise", "zeros"])
+def test_parts_of_any_size(source: bytes, size: int) -> None:
+    data = source[:size]
+    for coding, body in (("gzip", gzip.compress(data)), ("deflate", zlib.compress(data))):
+        parts = list(unpack(body, coding))
+        assert b"".join(parts) == data
+        assert max(map(len, parts)) <= STEP
+        assert read(body, coding) == data
+
+
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip"])
+def test_gzip_may_have_several_members(coding: str) -> None:
+    parts = [b"", b"good ", NOISE, b"", b"film", b""]
+    assert read(b"".join(map(gzip.compress, parts)), coding) == b"".join(parts)
+    with pytest.raises(InvalidBodyError):
+        read(zlib.compress(b"good ") + zlib.compress(b"film"), "deflate")
+
+
+def test_members_are_bounded() -> None:
+    empty = gzip.compress(b"")
+    assert read(empty * MAX_MEMBERS, "gzip") == b""
+    with pytest.raises(InvalidBodyError):
+        read(empty * (MAX_MEMBERS + 1), "gzip")
+
+
+def test_a_body_that_unpacks_to_more_than_the_limit() -> None:
+    body, most = gzip.compress(bytes(4 * MB + 1)), 4 * MB
+    with pytest.raises(PayloadTooLargeError):
+        read(body, "gzip", most)
+    assert len(read(body, "gzip", most + 1)) == most + 1
+
+
+def test_many_compressed_bodies_at_once_share_the_limit() -> None:
+    """A hundred bodies of 4 MB that arrive as 4 KB: two fit, and no more than those are unpacked."""
+    reader, bomb = BodyReader(4 * MB, 10 * MB, 20), gzip.compress(bytes(4 * MB))
+    done: list[int] = []
+
+    async def one(everybody: asyncio.Event) -> None:
+        try:
+            async with reader.collect(sent(bomb), "gzip") as body:
+                try:
+                    done.append(len(await body.unpacked()))
+                except OverloadedError:
+                    done.append(0)
+                    raise
+                finally:
+                    if len(done) == 100:
+                        everybody.set()
+                await everybody.wait()
+        except ServingError:
+            pass
+
+    async def main() -> None:
+        everybody = asyncio.Event()
+        await asyncio.gather(*(one(everybody) for _ in range(100)))
+
+    tracemalloc.start()
+    try:
+        asyncio.run(main())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(done) == 100
+    assert sum(done) <= 8 * MB
+    assert peak < 10 * MB + 4 * MB + 4 * MB  # a copy of one body, and what zlib itself takes
+    assert reader.buffered == 0

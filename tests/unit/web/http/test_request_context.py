@@ -1,0 +1,26 @@
+"""`smallplates.web.http.request_context.RequestContext`: a request's identifier and its times."""
+
+import pytest
+
+from smallplates.errors import InternalError, WorkerCrashedError
+from smallplates.web.api.documentation import CODES
+from smallplates.web.http.request_context import RequestContext, choose_id, to_client_error
+
+
+def test_server_timing_is_in_milliseconds() -> None:
+    context = RequestContext("id", timings={"decode": 0.0015})
+    assert context.server_timing().startswith("decode;dur=1.50, total;dur=")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), InternalError("x"), WorkerCrashedError("two crashed")])
+def test_no_failure_is_called_retriable(error: Exception) -> None:
+    seen = to_client_error(error, RequestContext("id"))
+    assert seen.status == 500
+    assert "Retry-After" not in seen.headers
+    assert "retr" not in seen.detail
+    assert "retr" not in CODES[500][0]
+
+
+@pytest.mark.parametrize("offered", [None, b"", b"a b", b"a\nb", b"\xe9", b"x" * 129])
+def test_request_ids_are_safe(offered: bytes | None) -> None:
+    assert len(choose_id(offered)) == 32

@@ -1,0 +1,162 @@
+"""Where a model's images are decoded, and what an admitted request holds."""
+
+import asyncio
+import time
+from unittest.mock import AsyncMock, MagicMock, Mock
+
+import numpy as np
+import pytest
+
+from smallplates.engine.memory import EngineFds, Health, SlotLayout
+from smallplates.errors import DeadlineExceededError, OverloadedError, UnavailableError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.supervision.registry import EngineHandle
+from smallplates.system import cpus
+from smallplates.tasks.image_classification import image_signatures
+from smallplates.web.inference.served_model import Input, RequestOptions, ServedModel, Traffic
+from smallplates.web.metrics import Metrics
+from tests import pictures
+from tests.reports import reported
+
+
+@pytest.mark.parametrize(
+    ("cores", "worker_ms", "web_processes", "expected"),
+    [
+        (2, 5.0, 1, True),
+        (2, 1.5, 1, True),  # the workers have not both cores to themselves
+        (2, 0.7, 1, True),  # threads would wait for each other
+        (2, 0.1, 1, False),
+        (8, 5.0, 1, False),  # one event loop would hold up eight workers
+        (8, 5.0, 2, True),
+        (16, 1.5, 8, True),  # as `auto` chooses
+    ],
+)
+def test_the_event_loop_decodes_where_it_keeps_the_workers_busy(
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    worker_ms: float,
+    web_processes: int,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(cpus, "usable", lambda: cores)
+    service = served(model, "cpu", worker_ms, cores, web_processes)
+    assert service.prepares_on_event_loop is expected
+
+
+@pytest.mark.parametrize(("web_processes", "expected"), [(15, True), (4, False)])
+def test_beside_a_gpu_it_does_so_where_every_core_has_a_web_process(
+    model: Model, monkeypatch: pytest.MonkeyPatch, web_processes: int, expected: bool
+) -> None:
+    monkeypatch.setattr(cpus, "usable", lambda: 16)
+    assert served(model, "cuda:0", 0.05, 1, web_processes).prepares_on_event_loop is expected
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "others", "free_slots", "alone", "on_threads"),
+    [
+        (2.0, False, 1, False, False),
+        (2.0, False, 0, False, True),  # refusals would wait for the inputs before them
+        (2.0, False, 0, True, False),
+        (2.0, True, 1, True, True),  # another model's requests would, too
+        (0.1, True, 0, False, False),
+    ],
+)
+def test_small_inputs_are_prepared_on_the_event_loop_unless_others_would_wait(
+    model: Model, milliseconds: float, others: bool, free_slots: int, alone: bool, on_threads: bool
+) -> None:
+    service = served(model, "cpu", 5.0, cpus.usable(), 64)
+    service.client = Mock()
+    service.client.free_slots.return_value = free_slots
+    service.client.memory.counts.alone = alone
+    service._preparation_s = milliseconds / 1000
+    service._traffic = Mock(mixed=Mock(return_value=others))
+    service._threads = Mock(run=AsyncMock())
+    photo = pictures.jpeg()
+    asyncio.run(service._preprocess(Input(len(photo), lambda: {"image": photo}), bulk=False))
+    assert service._threads.run.called is on_threads
+
+
+def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_model() -> None:
+    traffic = Traffic()
+    traffic.note("a", 0.0)
+    traffic.note("a", 1.0)
+    assert not traffic.mixed(1.0)
+    traffic.note("b", 2.0)
+    traffic.note("b", 9.0)
+    assert traffic.mixed(11.9)
+    assert not traffic.mixed(12.0)
+
+
+@pytest.fixture
+def admitting(model: Model) -> ServedModel:
+    """A model whose engine does nothing."""
+    service = served(model, "cpu", 5.0, 2, 1)
+    service.client = MagicMock(health=Health.READY)
+    service._metrics = Mock()
+    return service
+
+
+def test_the_deadline_cuts_off_what_precedes_the_engine(admitting: ServedModel) -> None:
+    async def decode_for_ever() -> None:
+        async with admitting.admitted(RequestOptions(1), 1):
+            await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineExceededError):
+        asyncio.run(decode_for_ever())
+    admitting.client.acquire().__exit__.assert_called_once()  # type: ignore[attr-defined]
+    assert admitting.client.statistics.failed.call_args[0][0] == 1  # type: ignore[attr-defined]
+    assert admitting._metrics.expired.inc.call_count == 1  # type: ignore[attr-defined]
+
+
+def test_a_limit_in_the_body_counts_from_the_last_byte(
+    admitting: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        options = RequestOptions(60_000)
+        async with admitting.admitted(options) as slots:
+            slots.acquired_at = time.monotonic() - 1  # decoding has taken a second
+            monkeypatch.setattr(slots, "submit", AsyncMock())
+            monkeypatch.setattr(slots, "results", asyncio.Event().wait)
+            await admitting.infer([np.zeros((1, 3, 8, 8), np.float32)], options.within(500_000), slots)
+
+    admitting.client.memory.layout.slots_per_frontend = 4  # type: ignore[misc]
+    admitting.client.most_queued.return_value = 1  # type: ignore[attr-defined]
+    with pytest.raises(DeadlineExceededError):
+        asyncio.run(main())
+
+
+def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
+    async def main() -> None:
+        async with admitting.admitted(RequestOptions(1000, bulk=True)) as slots:
+            admitting.client.acquire.assert_called_once_with(True)  # type: ignore[attr-defined]
+            assert slots is admitting.client.acquire().__enter__()
+
+    asyncio.run(main())
+    admitting.client.acquire.side_effect = OverloadedError("full")  # type: ignore[attr-defined]
+    with pytest.raises(OverloadedError):
+        asyncio.run(main())
+
+
+def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedModel) -> None:
+    async def main() -> None:
+        async with admitting.admitted(RequestOptions(1000)):
+            pass
+
+    admitting.draining = True
+    asyncio.run(main())
+    admitting.client.health = Health.DOWN  # type: ignore[misc]
+    with pytest.raises(UnavailableError):
+        asyncio.run(main())
+
+
+def served(model: Model, device: str, worker_ms: float, workers: int, web_processes: int) -> ServedModel:
+    """A model whose workers, `workers` in all, take this time for an input."""
+    layout = SlotLayout(
+        slots=64, frontends=64, workers=workers, max_batch=4, signatures=image_signatures((8, 8), 9)
+    )
+    batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
+    report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
+    handle = EngineHandle(0, model, EngineFds(0, layout, 0, 0, (0, 0), 0, 0), report, Mock())
+    return ServedModel(handle, Settings(), Metrics(), Mock(), Traffic())

@@ -1,0 +1,123 @@
+"""What a web process does when the registry tells it of an engine, and which models may be loaded."""
+
+import asyncio
+import hashlib
+import json
+import threading
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from smallplates.errors import ConfigurationError, InvalidRequestError
+from smallplates.models.folder import Model, configured_models
+from smallplates.settings import Settings
+from smallplates.supervision.registry import EngineHandle, EnginePlan, Registry
+from smallplates.web.inference import service as inference_service
+from smallplates.web.inference.service import InferenceService
+from tests.reports import reported
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of a web process, without uvloop."""
+    return "asyncio"
+
+
+@pytest.fixture
+def service() -> InferenceService:
+    """One that has no engine yet."""
+    registry = Mock(shares_ports=False)
+    return InferenceService(Settings(), registry, {"fake": Mock(), "other": Mock()})
+
+
+def handle_of(key: int) -> EngineHandle:
+    """An engine of which nothing is used."""
+    return EngineHandle(key, Mock(), Mock(), reported(), Mock())
+
+
+async def test_the_event_loop_runs_while_an_engine_is_prepared(
+    service: InferenceService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop_has_run = threading.Event()
+
+    def build(*_: object) -> Mock:
+        assert loop_has_run.wait(20)  # as a tokeniser takes long to read
+        return Mock()
+
+    monkeypatch.setattr(inference_service, "ServedModel", build)
+    preparing = asyncio.ensure_future(service.prepare(handle_of(1)))
+    await asyncio.sleep(0)
+    loop_has_run.set()
+    await preparing
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("it is broken"), RuntimeError("it is broken")])
+async def test_an_engine_that_cannot_be_prepared_is_released(
+    service: InferenceService, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(inference_service, "ServedModel", Mock(side_effect=error))
+    handle = handle_of(1)
+    with pytest.raises(ConfigurationError, match="it is broken"):
+        await service.prepare(handle)
+    handle.release.assert_called_once()  # type: ignore[attr-defined]  # a mock
+    await service.serve(1)
+    assert service.models == {}
+
+
+async def test_an_engine_that_is_discarded_never_serves(
+    service: InferenceService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Mock()
+    monkeypatch.setattr(inference_service, "ServedModel", Mock(return_value=model))
+    await service.prepare(handle_of(1))
+    await service.discard(1)
+    model.release.assert_called_once()
+    await service.serve(1)
+    assert service.models == {}
+
+
+def write_model(folder: Path, version: str, title: str = "") -> None:
+    """Writes a folder whose model.json has this title, and no weights."""
+    folder.mkdir(parents=True)
+    described = {"name": "fake", "version": version, "title": title, "task": "tensor"}
+    (folder / "model.json").write_text(json.dumps(described))
+
+
+class Engines(Registry):
+    """Notes what is to be loaded, and starts nothing."""
+
+    def __init__(self, settings: Settings, models: dict[str, Model]) -> None:
+        super().__init__(settings, lambda _: EnginePlan("no:Backend", ()), models)
+        self.loaded: list[tuple[str, str]] = []
+
+    async def load(self, model: Model) -> None:
+        """Notes the model's name and version."""
+        self.loaded.append((model.description.name, model.description.version))
+
+
+async def test_what_sha256_does_not_list_is_not_loaded_later(tmp_path: Path) -> None:
+    first, store = tmp_path / "first", tmp_path / "store"
+    write_model(first, "1")
+    write_model(first / "2", "2")
+    for folder in (first / "3", store / "known", store / "unknown"):
+        write_model(folder, folder.name if folder.name == "3" else "1", folder.name)
+
+    def digest(folder: Path) -> str:
+        return hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()
+
+    listed = {"fake": first, "known": store / "known", "other": store / "unknown"}
+    digests = [f"{name}={digest(folder)}" for name, folder in listed.items()]
+    digests.append(f"fake={digest(first / '2')}")
+    settings = Settings(model_dir=first, model_store=store, model_sha256=digests)
+
+    engines = Engines(settings, configured_models(settings))
+    service = InferenceService(settings, engines, configured_models(settings))
+    await service.load("fake", "2")
+    await service.load("known")
+    for name, version in (("fake", "3"), ("unknown", None)):
+        with pytest.raises(InvalidRequestError, match=f"SERVING_MODEL_SHA256 does not list {name}="):
+            await service.load(name, version)
+    assert engines.loaded == [("fake", "2"), ("known", "1")]

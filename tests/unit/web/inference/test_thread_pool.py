@@ -1,0 +1,94 @@
+"""The decoding threads of a web process."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from smallplates.web.inference.served_model import all_or_error
+from smallplates.web.inference.thread_pool import ThreadPool
+from tests.servers import ROOT
+
+MEGABYTES_KEPT = """
+import asyncio, re
+from pathlib import Path
+from PIL import Image
+from smallplates.web.inference.thread_pool import ThreadPool
+from smallplates.tasks.image.decode import ImageDecoder
+from smallplates.models.description import ImagePipeline
+from tests.pictures import encode
+
+def own() -> int:
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+
+async def main() -> None:
+    photo = encode(Image.new("RGBA", (4000, 4000), (200, 30, 30, 128)), "PNG")
+    pipeline = ImagePipeline(resize=64, center_crop=64, mean=(0, 0, 0), std=(1, 1, 1))
+    decoder, threads = ImageDecoder(pipeline, 50_000_000), ThreadPool(2)
+    threads.start()
+    before = own()
+    for _ in range(2):
+        await asyncio.gather(*(threads.run(lambda: decoder.decode(photo), False) for _ in range(2)))
+    print(own() - before)
+    threads.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_pictures_leave_no_memory_behind() -> None:
+    """Each takes 64 MB, and as much again while transparency is laid over white."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEGABYTES_KEPT], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 50
+
+
+class RefusedError(Exception):
+    """What a weak reference can follow."""
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Garbage in cycles stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_an_error_lets_go_what_was_sent() -> None:
+    def refuse() -> None:
+        raise RefusedError
+
+    async def main() -> None:
+        threads = ThreadPool(1)
+        threads.start()
+        kept = None
+        try:
+            await threads.run(refuse, bulk=False)
+        except RefusedError as error:
+            kept = weakref.ref(error)
+        threads.close()
+        await asyncio.sleep(0)  # the loop itself holds what it has woken this task up with
+        assert kept is not None
+        assert kept() is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_an_error_among_several_lets_go_what_was_sent() -> None:
+    kept = None
+    try:
+        list(all_or_error([RefusedError()]))
+    except RefusedError as error:
+        kept = weakref.ref(error)
+    assert kept is not None
+    assert kept() is None

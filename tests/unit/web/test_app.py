@@ -1,0 +1,143 @@
+"""The application without a server: unforeseen errors, calls of other origins, words at the start."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from smallplates.errors import ConfigurationError, ServingError
+from smallplates.models.folder import configured_models, stored_models
+from smallplates.service import serve
+from smallplates.settings import Settings
+from smallplates.supervision.cluster import Cluster
+from smallplates.supervision.registry import EnginePlan, Registry
+from smallplates.web.app import create_app
+from smallplates.web.server import cannot_listen
+from tests.fake import BACKEND
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/broken", {"detail", "code", "request_id"}), ("/v2/broken", {"error"})]
+)
+def test_the_last_answer_has_the_shape_of_its_path(
+    path: str, said: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    app = create_app(Settings(), BACKEND)
+
+    @app.get(path)
+    async def broken() -> None:
+        raise ValueError("with secret details")
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app)  # raises what the application raises
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(path)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 500
+    assert set(answer.json()) == said
+    assert "secret" not in answer.text
+
+
+def test_each_unknown_variable_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.setenv("SERVING_INSTANCE", "2")
+    monkeypatch.setenv("SERVING_INSTANCES__LATER", "2")
+    monkeypatch.setenv("SERVING_PRECISION__TYPO", "fp32")
+    settings = Settings(model_store=tmp_path)
+
+    def named() -> list[str]:
+        lines = capfd.readouterr().err.splitlines()
+        return [part for line in lines for part in line.split('"') if part.startswith("SERVING_")]
+
+    create_app(settings, BACKEND)
+    once = named()
+    assert once[:2] == ["SERVING_INSTANCE", "SERVING_INSTANCES"]
+    assert once[2:] == ["SERVING_PRECISION__TYPO", "SERVING_PRECISION__LATER"]
+    registry = Registry(settings, lambda _: EnginePlan(BACKEND, ()), configured_models(settings))
+    create_app(settings, BACKEND, registry)  # as each of several web processes does
+    assert named() == []
+
+    async def nothing(_: Cluster) -> None:
+        """Starts no process."""
+
+    monkeypatch.setattr(Cluster, "_serve", nothing)
+    Cluster("tests.fake", settings).run()
+    assert named() == once
+
+
+def test_a_store_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
+    settings = Settings(model_store=tmp_path).model_copy(update={"model_store": tmp_path / "none"})
+    assert stored_models(settings) == {}
+
+
+@pytest.mark.parametrize("package", ["os", "", ".x", "no_such_package", "tests"])
+def test_a_package_that_is_no_backend_is_refused(package: str) -> None:
+    with pytest.raises(ConfigurationError, match="there is no package"):
+        serve(package, {})
+
+
+def test_a_host_that_no_machine_can_have_is_refused() -> None:
+    wrong = Settings(host="\xe9" * 70)
+    expected = pytest.raises(ConfigurationError, match="cannot listen on SERVING_HOST=\xe9")
+    with expected, socket.socket() as listener, cannot_listen(wrong):
+        listener.bind((wrong.host, 0))
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> httpx.AsyncClient:
+    """A client of an application that pages of http://page.example may call."""
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    settings = Settings(cors_origins=["http://page.example"])
+    transport = httpx.ASGITransport(create_app(settings, BACKEND))
+    return httpx.AsyncClient(transport=transport, base_url="http://x")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "header"),
+    [
+        ("/predict", "POST", "x-request-timeout-ms"),
+        ("/predict", "POST", "content-encoding, content-type"),
+        ("/predict", "POST", "authorization,traceparent,tracestate,baggage"),
+        ("/v2/models/m/infer", "POST", "inference-header-content-length"),
+        ("/predictions/m", "PUT", "content-type"),
+        ("/model", "HEAD", "x-request-id"),
+    ],
+)
+def test_a_listed_origin_may_send_what_the_api_takes(
+    client: httpx.AsyncClient, path: str, method: str, header: str
+) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        asked = {"Method": method, "Headers": header}
+        headers = {f"Access-Control-Request-{name}": value for name, value in asked.items()}
+        return asyncio.run(client.options(path, headers={"Origin": origin, **headers}))
+
+    answer = preflight("http://page.example")
+    assert answer.status_code == 200, answer.text
+    assert method in answer.headers["Access-Control-Allow-Methods"]
+    assert answer.headers["Access-Control-Allow-Headers"] == header
+    assert preflight("http://other.example").status_code == 400
+
+
+def test_methods_that_no_route_has_are_not_allowed(client: httpx.AsyncClient) -> None:
+    headers = {"Origin": "http://page.example", "Access-Control-Request-Method": "DELETE"}
+    assert asyncio.run(client.options("/predict", headers=headers)).status_code == 400
+
+
+def test_a_listed_origin_may_read_every_header_of_an_answer(client: httpx.AsyncClient) -> None:
+    answer = asyncio.run(client.get("/health/live", headers={"Origin": "http://page.example"}))
+    exposed = set(answer.headers["Access-Control-Expose-Headers"].lower().split(", "))
+    of_errors = {name for kind in subclasses(ServingError) for name in kind("").headers}
+    wanted = {"Inference-Header-Content-Length", "X-Request-ID", "Server-Timing", "X-Input-Truncated"}
+    wanted |= {"Accept-Encoding", "Allow", *of_errors} - {"Connection"}  # a browser's own business
+    assert exposed == {name.lower() for name in wanted}
+
+
+def subclasses(kind: type[ServingError]) -> set[type[ServingError]]:
+    """Returns all classes of errors."""
+    return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))

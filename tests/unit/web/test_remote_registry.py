@@ -1,0 +1,215 @@
+"""`smallplates.web.remote_registry`: what a web process makes of its parent's messages."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smallplates.engine.memory import EngineFds, SlotLayout
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature, TensorSpec
+from smallplates.supervision import messages
+from smallplates.supervision.registry import EngineHandle
+from smallplates.tasks.image_classification import image_signatures
+from smallplates.web.remote_registry import RemoteRegistry
+from tests.e2e.conftest import write_model
+from tests.reports import reported
+
+pytestmark = pytest.mark.anyio
+LAYOUT = SlotLayout(
+    slots=2, frontends=1, workers=1, max_batch=1, signatures=image_signatures((8, 8), 4096)
+)
+LARGE = Signature(
+    "tensors", tuple(TensorSpec(f"input {i}" + "x" * 200, "float32", (1,)) for i in range(900)), ()
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of a web process, without uvloop."""
+    return "asyncio"
+
+
+class Web:
+    """What answers requests; it notes what it is told, and refuses version 3."""
+
+    index = 0
+
+    def __init__(self) -> None:
+        self.handles: dict[int, EngineHandle] = {}
+        self.told: list[tuple[Any, ...]] = []
+
+    async def prepare(self, handle: EngineHandle) -> None:
+        """Keeps the engine."""
+        if handle.model.description.version == "3":
+            handle.release()
+            raise ConfigurationError("its tokenizer.json is broken")
+        self.handles[handle.key] = handle
+
+    async def serve(self, key: int) -> None:
+        """Notes it."""
+        self.told.append(("serve", key))
+
+    async def discard(self, key: int) -> None:
+        """Gives the engine back."""
+        self.handles.pop(key).release()
+
+    async def withdraw(self, name: str, reason: str) -> None:
+        """Notes it."""
+        self.told.append(("withdraw", name, reason))
+
+
+@contextmanager
+def ends() -> Iterator[tuple[socket.socket, RemoteRegistry, Web]]:
+    """The parent's end, and what a web process has of its own."""
+    parent, ours = messages.pair()
+    with parent, ours:
+        parent.setblocking(False)
+        yield parent, RemoteRegistry(ours), Web()
+        asyncio.get_running_loop().remove_reader(ours)
+
+
+async def said(parent: socket.socket) -> dict[str, Any]:
+    """The next message of the web process."""
+    async with asyncio.timeout(20):
+        data = await asyncio.get_running_loop().sock_recv(parent, messages.MAX_MESSAGE)
+    message: dict[str, Any] = json.loads(data)
+    return message
+
+
+@contextmanager
+def engine(folder: Path, version: str, layout: SlotLayout = LAYOUT) -> Iterator[dict[str, Any]]:
+    """The fields of the message that brings an engine."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    fds = EngineFds(0, layout, fd, fd, (fd, fd), fd, fd)
+    model = Model.read(folder, version, "fake")
+    handle = EngineHandle(int(version), model, fds, reported(), lambda: None)
+    yield messages.engine_fields(handle)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("signatures", [LAYOUT.signatures, (LARGE,)], ids=["small", "large"])
+async def test_an_engine_is_prepared_and_then_serves(
+    tmp_path: Path, signatures: tuple[Signature, ...]
+) -> None:
+    write_model(tmp_path, "1")
+    layout = SlotLayout(slots=2, frontends=1, workers=1, max_batch=1, signatures=signatures)
+    with ends() as (parent, registry, web), engine(tmp_path, "1", layout) as fields:
+        joining = asyncio.ensure_future(registry.join(web))
+        messages.send(parent, "prepare", id=5, **fields)
+        assert await said(parent) == {"type": "done", "id": 5, "error": None}
+        assert web.handles[1].fds.layout == layout
+        assert not joining.done()
+        messages.send(parent, "serve", id=6, key=1)
+        assert await said(parent) == {"type": "done", "id": 6, "error": None}
+        assert web.told == [("serve", 1)]
+        messages.send(parent, "withdraw", id=7, model="other", reason="x" * 70000)
+        assert (await said(parent))["id"] == 7
+        assert not joining.done()
+        messages.send(parent, "begin", id=8)
+        assert (await said(parent))["id"] == 8
+        await joining
+        assert web.told[-1] == ("withdraw", "other", "x" * 70000)
+        await registry.close()
+
+
+async def test_what_cannot_serve_or_need_not_is_given_back(tmp_path: Path) -> None:
+    write_model(tmp_path, "1")
+    with (
+        ends() as (parent, registry, web),
+        engine(tmp_path, "3") as broken,
+        engine(tmp_path, "1") as one,
+    ):
+        joining = asyncio.ensure_future(registry.join(web))
+        messages.send(parent, "prepare", id=0, **broken)
+        assert await said(parent) == {"type": "released", "key": 3}
+        answer = await said(parent)
+        assert (answer["id"], "tokenizer" in answer["error"]) == (0, True)
+        messages.send(parent, "prepare", id=1, **one)
+        assert (await said(parent))["error"] is None
+        messages.send(parent, "discard", id=2, key=1)
+        assert await said(parent) == {"type": "released", "key": 1}
+        assert (await said(parent))["id"] == 2
+        (tmp_path / "model.json").unlink()
+        messages.send(parent, "prepare", id=3, **one)
+        assert await said(parent) == {"type": "released", "key": 1}
+        assert "no model in" in (await said(parent))["error"]
+        joining.cancel()
+        await registry.close()
+
+
+async def test_a_ping_is_answered_also_while_the_engine_is_awaited() -> None:
+    with ends() as (parent, registry, web):
+        waiting = asyncio.ensure_future(registry.join(web))
+        messages.send(parent, "ping")
+        assert await said(parent) == {"type": "connections", "count": 0}
+        registry.stop()
+        with pytest.raises(ConfigurationError, match="shutting down"):
+            await waiting
+
+
+async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks() -> None:
+    opened: list[int] = []
+    with ends() as (parent, registry, web):
+        waiting = asyncio.ensure_future(registry.join(web))
+        registry.start(lambda: None, lambda: len(opened))
+        assert await said(parent) == {"type": "ready"}
+        for number in (1, 2, 3):
+            opened.append(number)
+            registry.on_connection()
+        assert await said(parent) == {"type": "connections", "count": 1}
+        for _ in range(2):
+            messages.send(parent, "ping")
+            assert await said(parent) == {"type": "connections", "count": len(opened)}
+            opened.clear()
+        opened.append(4)  # the parent believes that there are none
+        registry.on_connection()
+        assert await said(parent) == {"type": "connections", "count": 1}
+        waiting.cancel()
+
+
+async def test_connections_are_accepted_when_the_parent_says_so() -> None:
+    accepting = asyncio.Event()
+    with ends() as (parent, registry, web):
+        waiting = asyncio.ensure_future(registry.join(web))
+        registry.start(accepting.set, lambda: 0)
+        assert await said(parent) == {"type": "ready"}
+        assert not accepting.is_set()
+        messages.send(parent, "accept")
+        async with asyncio.timeout(20):
+            await accepting.wait()
+        waiting.cancel()
+
+
+@pytest.mark.parametrize("kind", ["load", "unload"])
+async def test_a_change_ends_with_the_parents_answer_or_with_the_service(
+    tmp_path: Path, kind: str
+) -> None:
+    write_model(tmp_path, "2")
+    model = Model.read(tmp_path, "2", "fake")
+    asked = {"type": "unload", "model": "fake"}
+    if kind == "load":
+        asked |= {"type": "load", "version": "2", "path": str(tmp_path)}
+    with ends() as (parent, registry, web):
+        waiting = asyncio.ensure_future(registry.join(web))
+        for answer in ({"error": None}, {"error": "no such version"}, None):
+            work = registry.load(model) if kind == "load" else registry.unload("fake")
+            changing = asyncio.create_task(work)
+            assert await said(parent) == asked
+            if answer is None:
+                registry.stop()
+            else:
+                messages.send(parent, "changed", **answer)
+            if answer == {"error": None}:
+                await changing
+            else:
+                with pytest.raises(ConfigurationError, match=r"no such version|shutting down"):
+                    await changing
+        waiting.cancel()

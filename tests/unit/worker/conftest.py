@@ -1,0 +1,3 @@
+"""The small layout of the engine's tests."""
+
+from tests.unit.engine.conftest import memory as memory

@@ -1,0 +1,273 @@
+"""The choice compares at several sizes and from call to call; candidates may end their process."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fastapi_onnx.backend import OnnxBackend
+from smallplates.engine.backend import Trial
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.settings import ROOT, Settings
+from smallplates.worker import choice, precision_check
+from smallplates.worker.choice import MAX_ITEM_EXCESS, Candidate, Infer, choose, tried
+from smallplates.worker.precision_check import NARROW, Compare, Samples, random_inputs
+
+OPEN = Signature(
+    "open",
+    (TensorSpec("x", "float32", (3, "height", "width")),),
+    (TensorSpec("y", "float32", (2,)),),
+    {"height": 128, "width": 40},
+)
+REFERENCE, GOOD = Candidate("a", "fp32"), Candidate("good", "fp32", max_difference=0.001)
+Change = Callable[[Array, Array], Array]
+"""Makes other outputs [N, 2] of a batch's inputs and outputs."""
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes any candidate that agrees, however fast it and the reference are."""
+    monkeypatch.setattr(choice, "QUICK_MS", 0)
+    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
+
+
+def computing(change: Change | None = None) -> Infer:
+    """Returns a network of two classes."""
+
+    def infer(inputs: Sequence[Array]) -> list[Array]:
+        (batch,) = inputs
+        means = batch.mean((1, 2, 3))
+        logits = np.stack([means + 1, -means], axis=1)
+        return [change(batch, logits) if change else logits]
+
+    return infer
+
+
+def samples(signature: Signature = OPEN, compare: Compare = "relative") -> Samples:
+    """Returns eight random inputs of the usual size."""
+    return Samples(random_inputs(signature, signature.batch_size or 8, 16), compare, signature)
+
+
+def compare_with(candidate: Candidate, other: Infer, reference: Infer | None = None) -> Trial:
+    """Returns the trial of a candidate beside a reference."""
+    networks = {REFERENCE: reference or computing(), candidate: other}
+    kind: Compare = "softmax" if candidate.precision == "int8" else "relative"
+    _, trial = tried(list(networks), networks.__getitem__, lambda: samples(compare=kind))
+    return trial
+
+
+def at(height: int, width: int, change: Change) -> Change:
+    """Returns a change for a single size."""
+
+    def changed(batch: Array, logits: Array) -> Array:
+        return change(batch, logits) if batch.shape[2:] == (height, width) else logits
+
+    return changed
+
+
+def further_sizes(signature: Signature) -> list[tuple[int, ...]]:
+    """Returns the sizes of the first input's varying axes in `further`, without the usual ones."""
+    batches = list(samples(signature).further())[2:]
+    return [batch[0].shape[2:] for _, batch in batches]
+
+
+def test_every_open_axis_is_small_and_large_and_narrow_beside_a_long_one() -> None:
+    sizes = further_sizes(OPEN)
+    assert {(size, size) for size in (*NARROW, 16, 32)} < set(sizes)
+    assert {(128, size) for size in NARROW} < set(sizes)
+    assert {(size, 40) for size in NARROW} < set(sizes)
+    assert sizes[0] == (1, 1)
+    assert sizes[-1] == (128, 40)
+    assert max(size for size, _ in samples().further()) == 128
+
+
+def test_one_open_axis_has_all_its_sizes_once_and_fixed_sizes_none() -> None:
+    texts = Signature("text", (TensorSpec("x", "int64", (1, "n")),), (), {"n": 50})
+    assert [width for (width,) in further_sizes(texts)] == [1, 2, 3, 7, 16, 32, 50]
+    image = Signature("image", (TensorSpec("x", "float32", (3, 8, 8)),), ())
+    batches = [batch[0].shape for _, batch in samples(image).further()]
+    assert batches == [(1, 3, 8, 8), (4, 3, 8, 8)]
+    pairs = Signature("pairs", image.inputs, (), batch_size=2)
+    assert {batch[0].shape for _, batch in samples(pairs).further()} == {(2, 3, 8, 8)}
+
+
+def test_texts_are_compared_up_to_their_most_tokens() -> None:
+    model = Model.read(ROOT / "models" / "sentiment")
+    signature = OnnxBackend().signatures(model)[0]
+    made = precision_check.samples(model, signature)
+    assert model.description.text_pipeline.max_tokens == 256
+    assert [size for size, _ in made.further()][2:] == [1, 2, 3, 7, 16, 32, 64, 256]
+    assert {array.shape for array in made.inputs} == {(8, 32)}
+
+
+def test_what_needs_too_much_memory_is_not_made_up() -> None:
+    cube = Signature(
+        "cube", (TensorSpec("x", "float32", ("a", "b", "c")),), (), dict.fromkeys("abc", 4096)
+    )
+    assert max(size for size, _ in samples(cube).further()) == 256
+
+
+def jittered(_: Array, logits: Array) -> Array:
+    """Changes every call's outputs by about a millionth."""
+    noise: Array = np.random.default_rng().normal(scale=1e-6, size=logits.shape).astype(np.float32)
+    return logits + noise
+
+
+def refused(batch: Array, _: Array) -> Array:
+    """Fails as a library does whose kernel is missing."""
+    raise RuntimeError(f"no kernel for {batch.shape}")
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        (at(1, 1, lambda _, logits: logits * 1.2), ["differs by 0.2", "[1, 3, 1, 1]"]),
+        (at(128, 1, lambda _, logits: logits * 1.2), ["differs by 0.2", "[1, 3, 128, 1]", "0.001"]),
+        (at(2, 40, lambda _, logits: logits * 1.2), ["differs by 0.2", "[1, 3, 2, 40]"]),
+        (at(7, 7, lambda _, logits: logits * np.float32(1e36)), ["differs by ", "[1, 3, 7, 7]"]),
+        (at(16, 3, lambda _, logits: logits / 0), ["differs by inf", "[1, 3, 16, 3]"]),
+        (at(3, 3, jittered), ["[1, 3, 3, 3]", "differ from call to call"]),
+        (at(16, 16, jittered), ["[1, 3, 16, 16]", "differ from call to call"]),
+        (at(128, 40, refused), ["it cannot be used", "no kernel for (1, 3, 128, 40)"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_a_candidate_that_is_wrong_at_a_single_size_is_not_chosen(
+    change: Change, reasons: list[str]
+) -> None:
+    trial = compare_with(GOOD, computing(change))
+    assert not trial.chosen
+    for reason in reasons:
+        assert reason in trial.reason
+
+
+def test_a_batch_of_several_is_compared() -> None:
+    def together(batch: Array, logits: Array) -> Array:
+        return logits * (1.2 if len(batch) > 1 else 1)
+
+    assert "differs by 0.2" in compare_with(GOOD, computing(together)).reason
+
+
+def test_a_good_candidate_is_chosen_and_the_largest_compared_size_is_kept() -> None:
+    trial = compare_with(GOOD, computing())
+    assert (trial.chosen, trial.largest_size) == (True, 128)
+
+
+@pytest.mark.parametrize("other", [computing(), computing(at(7, 7, refused))])
+def test_a_size_that_the_reference_refuses_is_left_out(other: Infer) -> None:
+    def picky(batch: Array, logits: Array) -> Array:
+        return refused(batch, logits) if batch.shape[2:] in ((7, 7), (128, 40)) else logits
+
+    trial = compare_with(GOOD, other, computing(picky))
+    assert (trial.chosen, trial.largest_size) == (True, 64)
+
+
+def test_sizes_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(choice, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(choice, "MAX_FURTHER_ITEMS", 0)
+    needed = sum(batch[0].size for _, batch in samples().further())
+
+    def slow(batch: Array, logits: Array) -> Array:
+        clock.now += batch.size
+        return logits
+
+    wrong = computing(at(128, 40, lambda _, logits: logits * 2))
+    monkeypatch.setattr(choice, "MAX_FURTHER_S", needed - 1)
+    trial = compare_with(GOOD, wrong, computing(slow))
+    assert (trial.chosen, trial.largest_size) == (True, 64)
+    monkeypatch.setattr(choice, "MAX_FURTHER_S", needed + 1)
+    assert "[1, 3, 128, 40]" in compare_with(GOOD, wrong, computing(slow)).reason
+
+
+def test_int8_may_differ_more_in_a_single_item_but_not_at_random() -> None:
+    int8 = Candidate("b", "int8", max_difference=0.01)
+
+    def shifted(by: float) -> Infer:
+        return computing(at(7, 7, lambda _, logits: logits + np.array([by, 0], np.float32)))
+
+    assert compare_with(int8, shifted(0.2)).chosen
+    trial = compare_with(int8, shifted(1.0))
+    assert not trial.chosen
+    assert f"at most {0.01 + MAX_ITEM_EXCESS:.3f} is accepted" in trial.reason
+    assert "differ from call to call" in compare_with(int8, computing(at(7, 7, jittered))).reason
+
+
+def test_a_tie_at_a_further_size_may_have_another_most_probable_class() -> None:
+    def tie(by: float) -> Change:
+        return at(7, 7, lambda _, logits: np.zeros_like(logits) + np.array([by, 0], np.float32))
+
+    networks = {REFERENCE: computing(tie(0)), GOOD: computing(tie(-0.002))}
+    for limit, is_chosen in ((0.02, True), (0.0001, False)):
+        candidate = Candidate("b", "bf16", max_difference=limit)
+        networks[candidate] = networks[GOOD]
+        trials = tried([REFERENCE, candidate], networks.__getitem__, lambda: samples(compare="softmax"))
+        assert trials[1].chosen == is_chosen
+
+
+def kills(kind: str) -> Change:
+    """Ends the process."""
+
+    def change(_: Array, logits: Array) -> Array:
+        if kind == "exit":
+            os._exit(7)
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # without pytest's report
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return logits
+
+    return change
+
+
+@pytest.mark.parametrize(("kind", "code"), [("exit", "7"), ("fault", "-11")])
+@pytest.mark.parametrize("is_refused", [False, True], ids=["", "where the reference refuses"])
+def test_a_candidate_that_ends_its_process_is_named_and_the_others_are_tried(
+    tmp_path: Path, kind: str, code: str, is_refused: bool
+) -> None:
+    deadly = Candidate("deadly", "fp32", max_difference=0.001)
+    networks = {
+        REFERENCE: computing(at(3, 3, refused) if is_refused else None),
+        deadly: computing(at(3, 3, kills(kind))),
+        GOOD: computing(),
+    }
+    taken = choose(list(networks), Settings(), tmp_path, networks.__getitem__, samples)
+    reference, dead, good = taken.trials
+    assert (taken.runtime, taken.largest_size, good.chosen) == ("good", 128, True)
+    assert not reference.chosen
+    assert dead.reason == (
+        f"it cannot be used: its process ended with code {code}; a negative one is a signal"
+    )
+
+
+def test_a_candidate_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "MAX_PROCESS_S", 4)
+    endless = Candidate("endless", "fp32", max_difference=0.001)
+
+    def hang(_: Array, logits: Array) -> Array:
+        signal.pause()
+        return logits
+
+    networks = {REFERENCE: computing(), endless: computing(at(1, 1, hang)), GOOD: computing()}
+    taken = choose(list(networks), Settings(), tmp_path, networks.__getitem__, samples)
+    assert taken.runtime == "good"
+    assert taken.trials[1].reason == "it cannot be used: it takes too long"
+
+
+def fails_silently(_: Array, __: Array) -> Array:
+    """Fails without a message."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize("change", [refused, fails_silently, kills("fault")])
+def test_a_reference_that_fails_is_left_to_load(tmp_path: Path, change: Change) -> None:
+    networks = {REFERENCE: computing(change), GOOD: computing()}
+    taken = choose(list(networks), Settings(), tmp_path, networks.__getitem__, samples)
+    assert (taken.runtime, taken.largest_size) == ("a", None)
+    assert [trial.chosen for trial in taken.trials] == [True, False]
+    for trial in taken.trials:
+        assert trial.reason.startswith("not tried: fp32 in a cannot be measured: ")
+        assert trial.reason in taken.reason

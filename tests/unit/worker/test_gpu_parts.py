@@ -1,0 +1,277 @@
+"""What is there for GPUs and needs none: batch_sizes, errors, figures, the number of processes."""
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from smallplates.engine import gpu_monitor
+from smallplates.engine.memory import Memory, SlotLayout, State
+from smallplates.errors import ConfigurationError
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
+from smallplates.tasks.image_classification import image_signatures
+from smallplates.web.metrics import Metrics
+from smallplates.worker import batch_sizes, cuda_driver, warmup
+from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError, translate_errors
+from smallplates.worker.executor import BatchExecutor, gather
+from smallplates.worker.queue import WorkQueue
+
+LAYOUT = SlotLayout(slots=4, frontends=1, workers=2, max_batch=8, signatures=image_signatures((2, 2), 3))
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    """A mapping of its own."""
+    mapping = Memory.create(LAYOUT)
+    yield mapping
+    mapping.close()
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
+def test_a_batch_is_padded_to_the_next_bucket(count: int, size: int) -> None:
+    assert batch_sizes.padded(count, [1, 2, 4, 6]) == size
+    assert batch_sizes.padded(count, []) == count
+
+
+@pytest.mark.parametrize(("cap", "half"), [(64, 32), (6, 2), (4, 2), (2, 1), (1, 1)])
+def test_half_of_a_cap_is_a_bucket(cap: int, half: int) -> None:
+    assert batch_sizes.halved(cap, [1, 2, 6, 32, 64]) == half
+    assert batch_sizes.halved(cap, []) == max(1, cap // 2)
+
+
+def test_a_padded_batch_begins_with_its_inputs() -> None:
+    slots = np.arange(5, dtype=np.uint8)[:, np.newaxis]
+    room = np.full((8, 1), 9, np.uint8)
+    assert gather(slots, [3, 1, 4], room, 4).ravel().tolist() == [3, 1, 4, 9]
+    assert gather(slots, [2], room, 2).ravel().tolist() == [2, 1]
+    alone = gather(slots, [2], room, 1)
+    assert alone.tolist() == [[2]]
+    assert np.shares_memory(alone, slots)
+
+
+class Small:
+    """A device with room for batches of `fits`."""
+
+    def __init__(self, fits: int) -> None:
+        self.fits = fits
+
+    def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+        """Zeros [N, 3]."""
+        if len(inputs[0]) > self.fits:
+            raise OutOfDeviceMemoryError("full")
+        return [np.zeros((len(inputs[0]), 3), np.float32)]
+
+
+def test_sizes_that_do_not_fit_are_left_out_at_warm_up() -> None:
+    profile = warmup.measure(Small(4), LAYOUT.signatures[0], [8, 4, 2, 1])  # type: ignore[arg-type]
+    assert list(profile) == [1, 2, 4]
+    assert warmup.choose_cap(Settings(max_batch_size=8), profile) == 4
+    with pytest.raises(ConfigurationError, match="too small for one input: full"):
+        warmup.measure(Small(0), LAYOUT.signatures[0], [2, 1])  # type: ignore[arg-type]
+
+
+class Forgetful:
+    """A device that is full for batches of two; `held` is what the last attempt had in its hands."""
+
+    def __init__(self) -> None:
+        self.held: weakref.ref[NDArray[np.float32]] | None = None
+
+    def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+        """Zeros [1, 3]; by then the attempt with two has let go of everything."""
+        if len(inputs[0]) == 1:
+            assert self.held is not None
+            assert self.held() is None
+            return [np.zeros((1, 3), np.float32)]
+        activations = np.zeros(1, np.float32)
+        self.held = weakref.ref(activations)
+        with translate_errors():
+            raise RuntimeError("CUDA out of memory")
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -> None:
+    work, control, done = os.pipe(), os.pipe(), os.pipe()
+    queue = WorkQueue(memory, 0, (work[0], work[0]), control[0], Settings())
+    executor = BatchExecutor(memory, 0, queue, (done[1],))
+    executor.backend = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
+    executor.buckets = [1, 2]
+    executor.device = ThreadPoolExecutor(1)
+    executor.open(2)
+    gc.disable()  # what a cycle held would be free by chance only
+    try:
+        executor.finish(executor.begin([0, 1]))
+    finally:
+        gc.enable()
+        executor.close()
+    assert [memory.state[slot] for slot in (0, 1)] == [State.DONE, State.DONE]
+    assert memory.cap[0] == 1
+    for fd in (*work, *control, *done):
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 MiB.", OutOfDeviceMemoryError),
+        ("Failed to allocate memory for requested buffer of size 765249024", OutOfDeviceMemoryError),
+        ("Available memory of 16 is smaller than requested bytes of 32", OutOfDeviceMemoryError),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", OutOfDeviceMemoryError),
+        ("CUDA error: an illegal memory access was encountered", DeviceLostError),
+        ("CUDA failure 700: an illegal memory access ; GPU=0", DeviceLostError),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", DeviceLostError),
+        ("shape mismatch", RuntimeError),
+    ],
+)
+def test_what_libraries_say_is_translated(text: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught, translate_errors():
+        raise RuntimeError(f"{text}\nand more")
+    assert str(caught.value).startswith(text)
+    with pytest.raises(kind), translate_errors(), translate_errors():
+        raise RuntimeError(text)
+
+
+class Nvml:
+    """A stand-in for `pynvml`, with one GPU; after `looks` looks it is lost."""
+
+    class NVMLError(Exception):
+        """As in the original."""
+
+    def __init__(self, looks: int = 1 << 30, driver: bool = True) -> None:
+        self.looks, self.driver = looks, driver
+        self.ended = False
+        self.lost = threading.Event()
+
+    def nvmlInit(self) -> None:  # noqa: N802 NVML's
+        """Fails without a driver."""
+        if not self.driver:
+            raise Nvml.NVMLError("Driver Not Loaded")
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """The end."""
+        self.ended = True
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        """One GPU is known."""
+        if uuid != UUID:
+            raise Nvml.NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetUtilizationRates(self, _: str) -> SimpleNamespace:  # noqa: N802
+        """Three quarters, until it is lost."""
+        self.looks -= 1
+        if self.looks < 0:
+            self.lost.set()
+            raise Nvml.NVMLError("GPU is lost")
+        return SimpleNamespace(gpu=75, memory=10)
+
+    def nvmlDeviceGetMemoryInfo(self, _: str) -> SimpleNamespace:  # noqa: N802
+        """Of 16 GB."""
+        return SimpleNamespace(used=5 << 30, total=16 << 30)
+
+
+def wait_for(memory: Memory, known: int) -> None:
+    """Until the poller has written that."""
+    while memory.gpu_known[0] != known:
+        time.sleep(0.001)
+
+
+def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    metrics = Metrics()
+    metrics.engines.follow("one", memory, frontends=1)
+    assert b"serving_gpu" not in metrics.text()
+    monitor = gpu_monitor.GpuMonitor(memory)
+    monitor.watch(0, 3, UUID)
+    monitor.watch(1, 3, UUID)  # a second worker on the same one
+    wait_for(memory, 1)
+    assert gpu_monitor.figures(memory) == [gpu_monitor.GpuFigures(3, 75, 5 << 30, 16 << 30)]
+    rows = [line.split() for line in metrics.text().decode().splitlines()]
+    values = {row[0]: float(row[1]) for row in rows if "{gpu=" in row[0]}
+    assert values == {
+        'serving_gpu_busy_ratio{gpu="3"}': 0.75,
+        'serving_gpu_memory_used_bytes{gpu="3"}': 5 << 30,
+        'serving_gpu_memory_bytes{gpu="3"}': 16 << 30,
+    }
+    monitor.close()
+    assert nvml.ended
+
+
+def test_a_lost_gpu_has_no_figures(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml(looks=1)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(gpu_monitor, "PERIOD_S", 0.01)
+    monitor = gpu_monitor.GpuMonitor(memory)
+    monitor.watch(0, 0, UUID)
+    assert nvml.lost.wait(60)
+    wait_for(memory, 0)
+    assert memory.gpu_memory_total[0] == 16 << 30  # it had some before
+    assert gpu_monitor.figures(memory) == []
+    monitor.close()
+
+
+@pytest.mark.parametrize("nvml", [None, Nvml(driver=False)])
+def test_without_nvml_there_are_no_figures(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, nvml: Nvml | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monitor = gpu_monitor.GpuMonitor(memory)
+    monitor.watch(0, 0, UUID)
+    monitor.close()
+    assert gpu_monitor.figures(memory) == []
+
+
+class Driver:
+    """A stand-in for NVIDIA's driver with one GPU of 1 GiB."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+
+    def cuInit(self, _: int) -> int:  # noqa: N802 the driver's
+        """As commanded."""
+        return self.code
+
+    def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+        """One."""
+        count._obj.value = 1  # type: ignore[attr-defined]  # ctypes.byref
+        return 0
+
+    def cuDeviceGet(self, handle: object, index: int) -> int:  # noqa: N802
+        """Its index."""
+        handle._obj.value = index  # type: ignore[attr-defined]
+        return 0
+
+    def cuDeviceTotalMem_v2(self, total: object, _: object) -> int:  # noqa: N802
+        """In bytes."""
+        total._obj.value = 1 << 30  # type: ignore[attr-defined]
+        return 0
+
+    def cuDeviceGetUuid(self, uuid: object, _: object) -> int:  # noqa: N802
+        """Sixteen bytes."""
+        uuid._obj[15] = 1  # type: ignore[attr-defined]
+        return 0
+
+
+def test_the_driver_tells_memory_and_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    assert cuda_driver.total_memory(0) == 1 << 30
+    assert cuda_driver.device_uuid(0) == UUID
+    with pytest.raises(ConfigurationError, match="there is no GPU 1: the NVIDIA driver finds 1"):
+        cuda_driver.device_uuid(1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver(code=100))
+    with pytest.raises(ConfigurationError, match="does not start: CUDA error 100"):
+        cuda_driver.total_memory(0)

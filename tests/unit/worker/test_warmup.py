@@ -1,0 +1,115 @@
+"""`smallplates.worker.warmup`: what is measured, which batch size is chosen, which models are
+refused.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from smallplates.errors import ConfigurationError
+from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.settings import Settings
+from smallplates.worker import warmup
+from tests.unit.engine.conftest import IMAGES
+
+
+@pytest.mark.parametrize(
+    ("profile", "cap"),
+    [
+        ({1: 5.0, 2: 10.0, 4: 20.0}, 1),
+        ({1: 5.0, 2: 9.6, 4: 19.2}, 1),  # 4 % more throughput is not worth it
+        ({1: 5.0, 2: 9.0, 4: 18.0}, 2),
+        ({1: 4.4, 2: 7.5, 4: 13.6, 8: 25.0}, 8),
+        ({1: 2.0, 8: 2.5, 64: 4.0}, 64),
+    ],
+)
+def test_the_cap_is_the_smallest_size_that_is_nearly_best(profile: dict[int, float], cap: int) -> None:
+    assert warmup.choose_cap(Settings(), profile) == cap
+    assert warmup.choose_cap(Settings(max_batch_size=3), profile) == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([4.4, 3.8, 3.4, 3.1], True),
+        ([4.4, 4.5, 5.1, 5.5], True),
+        ([4.4, 3.8, 3.9, 3.8], True),  # within what a repetition differs by
+        ([4.9, 5.95, 5.2, 4.86], False),
+        ([4.4, 3.1, 3.8, 3.3], False),
+        ([4.4], True),
+    ],
+)
+def test_a_disturbed_profile_is_known_by_its_shape(seconds: list[float], expected: bool) -> None:
+    assert warmup.is_undisturbed(seconds) is expected
+
+
+def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap() -> None:
+    class Disturbed:
+        calls = 0
+
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            (batch,) = inputs
+            self.calls += len(batch) == 2
+            time.sleep(0.08 if len(batch) == 2 and self.calls <= warmup.MIN_ROUNDS else 0.002)
+            return [np.zeros((len(batch), 11), np.float32)]
+
+    profile = warmup.measure(Disturbed(), IMAGES, [1, 2, 4])  # type: ignore[arg-type]
+    assert profile[2] < 80
+    assert warmup.choose_cap(Settings(), profile) == 4
+
+
+def test_measuring_needs_outputs_of_the_right_shape() -> None:
+    class Wrong:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            return [np.zeros((len(inputs[0]), 3), np.float32)]
+
+    with pytest.raises(
+        ConfigurationError, match=r"\[1, 3\], not .* \[1, 11\]: model\.json has 11 labels"
+    ):
+        warmup.measure(Wrong(), IMAGES, [1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("most", "words"), [(1, "SERVING_MAX_BATCH_SIZE=1"), (0, "cannot compute an input"), (4, "finite")]
+)
+def test_warm_up_says_what_a_model_cannot(most: int, words: str) -> None:
+    class Limited:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            (batch,) = inputs
+            if len(batch) > most:
+                raise RuntimeError("a reason\nof many\nlines")
+            return [np.full((len(batch), 11), 1.0 if most == 1 else np.nan, np.float32)]
+
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        warmup.measure(Limited(), IMAGES, [1, 2])  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_slow_batches_are_measured_seldom_and_the_slowest_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    ran: list[int] = []
+
+    class Slow:
+        """0.2 s an item, and half a second more the first time, on a clock that only it moves."""
+
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            nonlocal now
+            now += 0.2 * len(inputs[0]) + 0.5 * (not ran)
+            ran.append(len(inputs[0]))
+            return [np.zeros((len(inputs[0]), 2), np.float32)]
+
+    monkeypatch.setattr("smallplates.worker.warmup.time.perf_counter", lambda: now)
+    text = Signature(
+        "text",
+        (TensorSpec("ids", "int64", ("tokens",)),),
+        (TensorSpec("logits", "float32", (2,)),),
+        limits={"tokens": 512},
+        pads=True,
+    )
+    profile = warmup.measure(Slow(), text, [1, 2, 4, 8, 16], 64)  # type: ignore[arg-type]
+    assert profile == {1: 200.0, 2: 400.0}
+    assert ran == [1, 1, 2, 4, 1, 2]

@@ -1,0 +1,315 @@
+"""Writes the generated parts of README.md and docs/: `python -m tools.tables`, or `make docs-tables`.
+
+A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings, errors,
+model.json and the path of a request come from the code, figures from `benchmarks/results/`. A part that
+is out of date fails a test.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+from pydantic_settings import BaseSettings
+
+from benchmarks import chapters
+from benchmarks.markdown import markdown
+from benchmarks.simulation.sizing import sizing
+from flask_app.settings import Settings as PageSettings
+from smallplates.cli.commands import COMMANDS
+from smallplates.errors import RequestError, RetryableError, ServingError
+from smallplates.models.description import (
+    ImagePipeline,
+    Int8Verdict,
+    ModelDescription,
+    TextPipeline,
+    Thresholds,
+)
+from smallplates.models.task_kinds import KINDS, PYTHON
+from smallplates.settings import ROOT, Settings
+from smallplates.supervision.planner import task_class
+
+Devices = dict[str, tuple[str, ...]]
+"""Device -> precisions."""
+
+BASES = (ServingError, RequestError, RetryableError)
+"""Classes that group errors; the service answers with their subclasses."""
+
+SECTIONS = {
+    ImagePipeline.__name__: "image",
+    TextPipeline.__name__: "text",
+    Thresholds.__name__: "thresholds",
+    Int8Verdict.__name__: "int8",
+}
+"""Object in model.json -> its section in docs/model-json.md."""
+
+IMAGES: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp16", "fp32")}
+GRAPHS: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp32",)}
+TORCH_TEXTS: Devices = {"cpu": ("fp32",), "cuda": ("fp16", "fp32")}
+SUPPORTED: dict[tuple[str, str], Devices] = {
+    ("image-classification", "fastapi_onnx"): IMAGES,
+    ("image-classification", "fastapi_pt"): IMAGES,
+    ("text-classification", "fastapi_onnx"): GRAPHS,
+    ("text-classification", "fastapi_pt"): TORCH_TEXTS,
+    ("question-answering", "fastapi_onnx"): GRAPHS,
+    ("question-answering", "fastapi_pt"): TORCH_TEXTS,
+    ("tensor", "fastapi_onnx"): GRAPHS,
+    ("tensor", "fastapi_pt"): {"cpu": (), "cuda": ()},
+}
+"""Task and backend -> precisions on each device. A Python task computes as its class does."""
+
+PRECISIONS = {
+    "fp32": "Always. An ONNX graph is computed in the number types of its file.",
+    "fp16": "On a GPU: images with both backends, texts with PyTorch. "
+    "`auto` uses it if it agrees with fp32.",
+    "bf16": "On CPUs that have instructions for it, with OpenVINO or PyTorch. "
+    "`auto` uses it if it agrees with fp32 and is faster.",
+    "int8": "On CPUs. For images and text classification, from a file that `servery export` or "
+    "`servery quantise` writes; `auto` uses the file if it is fit, agrees with fp32 and is faster. For "
+    "`question-answering` and `tensor`, from a `model_quantized.onnx` of your own, with "
+    "`SERVING_PRECISION=int8`.",
+}
+
+PROTOCOLS = {
+    "native": ("[native HTTP](api.md)", ("requests",)),
+    "v2": ("[v2 over HTTP](protocols.md#open-inference-protocol-v2)", ("requests", "tensors")),
+    "grpc": ("[v2 over gRPC](protocols.md#grpc)", ("requests", "tensors")),
+    "tfserving": ("[TensorFlow Serving](protocols.md#tensorflow-serving)", ("requests", "tensors")),
+    "torchserve": ("[TorchServe](protocols.md#torchserve)", ("requests",)),
+    "tcp": ("[TCP](protocols.md#tcp)", ("requests",)),
+}
+"""Protocol -> its name, and how clients may call a model in it."""
+
+
+def settings_table(settings: type[BaseSettings]) -> str:
+    """One row a field: the environment variable, its default, its meaning."""
+    prefix = settings.model_config["env_prefix"]
+    rows = []
+    for name, field in settings.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        meaning = " ".join((field.description or "").split())
+        rows.append([f"`{prefix}{name.upper()}`", shown(default), meaning])
+    return table(["variable", "default", "meaning"], rows)
+
+
+def shown(default: object) -> str:
+    """A field's default as the table has it; no key and no path of this machine."""
+    if isinstance(default, SecretStr):
+        return "random"
+    if default is None or default == []:
+        return ""
+    if isinstance(default, list):
+        return f"`{','.join(default)}`"
+    return f"`{str(default).removeprefix(f'{ROOT}/')}`"
+
+
+def command_line() -> str:
+    """A section for each command of `servery`, with its options; those that `--help` shows."""
+    parts = []
+    for name, command in COMMANDS.items():
+        loaded = command.load()
+        group = getattr(loaded, "commands", {"": loaded})
+        parts += [options_table(f"servery {name} {part}".rstrip(), group[part]) for part in group]
+    return "\n\n".join(parts)
+
+
+def options_table(title: str, command: Any) -> str:  # Any: a click command in Typer's form
+    """The section of one command."""
+    rows = []
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False) or parameter.name == "help":
+            continue
+        is_option = parameter.param_type_name == "option"
+        name = parameter.opts[0] if is_option else parameter.metavar or parameter.name.upper()
+        value = parameter.default
+        has_default = isinstance(value, int | float | str) and not isinstance(value, bool)
+        rows.append([f"`{name}`", f"`{value}`" if has_default else "", parameter.help or ""])
+    text = (command.help or "").partition("\n\n")[0]
+    return f"## {title}\n{text}\n\n{table(['option', 'default', 'meaning'], rows)}"
+
+
+def errors_table() -> str:
+    """One row for each error that the service answers with, by status."""
+    kinds = sorted(error_classes(), key=lambda kind: kind.status)
+    rows = [[str(kind.status), f"`{kind.code}`", headers(kind), meaning(kind)] for kind in kinds]
+    return table(["status", "code", "headers", "when"], rows)
+
+
+def error_classes(base: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
+    """Yields the classes of `smallplates/errors.py` below `base`, without those that group others."""
+    for kind in base.__subclasses__():
+        if kind not in BASES and kind.__module__ == base.__module__:
+            yield kind
+        yield from error_classes(kind)
+
+
+def headers(kind: type[ServingError]) -> str:
+    """The response headers that come with an error."""
+    return ", ".join(f"`{name}: {value}`" for name, value in kind("").headers.items())
+
+
+def meaning(kind: type[ServingError]) -> str:
+    """The first sentence of a class's docstring."""
+    return " ".join((kind.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
+def fields_table(model: type[BaseModel]) -> str:
+    """One row for each field of an object in model.json: its JSON type, default and meaning."""
+    rows = []
+    for name, schema in model.model_json_schema()["properties"].items():
+        field = model.model_fields[name]
+        has_default = not field.is_required() and field.default not in (None, "", [], {})
+        default = f"`{json.dumps(field.default)}`" if has_default else ""
+        meaning = " ".join(schema.get("description", "").split())
+        kind = json_type(schema)
+        if field.is_required():
+            default = "required"
+            kind += " or null" * ({"type": "null"} in schema.get("anyOf", []))
+        rows.append([f"`{name}`", kind, default, meaning])
+    return table(["field", "type", "default", "meaning"], rows)
+
+
+def json_type(schema: dict[str, Any]) -> str:  # Any: a JSON schema
+    """The JSON type of a field in words, with limits of its numbers; null, a default, is left out."""
+    if "$ref" in schema:
+        return f"[object](#{SECTIONS[schema['$ref'].rpartition('/')[2]]})"
+    if "anyOf" in schema:
+        parts = [json_type(part) for part in schema["anyOf"] if part != {"type": "null"}]
+        return " or ".join(part for part in parts if part != "integer" or "number" not in parts)
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return " or ".join(f'`"{value}"`' for value in values)
+    kind: str = schema["type"]
+    if kind == "array":
+        item = json_type(schema.get("items") or schema["prefixItems"][0])
+        return f"array of {schema['maxItems']}: {item}" if "prefixItems" in schema else f"array: {item}"
+    if kind == "object":
+        return f"object: {json_type(schema['additionalProperties'])}"
+    least = "above 0" if "exclusiveMinimum" in schema else f"from {schema.get('minimum')}"
+    if kind == "integer" and "exclusiveMinimum" in schema:
+        least = "from 1"
+    if "maximum" in schema:
+        return f"{kind} {least} to {schema['maximum']}"
+    return f"{kind} {least}" if {"minimum", "exclusiveMinimum"} & set(schema) else kind
+
+
+def needs_table() -> str:
+    """One row a task: the fields that it needs beside name and version."""
+    names = [[f"`{name}`" for name in kind.needs] for kind in (*KINDS, PYTHON)]
+    rows = [
+        [f"[`{kind.name}`](#{anchor(kind.name)})", " and ".join(needed)]
+        for kind, needed in zip((*KINDS, PYTHON), names, strict=True)
+    ]
+    return table(["`task`", "needs"], rows)
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading that GitHub and the site agree on."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def supported_table() -> str:
+    """One row for each task and backend: the precisions on each device."""
+    rows = []
+    for (task, backend), devices in SUPPORTED.items():
+        cells = [", ".join(precisions) or "not supported" for precisions in devices.values()]
+        rows.append([f"`{task}`", f"`{backend}`", *cells])
+    rows.append([f"`{PYTHON.name}`", "both", "your code decides", "your code decides"])
+    return table(["task", "backend", "CPU", "GPU (CUDA)"], rows)
+
+
+def precisions_table() -> str:
+    """One row for each value of SERVING_PRECISION but `auto`."""
+    return table(["precision", "available"], [[f"`{k}`", text] for k, text in PRECISIONS.items()])
+
+
+def protocols_table() -> str:
+    """One row for each protocol: how clients may call the models of each task."""
+    ways = {
+        kind.name: (
+            "requests" if (task := task_class(kind)).request_signature is not None else "",
+            "tensors" if task.tensor_signature is not None else "",
+        )
+        for kind in (*KINDS, PYTHON)
+    }
+    rows = [
+        [title, *(", ".join(way for way in ways[task] if way in known) or "no" for task in ways)]
+        for title, known in PROTOCOLS.values()
+    ]
+    return table(["protocol", *(f"`{task}`" for task in ways)], rows)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose columns are all aligned to the left."""
+    return markdown(head, rows).replace("---:", "---")
+
+
+def parts() -> dict[str, dict[str, str]]:
+    """File -> name of the part -> its text."""
+    return {
+        "README.md": {"headline": chapters.headline()},
+        "docs/api.md": {"errors": errors_table()},
+        "docs/command-line.md": {"commands": command_line()},
+        "docs/configuration.md": {
+            "service settings": settings_table(Settings),
+            "page settings": settings_table(PageSettings),
+        },
+        "docs/model-json.md": {
+            "needs": needs_table(),
+            "model": fields_table(ModelDescription),
+            "image": fields_table(ImagePipeline),
+            "text": fields_table(TextPipeline),
+            "int8": fields_table(Int8Verdict),
+            "thresholds": fields_table(Thresholds),
+        },
+        "docs/performance.md": {name: chapters.chapter(name) for name in chapters.RENDERERS},
+        "docs/ray.md": {"ray": chapters.ray()},
+        "docs/scale.md": {
+            "sizing": sizing(chapters.read(chapters.RESULTS, "scale")),
+            "simulation": chapters.simulation(),
+            "validation": chapters.validation(),
+        },
+        "docs/supported.md": {
+            "tasks": supported_table(),
+            "precisions": precisions_table(),
+            "protocols": protocols_table(),
+        },
+    }
+
+
+def request_path() -> str:
+    """One row for each module of the web process that a request runs through; starts a service."""
+    printed = subprocess.run(
+        [sys.executable, "-m", "tools.request_path"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    head = "| module | what it is for |\n|---|---|"
+    return f"{head}\n{printed.rstrip()}"
+
+
+def filled(document: str, texts: dict[str, str]) -> str:
+    """A document with these parts in it. Raises ValueError where a part has no place."""
+    for name, text in texts.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        place = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
+        document, count = place.subn(lambda _: f"{begin}\n{text}\n{end}", document)  # noqa: B023 called here
+        if count != 1:
+            raise ValueError(f"there must be one {begin} ... {end}, not {count}")
+    return document
+
+
+def main() -> None:
+    """Writes every part."""
+    traced = {"docs/how-it-works.md": {"request path": request_path()}}
+    for path, texts in (parts() | traced).items():
+        file = ROOT / path
+        file.write_text(filled(file.read_text(), texts))
+
+
+if __name__ == "__main__":
+    main()
