@@ -84,7 +84,7 @@ accuracy: .venv/dev-all.installed  ## of all of models/, in every precision; DAT
 	$(BIN)/python -m training.evaluate $(DATA)
 
 quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with the photos of DATA
-	$(BIN)/python -m smallplates quantise $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
+	$(BIN)/python -m smallplates quantize $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
 		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
 # large blocks of memory go back to the kernel otherwise, and come anew each time: a third slower
@@ -96,12 +96,12 @@ proto: .venv/dev.installed  ## the gRPC messages, from smallplates/web/api/v2/gr
 	cd smallplates/web/api/v2/grpc_generated && ../../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
 		python -m grpc_tools.protoc -I. --python_out=. open_inference.proto
 
-wheel: .venv/dev.installed  ## runs/wheel/servery-VERSION-py3-none-any.whl: the same bytes from the same files
+wheel: .venv/dev.installed  ## runs/wheel/smallplates-VERSION-py3-none-any.whl: the same bytes from the same files
 	rm -rf runs/wheel
 	$(BIN)/uv build --quiet --wheel --out-dir runs/wheel
 
 test-wheel: wheel  ## installs the wheel without an index, away from the checkout, and serves with it
-	mkdir -p runs/wheelhouse && rm -f runs/wheelhouse/servery-*
+	mkdir -p runs/wheelhouse && rm -f runs/wheelhouse/smallplates-*
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary :all: --dest runs/wheelhouse \
 		--constraint requirements-dev.txt runs/wheel/*.whl
 	SERVING_TEST_WHEELHOUSE=runs/wheelhouse $(BIN)/python -m pytest tests/e2e/test_wheel.py

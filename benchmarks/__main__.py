@@ -1,4 +1,4 @@
-"""`python -m benchmarks COMMAND`; `servery load` measures any running server."""
+"""`python -m benchmarks COMMAND`; `smallplates load` measures any running server."""
 
 import sys
 

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 SUITE=trixie
 MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
-BARE=servery/debian-base
+BARE=smallplates/debian-base
 NEWER="sed -i s/$SUITE/testing/ /etc/apt/sources.list && apt-get update -qq -o Acquire::Check-Valid-Until=false"
 PIP=pip==25.2
 declare -A IMAGES=(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi_onnx.sessions import Graph
+from smallplates import extras
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.system.cpus import bf16_objection
@@ -129,5 +130,5 @@ def index_limits(model: Any) -> dict[str, int]:
 def openvino_objection(precision: str = "") -> str:
     """Returns why OpenVINO cannot compute here, or not in this precision; empty if it can."""
     if find_spec("openvino") is None:
-        return "OpenVINO is not installed: pip install 'servery[openvino]'"
+        return f"OpenVINO is not installed: {extras.install('openvino')}"
     return bf16_objection() if precision == "bf16" else ""

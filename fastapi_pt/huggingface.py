@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smallplates import extras
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
@@ -193,7 +194,7 @@ def library() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             "with this backend, an export from Hugging Face needs the extra transformers: "
-            "pip install 'servery[transformers]'"
+            f"{extras.install('transformers')}"
         ) from error
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

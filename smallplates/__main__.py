@@ -1,4 +1,4 @@
-"""`servery COMMAND`, or `python -m smallplates COMMAND`."""
+"""`smallplates COMMAND`, or `python -m smallplates COMMAND`."""
 
 import signal
 import sys
@@ -19,9 +19,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        app(prog_name="servery")
+        app(prog_name="smallplates")
     except OSError as error:  # of the help, if standard output takes nothing; commands report their own
-        sys.exit(f"servery: {error.strerror}")
+        sys.exit(f"smallplates: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What to install where a package is missing."""
 
-from pathlib import Path
-
 EXTRAS = {
     "pt": ("torch", "torchvision", "safetensors", "onnxscript"),
     "transformers": ("transformers",),
@@ -12,12 +10,14 @@ EXTRAS = {
 }
 """Packages, by their import names, that only an extra brings."""
 
-PROJECT = "." if Path(__file__).parents[1].joinpath("pyproject.toml").exists() else "servery"
-"""For pip: the checkout, or what is installed already. The project is not on PyPI."""
+
+def install(extra: str) -> str:
+    """Returns what adds an extra. Not a name for pip: the project is not on PyPI."""
+    return f"pip install '.[{extra}]' in a clone of the repository"
 
 
 def missing_extra(module: str) -> str | None:
     """Returns a sentence about the extra that brings a module; None where no extra does."""
     package = module.partition(".")[0]
     extra = next((extra for extra, names in EXTRAS.items() if package in names), None)
-    return f"this needs the extra {extra}: pip install '{PROJECT}[{extra}]'" if extra else None
+    return f"this needs the extra {extra}: {install(extra)}" if extra else None

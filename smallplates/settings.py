@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
+from smallplates import extras
 from smallplates.errors import ConfigurationError, in_words
 
 PACKAGE = Path(__file__).resolve().parent
@@ -220,7 +221,7 @@ class Settings(BaseSettings):
 
     log_format: Literal["json", "console"] = "json"
     """`json`: one object per line, for machines. `console`: easier for people to read. If it is not set,
-    `servery serve` uses `console`."""
+    `smallplates serve` uses `console`."""
 
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")] | None = None
     """Base URL of an OpenTelemetry collector (OTLP over HTTP) that receives traces, such as
@@ -280,8 +281,7 @@ class Settings(BaseSettings):
     def check_extra(cls, value: str | None) -> str | None:
         """Checks that the packages are there: FastAPI itself brings OpenTelemetry's API only."""
         if value and not (find_spec("opentelemetry") and find_spec("opentelemetry.exporter")):
-            how = "pip install '.[otel]' in a checkout, otherwise 'servery[otel]'"
-            raise ValueError(f"traces need the extra otel: {how}")
+            raise ValueError(f"traces need the extra otel: {extras.install('otel')}")
         return value
 
     @field_validator("api_key", "admin_key")

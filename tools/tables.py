@@ -67,9 +67,9 @@ PRECISIONS = {
     "`auto` uses it if it agrees with fp32.",
     "bf16": "On CPUs that have instructions for it, with OpenVINO or PyTorch. "
     "`auto` uses it if it agrees with fp32 and is faster.",
-    "int8": "On CPUs. For images and text classification, from a file that `servery export` or "
-    "`servery quantise` writes; `auto` uses the file if it is fit, agrees with fp32 and is faster. For "
-    "`question-answering` and `tensor`, from a `model_quantized.onnx` of your own, with "
+    "int8": "On CPUs. For images and text classification, from a file that `smallplates export` or "
+    "`smallplates quantize` writes; `auto` uses the file if it is fit, agrees with fp32 and is faster. "
+    "For `question-answering` and `tensor`, from a `model_quantized.onnx` of your own, with "
     "`SERVING_PRECISION=int8`.",
 }
 
@@ -107,12 +107,12 @@ def shown(default: object) -> str:
 
 
 def command_line() -> str:
-    """A section for each command of `servery`, with its options; those that `--help` shows."""
+    """A section for each command of `smallplates`, with its options; those that `--help` shows."""
     parts = []
     for name, command in COMMANDS.items():
         loaded = command.load()
         group = getattr(loaded, "commands", {"": loaded})
-        parts += [options_table(f"servery {name} {part}".rstrip(), group[part]) for part in group]
+        parts += [options_table(f"smallplates {name} {part}".rstrip(), group[part]) for part in group]
     return "\n\n".join(parts)
 
 

@@ -1,1 +1,1 @@
-"""The command `servery`: serves models with a web page; exports, checks and measures them."""
+"""The command `smallplates`: serves models with a web page; exports, checks and measures them."""

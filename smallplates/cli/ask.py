@@ -1,7 +1,7 @@
 """Command line: asks a running service about photos, texts or a paragraph, and prints its answers.
 
-`servery ask photo.jpg ...`, `--text "..."`, `--question "..." --context-file FILE`, or `--json '{...}'`
-for the request of any model; with `--url tcp://HOST:PORT` over the service's TCP port.
+`smallplates ask photo.jpg ...`, `--text "..."`, `--question "..." --context-file FILE`, or `--json
+'{...}'` for the request of any model; with `--url tcp://HOST:PORT` over the service's TCP port.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`servery check`: a Python task, without a service.
+"""`smallplates check`: a Python task, without a service.
 
 The class runs in a process of its own, because it may start threads and processes that never end, hang,
 crash, or end its process.

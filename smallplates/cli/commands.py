@@ -18,7 +18,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 
 @dataclass(frozen=True)
 class Command:
-    """One command, as `servery --help` has it."""
+    """One command, as `smallplates --help` has it."""
 
     help: str
 
@@ -33,7 +33,7 @@ class Command:
     def run(self, name: str, arguments: Sequence[str]) -> None:
         """Runs it with these arguments; ends with its exit code."""
         try:
-            self.load()(args=list(arguments), prog_name=f"servery {name}")
+            self.load()(args=list(arguments), prog_name=f"smallplates {name}")
         except ConfigurationError as error:
             reason = str(error)
         except OSError as error:
@@ -42,7 +42,7 @@ class Command:
             if (words := missing_extra(error.name or "")) is None:
                 raise
             reason = words
-        typer.echo(f"servery {name}: {reason}", err=True)
+        typer.echo(f"smallplates {name}: {reason}", err=True)
         raise typer.Exit(1)
 
 
@@ -58,7 +58,7 @@ COMMANDS = {
     "load": Command(
         "Measures latency and throughput of a running server.", "smallplates.cli.load.command:app"
     ),
-    "quantise": Command("Adds int8 files to a model folder.", "smallplates.cli.export:quantise_app"),
+    "quantize": Command("Adds int8 files to a model folder.", "smallplates.cli.export:quantise_app"),
 }
 
 app = typer.Typer(
@@ -74,10 +74,10 @@ def group() -> None:
     """Has the commands below it, even if there is only one."""
 
 
-def add(name: str, command: Command) -> None:
+def add(name: str, command: Command, hidden: bool = False) -> None:
     """Adds a command that hands its arguments on, `--help` among them."""
 
-    @app.command(name, help=command.help, context_settings=PASSED_ON)
+    @app.command(name, help=command.help, hidden=hidden, context_settings=PASSED_ON)
     def run(context: typer.Context) -> None:
         if (folder := os.getcwd()) not in sys.path:  # noqa: PTH109 sys.path has text
             sys.path.append(folder)  # Python tasks lie there; last, it shadows nothing
@@ -86,3 +86,4 @@ def add(name: str, command: Command) -> None:
 
 for _name, _command in COMMANDS.items():
     add(_name, _command)
+add("quantise", COMMANDS["quantize"], hidden=True)

@@ -1,9 +1,9 @@
 """Export: turns weights into a model folder that the service can load.
 
-`servery export torchvision --weights FILE ...` takes a state dict (safetensors, or a `.pt` file that
-holds only tensors), `servery export onnx --file FILE ...` an ONNX file. Both write `OUT/model.json` and
-`OUT/VERSION/...`. With `--int8 --calibrate PHOTOS` they add files in int8; `servery quantise FOLDER`
-does that for an existing folder.
+`smallplates export torchvision --weights FILE ...` takes a state dict (safetensors, or a `.pt` file that
+holds only tensors), `smallplates export onnx --file FILE ...` an ONNX file. Both write `OUT/model.json`
+and `OUT/VERSION/...`. With `--int8 --calibrate PHOTOS` they add files in int8; `smallplates quantize
+FOLDER` does that for an existing folder.
 """
 
 import json
@@ -46,11 +46,11 @@ class OneSentence:
 
 
 class Export(OneSentence, TyperGroup):
-    """`servery export`."""
+    """`smallplates export`."""
 
 
 class Quantise(OneSentence, TyperCommand):
-    """`servery quantise`."""
+    """`smallplates quantize`."""
 
 
 PLAIN: dict[str, Any] = {  # no frames, no colours, no tracebacks with values in them

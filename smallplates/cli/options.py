@@ -1,4 +1,4 @@
-"""Options of `servery serve` that are made from the declarations of the settings."""
+"""Options of `smallplates serve` that are made from the declarations of the settings."""
 
 import inspect
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`servery serve`: reads options and models, then runs the API and the page beside each other."""
+"""`smallplates serve`: reads options and models, then runs the API and the page beside each other."""
 
 import inspect
 import os

@@ -125,7 +125,7 @@ class Thresholds(BaseModel):
 class Int8Verdict(BaseModel):
     """Whether an int8 file agrees with fp32.
 
-    These are the fields that the service reads; `servery export` writes more
+    These are the fields that the service reads; `smallplates export` writes more
     (`smallplates.export.int8_verdict.Verdict`), which are kept.
     """
 

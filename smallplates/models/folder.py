@@ -138,7 +138,7 @@ class Model:
         if expected is None:
             raise ConfigurationError(
                 f"the model {self.description.name} has no {relative} for this backend: "
-                f"no model.json in {self.folder} names one (servery export writes both)"
+                f"no model.json in {self.folder} names one (smallplates export writes both)"
             )
         return self.checked(relative)
 

@@ -59,7 +59,7 @@ def healthy(identity: str) -> bool:
 
 def image(name: str) -> str:
     """The full name of one of our images, as these tests build it."""
-    return f"servery/{name}:{TAG}"
+    return f"smallplates/{name}:{TAG}"
 
 
 def build(name: str, revision: str = "tested") -> None:

@@ -31,7 +31,7 @@ if "jupyter" in CHOSEN:
 else:
     del READY["JUPYTER_PORT"]
 needs_jupyter = pytest.mark.skipif("jupyter" not in CHOSEN, reason="IMAGES leaves Jupyter out")
-DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "servery.json"
+DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "smallplates.json"
 CALL_THE_API = """
 from smallplates.client import Client
 with Client("http://fastapi_server:8000", api_key="key-of-the-test") as client:
@@ -177,7 +177,7 @@ def test_prometheus_finds_the_service_and_evaluates_the_alerts(
 ) -> None:
     prometheus = addresses["PROMETHEUS_PORT"]
     (target,) = ask(prometheus, "targets", state="active")["activeTargets"]
-    assert (target["health"], target["labels"]["job"]) == ("up", "servery")
+    assert (target["health"], target["labels"]["job"]) == ("up", "smallplates")
 
     def evaluated() -> bool:
         (group,) = ask(prometheus, "rules")["groups"]

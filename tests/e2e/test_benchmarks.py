@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from benchmarks import limit, overload, scale, stress
 from benchmarks.__main__ import app
 from benchmarks.h2load import Schedule
-from smallplates.cli.commands import app as servery
+from smallplates.cli.commands import app as program
 from smallplates.cli.load import command as load
 from smallplates.cli.load.loops import Arrivals
 from smallplates.cli.load.payloads import SAMPLE, Protocol
@@ -83,10 +83,10 @@ def test_load_prints_and_writes(
     words += ["--warm-up", "0", "--windows", "1", "--json", str(tmp_path / "load.json")]
     words += ["--csv", str(tmp_path / "load.csv"), "--plot", str(tmp_path / "load")]
     with servers.api("tests.fake", fake_settings) as url:
-        result = CliRunner().invoke(servery, ["load", url, *words])
+        result = CliRunner().invoke(program, ["load", url, *words])
     assert result.exit_code == 0, result.output
     content = json.loads((tmp_path / "load.json").read_text())
-    assert content["command"].startswith("servery ")
+    assert content["command"].startswith("smallplates ")
     assert content["model"]["name"] == "fake"
     assert [row["load"] for row in content["results"]] == ["1 connection", "3 connections"]
     assert all(set(row["statuses"]) == {"200"} for row in content["results"])

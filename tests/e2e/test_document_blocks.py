@@ -25,11 +25,11 @@ from tests.blocks import DATA, PAGES, PYTHON, SHELL, Block, blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
-SERVES = re.compile(r"(?:^|[\s/])(?:make run|servery serve|python -m smallplates.service)\b")
+SERVES = re.compile(r"(?:^|[\s/])(?:make run|smallplates serve|python -m smallplates.service)\b")
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 PROGRAMS = {
     "python": 'exec "{python}" "$@"',
-    "servery": 'exec "{python}" -m smallplates "$@"',
+    "smallplates": 'exec "{python}" -m smallplates "$@"',
     "make": 'exec /usr/bin/make --file "{makefile}" --old-file .venv/fastapi_onnx.installed "$@"',
 }
 """Nothing is installed by `make run`, as if the packages were there."""
@@ -62,7 +62,7 @@ class Page:
         if block.language in DATA:
             self._keep_model_json(block)
         elif not block.note:
-            if not SERVES.search(block.text) and re.search(r"127\.0\.0\.1|servery ask", block.text):
+            if not SERVES.search(block.text) and re.search(r"127\.0\.0\.1|smallplates ask", block.text):
                 self._serve_models(block.served)
             if block.language == PYTHON:
                 self._python(block)
@@ -243,8 +243,8 @@ def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
 def test_commands_and_what_they_print() -> None:
     text = '$ printf a |\n    cat\n{"a": 1}\n$ ls \\\n    -l\n'
     assert list(commands(text)) == [("printf a |\n    cat", '{"a": 1}\n'), ("ls \\\n    -l", "")]
-    text = "cd models\nls |\n  wc\nmake run  # or servery serve\ncurl a\ncurl b\n"
-    parts = ["cd models\nls |\n  wc", "make run  # or servery serve", "curl a\ncurl b"]
+    text = "cd models\nls |\n  wc\nmake run  # or smallplates serve\ncurl a\ncurl b\n"
+    parts = ["cd models\nls |\n  wc", "make run  # or smallplates serve", "curl a\ncurl b"]
     assert list(commands(text)) == [(part, "") for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""`servery serve`, which `make run` starts: API and page together, both ended together."""
+"""`smallplates serve`, which `make run` starts: API and page together, both ended together."""
 
 import json
 import os

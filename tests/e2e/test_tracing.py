@@ -182,7 +182,7 @@ def test_a_request_is_a_span_and_its_stages_are_its_children(traced: tuple[str, 
     told = dict(part.strip().split(";dur=") for part in answer.headers["Server-Timing"].split(","))
     took = [(span.end_time_unix_nano - span.start_time_unix_nano) / 1e6 for span in spans[1:]]
     assert took == pytest.approx([float(told[stage]) for stage in STAGES], abs=0.006)  # it is rounded
-    assert receiver.resources("service.name") == {"servery"}
+    assert receiver.resources("service.name") == {"smallplates"}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ PACKAGES = {"smallplates", "fastapi_onnx", "fastapi_pt", "flask_app"}
 @pytest.fixture(scope="module")
 def wheel() -> Path:
     """The project's own wheel."""
-    (path,) = Path(WHEELHOUSE).resolve().glob("servery-*.whl")
+    (path,) = Path(WHEELHOUSE).resolve().glob("smallplates-*.whl")
     return path
 
 
@@ -41,9 +41,9 @@ def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([UV, "venv", "--quiet", place], check=True)
     options = ["--no-index", "--find-links", str(wheel.parent), "--python", str(place)]
-    options += ["--refresh-package", "servery"]  # uv may know another wheel of this version
-    subprocess.run([UV, "pip", "install", "--quiet", *options, "servery"], check=True)
-    return place / "bin" / "servery"
+    options += ["--refresh-package", "smallplates"]  # uv may know another wheel of this version
+    subprocess.run([UV, "pip", "install", "--quiet", *options, "smallplates"], check=True)
+    return place / "bin" / "smallplates"
 
 
 def run(command: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -135,12 +135,12 @@ def test_it_serves_an_export_of_the_hub(command: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["export", "torchvision", "--help"], "Usage: servery export torchvision"),
-        (["quantise", "--help"], "Usage: servery quantise"),
-        (["check", "--help"], "Usage: servery check"),
-        (["load", "--help"], "servery load: this needs the extra bench: pip install 'servery[bench]'"),
-        (["serve", "--backend=pt"], "servery serve: this needs the extra pt: pip install 'servery[pt]'"),
-        (["serve", "--ray"], "servery serve: this needs the extra ray: pip install 'servery[ray]'"),
+        (["export", "torchvision", "--help"], "Usage: smallplates export torchvision"),
+        (["quantize", "--help"], "Usage: smallplates quantize"),
+        (["check", "--help"], "Usage: smallplates check"),
+        (["load", "--help"], "smallplates load: this needs the extra bench: pip install '.[bench]'"),
+        (["serve", "--backend=pt"], "smallplates serve: this needs the extra pt: pip install '.[pt]'"),
+        (["serve", "--ray"], "smallplates serve: this needs the extra ray: pip install '.[ray]'"),
     ],
 )
 def test_every_command_without_extras(command: Path, arguments: list[str], words: str) -> None:

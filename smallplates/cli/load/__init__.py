@@ -1,1 +1,1 @@
-"""`servery load`: measures a running server as its clients see it; `benchmarks` uses it, too."""
+"""`smallplates load`: measures a running server as its clients see it; `benchmarks` uses it, too."""

@@ -1,6 +1,6 @@
 """Load on a running server, in a closed or an open loop, as its clients see it.
 
-`servery load URL --concurrency 1,4,16` and `... --rate 120 --arrivals poisson`. Windows
+`smallplates load URL --concurrency 1,4,16` and `... --rate 120 --arrivals poisson`. Windows
 are measured until throughput and median latency agree over three of them. The report also has the
 server's own figures: the stages in Server-Timing, the batches in /metrics.
 """

@@ -23,7 +23,7 @@ def command() -> str:
     """Returns the command line that repeats this measurement, without the machine's folders."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     is_benchmark = "benchmarks" in Path(sys.argv[0]).parts
-    return shlex.join([*(["python", "-m", "benchmarks"] if is_benchmark else ["servery"]), *words])
+    return shlex.join([*(["python", "-m", "benchmarks"] if is_benchmark else ["smallplates"]), *words])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`servery check my_module:MyTask`: loads a Python task, asks it, and says what is wrong."""
+"""`smallplates check my_module:MyTask`: loads a Python task, asks it, and says what is wrong."""
 
 import sys
 import tempfile

@@ -51,7 +51,7 @@ class Tracer:
     def __init__(self, endpoint: str) -> None:
         """`endpoint` is a collector's base URL for OTLP over HTTP."""
         self._endpoint = f"{endpoint.rstrip('/')}/v1/traces"
-        ours = Resource.create({"service.name": "servery", "service.version": __version__})
+        ours = Resource.create({"service.name": "smallplates", "service.version": __version__})
         self._provider = TracerProvider(
             resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
         )

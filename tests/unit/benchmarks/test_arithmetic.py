@@ -259,10 +259,10 @@ def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pyt
     arguments = ["--photo", str(tmp_path / "a photo.jpg")]
     monkeypatch.setattr("sys.argv", ["/there/benchmarks/__main__.py", "limit", *arguments])
     assert report.command() == "python -m benchmarks limit --photo 'a photo.jpg'"
-    monkeypatch.setattr("sys.argv", ["/bin/servery", "load", *arguments])
+    monkeypatch.setattr("sys.argv", ["/bin/smallplates", "load", *arguments])
     machine.write_results(tmp_path / "r" / "x.json", report.command(), [1])
     content = json.loads((tmp_path / "r" / "x.json").read_text())
-    assert content["command"] == "servery load --photo 'a photo.jpg'"
+    assert content["command"] == "smallplates load --photo 'a photo.jpg'"
     assert {"cpu", "cores", "python", "commit"} <= set(content["machine"])
     assert content["results"] == [1]
 

@@ -18,20 +18,26 @@ def test_every_command_is_listed(name: str) -> None:
     assert f"\n  {name} " in CliRunner().invoke(app, ["--help"]).output
 
 
+def test_quantize_has_two_spellings() -> None:
+    told = [CliRunner().invoke(app, [name, "--help"]).output for name in ("quantize", "quantise")]
+    assert told[0].partition("\n")[2] == told[1].partition("\n")[2] != ""
+    assert "quantise" not in CliRunner().invoke(app, ["--help"]).output
+
+
 @pytest.mark.parametrize(
     ("module", "extra"),
     [("torch.nn", "pt"), ("hdrh", "bench"), ("ray", "ray"), ("smallplates", None), ("", None)],
 )
 def test_a_package_is_brought_by_an_extra(module: str, extra: str | None) -> None:
     words = extras.missing_extra(module)
-    assert words == (f"this needs the extra {extra}: pip install '.[{extra}]'" if extra else None)
+    assert words == (f"this needs the extra {extra}: {extras.install(extra)}" if extra else None)
 
 
 def test_a_backend_without_its_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda _: None)
     result = CliRunner().invoke(app, ["serve", "--backend=pt"])
     assert result.exit_code == 1
-    assert result.output == "servery serve: this needs the extra pt: pip install '.[pt]'\n"
+    assert result.output == f"smallplates serve: this needs the extra pt: {extras.install('pt')}\n"
 
 
 def test_a_file_that_cannot_be_used_is_one_sentence(
@@ -39,11 +45,11 @@ def test_a_file_that_cannot_be_used_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(Command, "load", lambda _: lambda **_: tmp_path.read_text())
     result = CliRunner().invoke(app, ["load"])
-    assert (result.exit_code, result.output) == (1, f"servery load: {tmp_path}: Is a directory\n")
+    assert (result.exit_code, result.output) == (1, f"smallplates load: {tmp_path}: Is a directory\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"), [(["--help"], "servery"), (["check", "--help"], "check")]
+    ("arguments", "name"), [(["--help"], "smallplates"), (["check", "--help"], "check")]
 )
 def test_a_standard_output_that_is_full_is_one_sentence(arguments: list[str], name: str) -> None:
     with Path("/dev/full").open("w") as full:

@@ -1,4 +1,4 @@
-"""`servery load`: what it sends to which server, and what it says if nothing comes of it."""
+"""`smallplates load`: what it sends to which server, and what it says if nothing comes of it."""
 
 import json
 import socket
@@ -183,7 +183,7 @@ def test_nobody_there_is_one_sentence() -> None:
     url = f"http://127.0.0.1:{servers.free_port()}"
     code, said = load(url)
     assert code == 1
-    assert said == f"servery load: {url}/model cannot be read: [Errno 111] Connection refused\n"
+    assert said == f"smallplates load: {url}/model cannot be read: [Errno 111] Connection refused\n"
 
 
 @pytest.mark.parametrize("reply", [b"SSH-2.0-any\r\n", b""])

@@ -1,4 +1,4 @@
-"""What `servery serve` makes of its options, the environment and model.json."""
+"""What `smallplates serve` makes of its options, the environment and model.json."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 
 def call(*arguments: str | Path) -> tuple[int, str]:
-    """Runs `servery serve`; returns the exit code and what it wrote."""
+    """Runs `smallplates serve`; returns the exit code and what it wrote."""
     result = CliRunner().invoke(app, ["serve", *map(str, arguments)])
     return result.exit_code, result.output
 
@@ -72,7 +72,7 @@ def test_several_models_and_their_names(started: dict[str, object], tmp_path: Pa
     assert call(second, "--served-model-name", "third") == (0, "")
     assert started["models"] == ["third"]
     code, said = call(first, second, "--served-model-name", "third")
-    assert (code, said) == (1, "servery serve: --served-model-name needs exactly one model, not 2\n")
+    assert (code, said) == (1, "smallplates serve: --served-model-name needs exactly one model, not 2\n")
 
 
 def test_a_folder_served_alone_may_have_any_name(started: dict[str, object], tmp_path: Path) -> None:
@@ -124,7 +124,10 @@ def test_an_id_of_the_hub_is_served_by_its_name(
     assert fetched[0] == ("org/mood", None, ["onnx"])
     assert fetched[-1] == ("org/mood", "v2", ["onnx", "int8"])
     code, said = call(folder, "--revision=v2")
-    assert (code, said) == (1, "servery serve: --revision needs a model id of the Hugging Face Hub\n")
+    assert (code, said) == (
+        1,
+        "smallplates serve: --revision needs a model id of the Hugging Face Hub\n",
+    )
 
 
 @pytest.mark.usefixtures("started")
@@ -168,7 +171,7 @@ def test_the_page_gets_the_file_of_its_password(started: dict[str, object], tmp_
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--port=70000"], "servery serve: --port: Input should be less than or equal to 65535\n"),
+        (["--port=70000"], "smallplates serve: --port: Input should be less than or equal to 65535\n"),
         (["--port=0", "--ui-port=many"], "UI_PORT: Input should be a valid integer"),
         (["nowhere"], "no model in nowhere: there is no such folder"),
         (["--host=192.0.2.1", "--port=0"], "cannot listen on SERVING_HOST=192.0.2.1 SERVING_PORT=0: "),
@@ -191,7 +194,7 @@ def test_the_port_of_another_program_is_refused(started: dict[str, object], pref
         os.environ[f"{prefix}_PORT"] = port
         code, said = call()
     place = f"{prefix}_HOST=127.0.0.1 {prefix}_PORT={port}"
-    assert (code, said) == (1, f"servery serve: cannot listen on {place}: Address already in use\n")
+    assert (code, said) == (1, f"smallplates serve: cannot listen on {place}: Address already in use\n")
     assert not started
 
 
@@ -199,7 +202,7 @@ def test_another_mistake_names_the_variable(
     started: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVING_QUEUE_SIZE", "0")
-    assert call()[1].startswith("servery serve: SERVING_QUEUE_SIZE: Input should be")
+    assert call()[1].startswith("smallplates serve: SERVING_QUEUE_SIZE: Input should be")
     assert not started
 
 

@@ -18,7 +18,7 @@ from smallplates.web.metrics import Metrics
 
 DOCKER = ROOT / "docker"
 FILES = sorted([*DOCKER.glob("docker-compose-*.yaml"), DOCKER / "services.yaml"])
-DASHBOARD = DOCKER / "grafana" / "dashboards" / "servery.json"
+DASHBOARD = DOCKER / "grafana" / "dashboards" / "smallplates.json"
 ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_cores",
     "serving_free_slots",

@@ -146,7 +146,7 @@ def test_it_is_hardened(pod: Any) -> None:
 def test_its_image_is_one_that_we_build(pod: Any) -> None:
     image, _, tag = pod["containers"][0]["image"].partition(":")
     project, _, name = image.partition("/")
-    assert project == "servery"
+    assert project == "smallplates"
     assert (ROOT / name.removesuffix("-gpu") / "Dockerfile").exists()
     assert tag == __version__
     if name.endswith("-gpu"):
@@ -242,7 +242,9 @@ def test_monitoring_finds_the_service_and_its_metrics() -> None:
     monitor = find("ServiceMonitor", BUILT["monitoring"])
     scaled = find("ScaledObject", BUILT["monitoring"])
     assert monitor["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
-    assert {resource["metadata"]["namespace"] for resource in (service, monitor, scaled)} == {"servery"}
+    assert {resource["metadata"]["namespace"] for resource in (service, monitor, scaled)} == {
+        "smallplates"
+    }
     assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
     # Prometheus takes the Service's name for the job, which the alerts of docker/ ask for
     assert f'job="{service["metadata"]["name"]}"' in (ROOT / "docker/prometheus/alerts.yml").read_text()
@@ -310,9 +312,9 @@ def test_kserve_s_names_and_formats_are_served(tmp_path: Path) -> None:
     names = ("input_ids", "attention_mask", "token_type_ids")
     exports.saved(tmp_path / "huggingface", exports.word_piece(), {}, names=names)
     graphs.saved(graphs.two_by_two(), tmp_path / "onnx")
-    folders = {"servery": Settings().model_dir}
+    folders = {"smallplates": Settings().model_dir}
     formats = [known["name"] for known in RUNTIME["spec"]["supportedModelFormats"]]
-    assert formats == ["servery", "onnx", "huggingface"]
+    assert formats == ["smallplates", "onnx", "huggingface"]
     for service, known in itertools.product(SERVICES, formats):
         name = service["metadata"]["name"]
         value = environment_of(RUNTIME["spec"])["SERVING_MODELS"].replace("{{.Name}}", name)
@@ -372,7 +374,7 @@ def test_the_pods_of_ray_fit_its_replicas() -> None:
     assert f"ray=={RAY['spec']['rayClusterConfig']['rayVersion']} " in locked
     for pod in (head, worker):
         (container,) = pod["containers"]
-        assert container["image"] == f"servery/serving_ray:{__version__}"
+        assert container["image"] == f"smallplates/ray:{__version__}"
         security = pod["securityContext"] | container["securityContext"]
         user = f"USER {security['runAsUser']}:{security['runAsGroup']}"
         assert user in (ROOT / "smallplates" / "ray" / "Dockerfile").read_text().splitlines()

@@ -68,7 +68,7 @@ def test_the_smallest_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     near, far, wrong = answers("distance", {"point": [0.6, 2]}, {"point": [3.6, 4]}, {"point": [1]})
     assert (near, far) == ({"distance": 2.0}, {"distance": 5.0})
     assert wrong == "a point has 2 coordinates"
-    command = re.search(r"servery check (\S+) --model-dir (\S+) --request '(.*)'$", DOCUMENT, re.M)
+    command = re.search(r"smallplates check (\S+) --model-dir (\S+) --request '(.*)'$", DOCUMENT, re.M)
     assert command
     assert check.run(command[1], Path(command[2]), command[3]) == 0
     printed = re.sub(r"[\d.]+ ms|python \S+", "", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""int8 of a text classifier: `servery quantise`, and what the ONNX backend makes of it."""
+"""int8 of a text classifier: `smallplates quantize`, and what the ONNX backend makes of it."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""`servery export ... --int8`, `servery quantise`: int8 files, their verdicts, and what goes wrong."""
+"""`smallplates export ... --int8`, `smallplates quantize`: int8 files, their verdicts, and what goes
+wrong.
+"""
 
 import copy
 import hashlib

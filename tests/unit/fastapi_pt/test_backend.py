@@ -58,7 +58,7 @@ def test_an_export_needs_transformers(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ConfigurationError, match=r"sentiment has no model\.safetensors"):
         TorchBackend().signatures(model)
     (model.folder / "model.safetensors").touch()
-    with pytest.raises(ConfigurationError, match=r"pip install 'servery\[transformers\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[transformers\]'"):
         TorchBackend().signatures(model)
 
 

@@ -1,4 +1,4 @@
-"""Python of one's own: what its declarations mean, what is refused, and `servery check`."""
+"""Python of one's own: what its declarations mean, what is refused, and `smallplates check`."""
 
 import json
 import os
@@ -420,12 +420,12 @@ def test_check_ends_whatever_the_class_does(module: Path, code: str, status: int
 def test_check_ends_a_class_that_hangs(module: Path) -> None:
     done = checked(module, "infer", "time.sleep(600)", "--timeout-s=0.5")
     assert done.returncode == 1
-    assert done.stderr.startswith("servery check: own:Checked was not checked within 0.5 seconds")
+    assert done.stderr.startswith("smallplates check: own:Checked was not checked within 0.5 seconds")
     assert done.stderr.count("\n") == 1
 
 
 def checked(module: Path, method: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Returns what `servery check` has said of a class whose `method` first runs `code`.
+    """Returns what `smallplates check` has said of a class whose `method` first runs `code`.
 
     Ends when everything that writes to its streams has ended.
     """

@@ -12,7 +12,7 @@ from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.datatypes import BYTES
 from smallplates.web.inference.served_model import ServedModel
 
-SERVER = "servery"
+SERVER = "smallplates"
 EXTENSIONS = [
     "binary_tensor_data",
     "classification",
