@@ -14,7 +14,7 @@ from pathlib import Path
 
 from smallplates.cli.load.payloads import Payload
 
-MOST_CONNECTIONS = 3000
+MAX_CONNECTIONS = 3000
 INTERVAL_S = 2.0  # of one connection; longer than any answer takes that a queue of seconds delays
 STEP_MS = 10  # between those that begin together
 
@@ -46,7 +46,7 @@ class Schedule:
         step_ms = max(STEP_MS, round(1000 / rate))
         at_once = max(1, round(rate * step_ms / 1000))
         rate = at_once * 1000 / step_ms
-        connections = max(1, min(round(rate * INTERVAL_S), MOST_CONNECTIONS))
+        connections = max(1, min(round(rate * INTERVAL_S), MAX_CONNECTIONS))
         return cls(rate, step_ms, at_once, connections)
 
     @property

@@ -24,7 +24,7 @@ TYPES = {
     *(TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE),
 }
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-MOST_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
+MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
@@ -179,7 +179,7 @@ def forget_weights(graph: onnx.GraphProto) -> None:
     for tensor in graph.initializer:
         for name in TENSOR_DATA:
             data = getattr(tensor, name)
-            if len(data) > MOST_SHAPE_NUMBERS:
+            if len(data) > MAX_SHAPE_NUMBERS:
                 tensor.ClearField(name)
 
 

@@ -17,7 +17,7 @@ from flask_app.forms import label_of, pretty, resolve
 from flask_app.service import ModelInfo
 
 LONGEST_HEADLINE = 60
-MOST_CODE = 4000  # characters of a request that is shown as code
+MAX_CODE = 4000  # characters of a request that is shown as code
 PICTURES = {
     b"\x89PNG": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -77,13 +77,13 @@ class Outcome:
     def shell_request(self) -> str:
         """The request as an argument of curl; the name of a file where it is long."""
         text = json.dumps(self.request, ensure_ascii=False)
-        return shlex.quote(text) if len(text) <= MOST_CODE else "@request.json"
+        return shlex.quote(text) if len(text) <= MAX_CODE else "@request.json"
 
     @cached_property
     def python_request(self) -> str:
         """The request as an expression in Python."""
         text = pprint.pformat(self.request, width=80, sort_dicts=False)
-        if len(text) > MOST_CODE:
+        if len(text) > MAX_CODE:
             return 'json.loads(Path("request.json").read_text())'
         return text.replace("\n", "\n         ")
 

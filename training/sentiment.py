@@ -36,7 +36,7 @@ CARD = Path(__file__).with_name("sentiment.card.md")
 LABELS = ("negative", "positive")
 PAD, UNKNOWN = "[PAD]", "[UNK]"
 VOCABULARY = 12_000
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 WORDS = r"\w+(?:'\w+)*|[^\w\s]"
 TREEBANK = {
     "\N{RIGHT SINGLE QUOTATION MARK}": "'",
@@ -136,7 +136,7 @@ def mistyped(word: str, chance: random.Random) -> str:
 
 def tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Tokenises a batch; returns its tokens and mask, both int64 [N, T]."""
-    lists = [encoding.ids[:MOST_TOKENS] or [1] for encoding in tokenizer.encode_batch(texts)]
+    lists = [encoding.ids[:MAX_TOKENS] or [1] for encoding in tokenizer.encode_batch(texts)]
     most = max(map(len, lists))
     ids = torch.tensor([numbers + [0] * (most - len(numbers)) for numbers in lists])
     return ids, (ids != 0).long()
@@ -231,7 +231,7 @@ def export_to(out: Path, tokenizer: Tokenizer, weights: Path, temperature: float
         description="Type a sentence about a film to see whether it sounds positive or negative.",
         task=TEXT_CLASSIFICATION,
         labels=list(LABELS),
-        text=TextPipeline(max_tokens=MOST_TOKENS, pad_token_id=tokenizer.token_to_id(PAD)),
+        text=TextPipeline(max_tokens=MAX_TOKENS, pad_token_id=tokenizer.token_to_id(PAD)),
         architecture=ARCHITECTURE,
     )
     folder = out / description.version

@@ -12,7 +12,7 @@ from benchmarks.simulation.clients import Clients, Request
 from benchmarks.simulation.plan import Autoscaling, Fault, Plan, Trouble
 from benchmarks.simulation.replica import LOST, OK, REFUSED, Attempt, Replica, after
 
-MOST_GROWTH = 2  # of one decision, as Kubernetes' default
+MAX_GROWTH = 2  # of one decision, as Kubernetes' default
 
 
 class Cluster:
@@ -111,7 +111,7 @@ class Cluster:
         while env.now + scaling.interval_s < self.plan.seconds:
             yield env.timeout(scaling.interval_s)
             in_flight = sum(replica.in_flight for replica in self.replicas)
-            most = MOST_GROWTH * len(self.replicas)
+            most = MAX_GROWTH * len(self.replicas)
             fitting = min(ceil(in_flight / scaling.target), most)
             if fitting > wanted:
                 env.process(self._grow(fitting - wanted, scaling.start_s))

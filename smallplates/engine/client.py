@@ -164,7 +164,7 @@ class EngineClient:
         self._fds = fds
         self._on_finished = on_finished
         self._max_answer_bytes = max_answer_bytes
-        self._web_process = fds.frontend
+        self._web_process = fds.web_process
         self._futures: dict[int, asyncio.Future[ItemResult] | None] = {}
         """Future for each submitted slot; None if the request was cancelled."""
 
@@ -177,7 +177,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._fds.memory_fd, self._fds.layout, self._fds.counts_fd)
         self.statistics = Statistics(self.memory, self._web_process)
-        count = self.memory.layout.slots_per_frontend
+        count = self.memory.layout.slots_per_web_process
         os.set_blocking(self._fds.done_fd, False)
         first = self._web_process * count
         for slot in reversed(range(first, first + count)):
@@ -215,7 +215,7 @@ class EngineClient:
 
     def free_slots(self, bulk: bool) -> int:
         """Returns how many slots `acquire` can take."""
-        kept = self.memory.layout.slots_per_frontend // 2 if bulk else 0
+        kept = self.memory.layout.slots_per_web_process // 2 if bulk else 0
         return max(0, self.memory.free_slots - kept)
 
     def most_queued(self, signature: int, items: Sequence[Item] = ()) -> int:
@@ -256,7 +256,7 @@ class EngineClient:
         self._free.append(slot)
 
     def _publish(self) -> None:
-        in_flight = self.memory.layout.slots_per_frontend - len(self._free)
+        in_flight = self.memory.layout.slots_per_web_process - len(self._free)
         self._count(in_flight)
         if in_flight:
             self._idle.clear()
@@ -265,9 +265,9 @@ class EngineClient:
 
     def _count(self, in_flight: int) -> None:
         """Publishes how many slots are in use, both for this engine and for the whole service."""
-        own, frontend = self.memory.in_flight, self._web_process
-        self.memory.counts.in_flight[frontend] += in_flight - own[frontend]
-        own[frontend] = in_flight
+        own, web_process = self.memory.in_flight, self._web_process
+        self.memory.counts.in_flight[web_process] += in_flight - own[web_process]
+        own[web_process] = in_flight
 
     def enqueue(
         self, slot: int, signature: int, item: Item, deadline: float, bulk: bool
@@ -302,7 +302,7 @@ class EngineClient:
 
     def _has_only_stranded_slots(self) -> bool:
         """Returns whether every slot in use is cancelled and no worker is left to report it."""
-        taken = self.memory.layout.slots_per_frontend - len(self._free)
+        taken = self.memory.layout.slots_per_web_process - len(self._free)
         nobody = all(future is None for future in self._futures.values())
         return self.health is Health.DOWN and nobody and len(self._futures) == taken
 

@@ -1,6 +1,6 @@
 """Shared memory of one engine: slots, and the state of the engine, its workers and web processes.
 
-`ServiceCounts` is memory shared by all engines of the service. In names, a web process is a frontend.
+`ServiceCounts` is memory shared by all engines of the service.
 
 The supervisor creates an anonymous file, which a container's small /dev/shm does not limit, and passes
 its descriptor on. Every process maps the file. Every number is aligned and has one writer at a time. A
@@ -66,7 +66,7 @@ class SlotLayout:
     slots: int
     """Slots of all web processes together: `queue_size` for each."""
 
-    frontends: int
+    web_processes: int
     """Number of web processes, or its upper limit: `topology.most_web_processes`."""
 
     workers: int
@@ -74,13 +74,13 @@ class SlotLayout:
     signatures: tuple[Signature, ...]
 
     @property
-    def slots_per_frontend(self) -> int:
+    def slots_per_web_process(self) -> int:
         """Slots that each web process owns, which is also the limit for all of them together.
 
         Thus a single web process can take all requests that the service admits, even if connections
-        are spread unevenly. Slot s belongs to web process s // slots_per_frontend.
+        are spread unevenly. Slot s belongs to web process s // slots_per_web_process.
         """
-        return self.slots // self.frontends
+        return self.slots // self.web_processes
 
     @property
     def pads(self) -> bool:
@@ -100,7 +100,7 @@ class SlotLayout:
 class EngineFds:
     """Descriptors and sizes with which a web process uses an engine; valid in that process only."""
 
-    frontend: int
+    web_process: int
     layout: SlotLayout
     memory_fd: int
     counts_fd: int
@@ -172,15 +172,15 @@ class ServiceCounts:
     Whatever starts the web processes creates the counts and clears those of dead ones.
     """
 
-    def __init__(self, frontends: int = 1, fd: int | None = None) -> None:
+    def __init__(self, web_processes: int = 1, fd: int | None = None) -> None:
         """Maps the file `fd`, or creates one filled with zeros if `fd` is None. Raises OSError."""
         if fd is None:
             fd = anonymous_file(PAGE)
             weakref.finalize(self, os.close, fd)
         self.fd = fd
         both = memoryview(mmap.mmap(fd, PAGE)).cast("i")
-        self.in_flight = both[:frontends]  # of all engines
-        self.connections = both[len(both) // 2 :][:frontends]  # updated when one is accepted
+        self.in_flight = both[:web_processes]  # of all engines
+        self.connections = both[len(both) // 2 :][:web_processes]  # updated when one is accepted
         """HTTP connections of each web process; UNKNOWN for one that is being replaced."""
 
     @property
@@ -228,12 +228,12 @@ class Memory:
     def __init__(self, fd: int, layout: SlotLayout, counts_fd: int | None) -> None:
         self.fd = fd
         self.layout = layout
-        self.counts = ServiceCounts(layout.frontends, counts_fd)
+        self.counts = ServiceCounts(layout.web_processes, counts_fd)
         self._map = mmap.mmap(fd, self.size(layout))
         self._whole = memoryview(self._map)
         self._address = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
         self._next = 0
-        slots, workers, frontends = layout.slots, layout.workers, layout.frontends
+        slots, workers, web_processes = layout.slots, layout.workers, layout.web_processes
 
         # engine, written by the supervisor
         self.health = self._array("i", 1)
@@ -245,9 +245,11 @@ class Memory:
         self.restarts = self._array("q", 1)
 
         # web processes: each writes its own entry
-        self.in_flight = self._array("i", frontends)
+        self.in_flight = self._array("i", web_processes)
         row = statistics_row(layout.max_batch)
-        self.statistics = [[self._array("q", row) for _ in layout.signatures] for _ in range(frontends)]
+        self.statistics = [
+            [self._array("q", row) for _ in layout.signatures] for _ in range(web_processes)
+        ]
 
         # workers: each writes its own entry; an inbox holds the records taken but not yet reported
         self.busy_since = self._times(workers)
@@ -297,9 +299,9 @@ class Memory:
                 slot += row_bytes(spec, signature.limits)
                 pages += 1
         worker = 64 + layout.most_taken * 16
-        frontend = 16 + len(layout.signatures) * (64 + 8 * statistics_row(layout.max_batch))
+        web_process = 16 + len(layout.signatures) * (64 + 8 * statistics_row(layout.max_batch))
         fixed = PAGE * pages + 64 * (32 + layout.workers) + 16 * len(layout.signatures)
-        return fixed + layout.slots * slot + layout.workers * worker + layout.frontends * frontend
+        return fixed + layout.slots * slot + layout.workers * worker + layout.web_processes * web_process
 
     @classmethod
     def create(cls, layout: SlotLayout, counts_fd: int | None = None) -> "Memory":
@@ -376,7 +378,7 @@ class Memory:
         Two web processes that look at the same moment may exceed the limit by one request each. That
         is harmless, because each uses its own slots.
         """
-        return max(0, self.layout.slots_per_frontend - sum(self.in_flight))
+        return max(0, self.layout.slots_per_web_process - sum(self.in_flight))
 
     @property
     def smallest_cap(self) -> int:
@@ -385,7 +387,7 @@ class Memory:
 
     def owner(self, slot: int) -> int:
         """Returns the index of the web process that owns a slot."""
-        return slot // self.layout.slots_per_frontend
+        return slot // self.layout.slots_per_web_process
 
     def close(self) -> None:
         """Closes the descriptor; the pages are freed when the last view is gone."""

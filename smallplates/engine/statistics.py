@@ -80,9 +80,9 @@ BATCH_EXECUTIONS, BATCH_DECODE_NS, BATCH_INFER_NS, BATCH_OUTPUT_NS = range(PER_B
 class Statistics:
     """Adds to one web process's rows and reads all rows; `signature` is an index."""
 
-    def __init__(self, memory: Memory, frontend: int) -> None:
+    def __init__(self, memory: Memory, web_process: int) -> None:
         self._rows = memory.statistics
-        self._own = memory.statistics[frontend]
+        self._own = memory.statistics[web_process]
         self._max_batch = memory.layout.max_batch
 
     def executed(self, signature: int, batch_size: int, is_batch_leader: bool, infer_s: float) -> None:

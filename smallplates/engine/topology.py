@@ -9,8 +9,8 @@ from pathlib import Path
 from smallplates.settings import Settings
 from smallplates.system import cpus
 
-MOST_WEB_PROCESSES = 64
-MOST_IDLE_THREADS = 16  # more threads hardly speed up a single item
+MAX_WEB_PROCESSES = 64
+MAX_IDLE_THREADS = 16  # more threads hardly speed up a single item
 SINGLE_REQUEST_WORKERS = 2
 """Number of workers that load the model a second time, for all cores, to compute a lone item faster.
 
@@ -38,7 +38,7 @@ def single_request_threads(settings: Settings) -> int | None:
     Returns None if a worker uses as many threads for every batch anyway.
     """
     chosen = settings.idle_threads
-    threads = min(MOST_IDLE_THREADS, cpus.usable()) if chosen == "auto" else chosen
+    threads = min(MAX_IDLE_THREADS, cpus.usable()) if chosen == "auto" else chosen
     return threads if threads > settings.intra_op_threads else None
 
 
@@ -64,7 +64,7 @@ def most_web_processes(settings: Settings) -> int:
     cores = cpus.usable()
     if cores <= 2 or settings.tcp_port == 0:
         return 1
-    most = min(MOST_WEB_PROCESSES, cores)
+    most = min(MAX_WEB_PROCESSES, cores)
     if settings.device == "cuda" or (settings.device == "auto" and gpu_is_possible()):
         workers = workers_per_device(settings.model_copy(update={"device": "cuda"})) * len(
             gpus(settings)
@@ -83,7 +83,7 @@ def balanced_web_processes(
     there are too few workers, and each web process handles `1 / web_ms`.
     """
     inputs_per_ms = min(cores / (threads * worker_ms + web_ms), workers / worker_ms)
-    return max(1, min(MOST_WEB_PROCESSES, cores, math.ceil(inputs_per_ms * web_ms)))
+    return max(1, min(MAX_WEB_PROCESSES, cores, math.ceil(inputs_per_ms * web_ms)))
 
 
 def decoding_threads(settings: Settings) -> int:

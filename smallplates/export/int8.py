@@ -24,7 +24,7 @@ from smallplates.export.photos import Photos
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 
-MOST_CALIBRATION_PHOTOS = 200
+MAX_CALIBRATION_PHOTOS = 200
 ONNX: tuple[Kind, Kind] = ("model.onnx", "model_quantized.onnx")
 PT: tuple[Kind, Kind] = ("model.safetensors", "model_quantized.pt")
 PT_FP32_LAYERS = (0, 2, 4, 8)
@@ -76,7 +76,7 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
 
 def read_photos(model: Model, options: Options) -> tuple[Photos, Photos]:
     """Returns the photos for calibration and those to compare; the same ones if there is only one."""
-    most = MOST_CALIBRATION_PHOTOS
+    most = MAX_CALIBRATION_PHOTOS
     if options.validate is not None:
         images = photos.read(options.calibrate, model, most)
         return images, photos.read(options.validate, model, options.most_photos)

@@ -22,7 +22,7 @@ from smallplates.tasks.image_classification import compute_logits
 from smallplates.worker import precision_check
 
 LEAST_AGREEMENT = 0.98
-MOST_ACCURACY_LOST = 0.005
+MAX_ACCURACY_LOST = 0.005
 BATCH_SIZES, TIMING_ROUNDS = (1, 4), 20
 
 Logits = Callable[[Array], NDArray[np.float32]]
@@ -155,10 +155,8 @@ def objection_to(agreement: float, accuracy: dict[str, float], what: str = "phot
             f"it names fp32's class for {agreement:.1%} of the {what}; {LEAST_AGREEMENT:.0%} are needed"
         )
     lost = accuracy["fp32"] - accuracy["int8"] if accuracy else 0.0
-    if lost > MOST_ACCURACY_LOST:
-        return (
-            f"it costs {100 * lost:.1f} points of accuracy; {100 * MOST_ACCURACY_LOST:.1f} are allowed"
-        )
+    if lost > MAX_ACCURACY_LOST:
+        return f"it costs {100 * lost:.1f} points of accuracy; {100 * MAX_ACCURACY_LOST:.1f} are allowed"
     return None
 
 

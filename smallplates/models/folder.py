@@ -36,7 +36,7 @@ from smallplates.models.description import (
 from smallplates.models.task_kinds import TENSOR, kind_of
 from smallplates.settings import OF_A_MODEL, Settings
 
-MOST_NAMES = 5  # listed in a message
+MAX_NAMES = 5  # listed in a message
 
 
 class Model:
@@ -213,8 +213,8 @@ def what_is_missing(folder: Path) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Returns the first names as text, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def configured_models(settings: Settings) -> dict[str, Model]:

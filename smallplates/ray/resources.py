@@ -11,7 +11,7 @@ def fitting(cores: int, gpus: Sequence[object], environment: Mapping[str, str]) 
     Workers, which count cores for themselves, read them. Ray hides the GPUs that are not assigned
     (CUDA_VISIBLE_DEVICES), so that the others are counted from 0.
     """
-    settings = {"SERVING_IDLE_THREADS": str(min(topology.MOST_IDLE_THREADS, cores))}
+    settings = {"SERVING_IDLE_THREADS": str(min(topology.MAX_IDLE_THREADS, cores))}
     if gpus:
         settings["SERVING_DEVICES"] = ",".join(str(index) for index in range(len(gpus)))
     else:

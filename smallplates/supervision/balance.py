@@ -23,12 +23,12 @@ def web_processes(settings: Settings, engine: Supervisor, task: Task) -> tuple[i
     """Returns how many web processes a started engine needs, and the reason in words."""
     cores, layout, report = cpus.usable(), engine.layout, engine.report
     if report.on_gpu:
-        return layout.frontends, f"{cores} cores, {layout.workers} of them for the GPU's workers"
+        return layout.web_processes, f"{cores} cores, {layout.workers} of them for the GPU's workers"
     cap, threads = report.batch_cap, settings.intra_op_threads
     worker_ms, web_ms = report.batch_ms[cap] / cap, request_ms(task)
     count = topology.balanced_web_processes(cores, layout.workers, threads, worker_ms, web_ms)
     reason = f"{cores} cores, {worker_ms:.1f} ms per input in a worker, {web_ms:.1f} ms in a web process"
-    return min(count, layout.frontends), reason
+    return min(count, layout.web_processes), reason
 
 
 def request_ms(task: Task) -> float:

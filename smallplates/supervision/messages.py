@@ -77,7 +77,7 @@ def engine_fields(handle: EngineHandle) -> dict[str, Any]:
     return {
         "key": handle.key,
         **identity(handle.model),
-        "frontend": fds.frontend,
+        "web_process": fds.web_process,
         "layout": asdict(fds.layout),
         "report": REPORT.dump_python(handle.report, mode="json"),
         "fds": [fds.memory_fd, fds.counts_fd, *fds.work_fds, fds.done_fd, fds.wakeup_fd],
@@ -88,7 +88,7 @@ def engine_fds(message: dict[str, Any], numbers: list[int]) -> EngineFds:
     """Returns the descriptors and sizes of `prepare`; `numbers` are received descriptors."""
     memory_fd, counts_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
     return EngineFds(
-        frontend=message["frontend"],
+        web_process=message["web_process"],
         layout=LAYOUT.validate_python(message["layout"]),
         memory_fd=memory_fd,
         counts_fd=counts_fd,

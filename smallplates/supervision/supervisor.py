@@ -60,7 +60,7 @@ class Supervisor:
         is_class = kind_of(model.description.task) is PYTHON
         self.layout = SlotLayout(
             slots=settings.queue_size * web_processes,
-            frontends=web_processes,
+            web_processes=web_processes,
             workers=per_device * len(gpus),
             max_batch=batch_sizes.largest_batch(settings, "cuda", is_class),
             signatures=signatures,
@@ -100,9 +100,11 @@ class Supervisor:
             self._scratch = stack.enter_context(scratch.folder())
             self._gpus = GpuMonitor(self.memory)
             stack.callback(self._gpus.close)
-            admitted = self.layout.slots_per_frontend  # doubled for records left by dead web processes
+            admitted = (
+                self.layout.slots_per_web_process
+            )  # doubled for records left by dead web processes
             self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
-            self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.frontends)]
+            self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.web_processes)]
             done_fds = tuple(writer for _, writer in self._done)
             self._suspects = Suspects(self.memory, (self._work[0][1], self._work[1][1]), done_fds)
             self._wakeup = managed_pipe(stack, 0)
@@ -126,7 +128,7 @@ class Supervisor:
     def engine_fds(self, web_process: int) -> EngineFds:
         """Returns what a web process needs to use the engine; its descriptors belong to this process."""
         return EngineFds(
-            frontend=web_process,
+            web_process=web_process,
             layout=self.layout,
             memory_fd=self.memory.fd,
             counts_fd=self._counts.fd,
@@ -137,7 +139,7 @@ class Supervisor:
 
     def cancel_requests_of(self, web_process: int) -> None:
         """Cancels the requests of a web process that has died."""
-        count = self.layout.slots_per_frontend
+        count = self.layout.slots_per_web_process
         for slot in range(web_process * count, (web_process + 1) * count):
             self.memory.cancelled[slot] = 1
         self.memory.in_flight[web_process] = 0

@@ -17,7 +17,7 @@ from smallplates.supervision import messages
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import python
 
-MOST_UNANSWERED = 5  # counted, not timed: a pause of all processes leaves at most one unanswered
+MAX_UNANSWERED = 5  # counted, not timed: a pause of all processes leaves at most one unanswered
 
 
 @dataclass
@@ -115,7 +115,7 @@ class WebProcess:
 
     def ping(self) -> None:
         """Checks that the event loop runs; kills the process after too many unanswered pings."""
-        if self.unanswered >= MOST_UNANSWERED:
+        if self.unanswered >= MAX_UNANSWERED:
             self.kill()
             return
         self.unanswered += 1

@@ -24,7 +24,7 @@ USUAL_QUESTION = 32
 MAX_ANSWER = 15
 """Maximum number of tokens in an answer."""
 
-MOST_ANSWERS = 20
+MAX_ANSWERS = 20
 INLINE_CHARACTERS = 8192
 """Maximum characters of a context whose answers are found in a few ms, even if its words are long."""
 
@@ -86,7 +86,7 @@ class QuestionAnswering(TextTask):
     request = fields_of(request_schema)
     answer_schema = AnswerResponse.model_json_schema()
     answer = fields_of(Answer.model_json_schema())
-    most_candidates = MOST_ANSWERS
+    most_candidates = MAX_ANSWERS
     window = WINDOW
     example = MappingProxyType(
         {"question": "What was wonderful?", "context": "The bread was dull, but the soup was wonderful."}

@@ -111,17 +111,17 @@ class EngineCollector(Collector):
         self._shared = shared
         self._memories: dict[str, Memory] = {}
         self._failed: set[str] = set()
-        self._frontends = 0
+        self._web_processes = 0
         self._restarts_before: Counting[str] = Counting()
         self._out_of_memory_before: Counting[str] = Counting()
 
-    def follow(self, model: str, memory: Memory, frontends: int) -> None:
-        """Reads a model's figures from this memory from now on; `frontends` web processes use it.
+    def follow(self, model: str, memory: Memory, web_processes: int) -> None:
+        """Reads a model's figures from this memory from now on; `web_processes` web processes use it.
 
         Counters continue from the model's previous engine.
         """
         self.withdraw(model, failed=False)
-        self._memories[model], self._frontends = memory, frontends
+        self._memories[model], self._web_processes = memory, web_processes
 
     def withdraw(self, model: str, failed: bool) -> None:
         """Stops reading a model's memory, but keeps the values of its counters.
@@ -166,7 +166,7 @@ class EngineCollector(Collector):
         yield gauge(
             "serving_web_processes",
             "Web processes: they speak HTTP and prepare inputs.",
-            self._frontends,
+            self._web_processes,
         )
         cpu_s = web_cpu_seconds(self._shared)
         yield counter("serving_web_cpu_seconds", "CPU time that the web processes have used.", cpu_s)

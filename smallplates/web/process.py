@@ -75,7 +75,7 @@ class InheritedServer(Server):
         connections = self._open_connections()
         for model in self._service.models.values():  # each gives access to the service's counts
             counts = model.client.memory.counts.connections
-            counts[model.handle.fds.frontend] = connections
+            counts[model.handle.fds.web_process] = connections
             return min(counts[: model.web_processes])
         return connections
 

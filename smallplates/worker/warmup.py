@@ -25,7 +25,7 @@ ROUNDS_S = 0.08  # seconds of measuring per size if nothing disturbs it
 MAX_ROUNDS_S = 1.0  # seconds of measuring in total if other programs disturb it
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after the first are enough
-MOST_OVERHEAD_ELEMENTS = 2**31
+MAX_OVERHEAD_ELEMENTS = 2**31
 
 GROWING_MS = 10.0
 """A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
@@ -143,7 +143,7 @@ def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, flo
         return 0
     elements, times = np.array(list(points.items())).T
     slope, start = map(float, np.polyfit(elements, times, 1, w=1 / times))
-    return round(min(max(start, 0) / max(slope, 1e-9), MOST_OVERHEAD_ELEMENTS))
+    return round(min(max(start, 0) / max(slope, 1e-9), MAX_OVERHEAD_ELEMENTS))
 
 
 def largest_ms(backend: Backend, signature: Signature) -> float:

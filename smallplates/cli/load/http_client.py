@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-MOST_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 IDLE_S = 2.0  # servers keep an idle connection for some seconds more
 
 
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
     def _read_head(self) -> bool:
         length = self._received.find(b"\r\n\r\n")
         if length < 0:
-            if len(self._received) > MOST_HEAD_BYTES:
+            if len(self._received) > MAX_HEAD_BYTES:
                 self.close()
             return False
         self._head = bytes(self._received[:length]).lower()

@@ -14,7 +14,7 @@ from smallplates.cli.load.http_client import LOST, Answer
 from smallplates.cli.load.other_wires import WireClient
 from smallplates.cli.load.recorder import Recorder, put, stable
 
-MOST_WAITING = 10_000  # requests of an open loop under way; a further one is not sent, and counted
+MAX_WAITING = 10_000  # requests of an open loop under way; a further one is not sent, and counted
 RECONNECT_S = 0.05
 
 
@@ -103,7 +103,7 @@ class OpenLoop:
             due = started + offset
             if (pause := due - time.perf_counter()) > 0:
                 await asyncio.sleep(pause)
-            if len(self.waiting) >= MOST_WAITING:
+            if len(self.waiting) >= MAX_WAITING:
                 windows.now.statuses["not sent"] += 1
                 await asyncio.sleep(0)
                 continue

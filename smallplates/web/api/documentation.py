@@ -22,7 +22,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
 """Paths that are documented separately for each model by name if there are several models."""
 
-MOST_ZEROS = 4096
+MAX_ZEROS = 4096
 """Maximum number of zeros in an example for tensors; larger models are documented without one."""
 
 
@@ -167,7 +167,7 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, li
     if entry.takes_tensors:
         batch = [1] if entry.is_batched else []
         shapes = [[*batch, *example_shape(spec)] for spec in entry.inputs]
-        if sum(map(math.prod, shapes)) > MOST_ZEROS:
+        if sum(map(math.prod, shapes)) > MAX_ZEROS:
             return []
         return [
             (spec, shape, np.zeros(shape, bool if spec.datatype == "BOOL" else int).tolist())

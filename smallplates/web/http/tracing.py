@@ -27,8 +27,8 @@ from smallplates.web.http.request_context import CLIENT_GONE, RequestContext
 
 STOP_S = 2.0
 QUIET_S = 600.0  # minimum between two warnings
-MOST_PARENT = 128  # characters of a traceparent; version 00 has 55
-MOST_PATH = 1024
+MAX_PARENT = 128  # characters of a traceparent; version 00 has 55
+MAX_PATH = 1024
 NO_PARENT = Context()
 PARENTS = TraceContextTextMapPropagator()
 
@@ -78,7 +78,7 @@ class Tracer:
         """Creates the spans of an HTTP request that ends now; returns what `record` returns."""
         attributes: dict[str, str | int] = {
             "http.request.method": method,
-            "url.path": path[:MOST_PATH],
+            "url.path": path[:MAX_PATH],
             "url.scheme": "http",
         }
         if route:
@@ -97,7 +97,7 @@ class Tracer:
         """
         now, ended_at = time.monotonic(), time.time_ns()
         parent = NO_PARENT
-        if 0 < len(context.traceparent) <= MOST_PARENT:
+        if 0 < len(context.traceparent) <= MAX_PARENT:
             parent = PARENTS.extract({"traceparent": context.traceparent})
         span = self._tracer.start_span(
             name,

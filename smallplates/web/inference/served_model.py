@@ -397,7 +397,7 @@ class ServedModel:
         This is a quarter of all slots, or more if it takes more to keep the workers busy (`together`
         items), but at most half.
         """
-        slots = self.client.memory.layout.slots_per_frontend
+        slots = self.client.memory.layout.slots_per_web_process
         return max(1, min(slots // 2, max(slots // 4, together)))
 
     async def _preprocess(self, source: Input, bulk: bool) -> Prepared:

@@ -272,5 +272,5 @@ def test_h2loads_connections_send_what_is_offered(rate: float) -> None:
     plan = h2load.Schedule.of(rate)
     assert plan.rate == pytest.approx(rate, rel=0.05)
     assert plan.at_once * 1000 / plan.step_ms == plan.rate
-    assert 1 <= plan.connections <= h2load.MOST_CONNECTIONS
+    assert 1 <= plan.connections <= h2load.MAX_CONNECTIONS
     assert plan.ramp_s <= max(h2load.INTERVAL_S, 1 / rate) * 1.01

@@ -8,7 +8,7 @@ from smallplates.engine.memory import Memory, SlotLayout
 from smallplates.tasks.image_classification import image_signatures
 
 LAYOUT = SlotLayout(
-    slots=12, frontends=3, workers=2, max_batch=8, signatures=image_signatures((5, 7), 11)
+    slots=12, web_processes=3, workers=2, max_batch=8, signatures=image_signatures((5, 7), 11)
 )
 IMAGES = LAYOUT.signatures[0]
 

@@ -13,7 +13,7 @@ from smallplates.tasks.image_classification import image_signatures
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(
-    slots=12, frontends=3, workers=1, max_batch=1, signatures=image_signatures((2, 2), 2)
+    slots=12, web_processes=3, workers=1, max_batch=1, signatures=image_signatures((2, 2), 2)
 )
 
 
@@ -23,7 +23,7 @@ def clients(counts_fd: int | None = None) -> Iterator[list[EngineClient]]:
     with ExitStack() as held:
         memory = Memory.create(LAYOUT, counts_fd)
         held.callback(memory.close)
-        done = [os.pipe() for _ in range(LAYOUT.frontends)]
+        done = [os.pipe() for _ in range(LAYOUT.web_processes)]
         made = []
         for index, (reader, writer) in enumerate(done):
             held.callback(os.close, reader)
@@ -90,7 +90,7 @@ async def test_what_a_dead_web_process_left_counts_until_a_worker_has_come_acros
 
 
 async def test_a_request_is_alone_only_if_no_engine_of_the_service_has_another() -> None:
-    counts = ServiceCounts(LAYOUT.frontends)
+    counts = ServiceCounts(LAYOUT.web_processes)
     with clients(counts.fd) as (first, _, third), clients(counts.fd) as (other, *_):
         taken = first.acquire()
         assert counts.alone
@@ -105,7 +105,7 @@ async def test_a_request_is_alone_only_if_no_engine_of_the_service_has_another()
 
 
 async def test_an_engine_that_is_given_back_takes_its_requests_out_of_the_count() -> None:
-    counts = ServiceCounts(LAYOUT.frontends)
+    counts = ServiceCounts(LAYOUT.web_processes)
     with clients(counts.fd) as (first, second, _):
         first.acquire(count=2)
         second.acquire()

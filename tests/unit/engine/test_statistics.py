@@ -9,11 +9,13 @@ from smallplates.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, SlotLayout
 from smallplates.engine.statistics import BatchTotals, Statistics, Timings, Totals
 from smallplates.tasks.image_classification import IMAGE, TENSOR, image_signatures
 
-LAYOUT = SlotLayout(slots=4, frontends=2, workers=1, max_batch=8, signatures=image_signatures((2, 2), 3))
+LAYOUT = SlotLayout(
+    slots=4, web_processes=2, workers=1, max_batch=8, signatures=image_signatures((2, 2), 3)
+)
 
 
 @pytest.fixture
-def frontends() -> Iterator[list[Statistics]]:
+def web_processes() -> Iterator[list[Statistics]]:
     """Two web processes' views of one mapping."""
     memory = Memory.create(LAYOUT)
     yield [Statistics(memory, web) for web in range(2)]
@@ -25,19 +27,19 @@ def test_the_rows_have_room_for_the_fields() -> None:
     assert len(fields(BatchTotals)) == PER_BATCH_SIZE
 
 
-def test_nothing_has_happened_at_first(frontends: list[Statistics]) -> None:
-    assert frontends[0].totals(IMAGE) == Totals()
-    assert frontends[0].by_batch_size(TENSOR) == {}
+def test_nothing_has_happened_at_first(web_processes: list[Statistics]) -> None:
+    assert web_processes[0].totals(IMAGE) == Totals()
+    assert web_processes[0].by_batch_size(TENSOR) == {}
 
 
-def test_figures_of_all_web_processes_add_up(frontends: list[Statistics]) -> None:
-    for web, statistics in enumerate(frontends):
+def test_figures_of_all_web_processes_add_up(web_processes: list[Statistics]) -> None:
+    for web, statistics in enumerate(web_processes):
         for is_batch_leader in (True, False, False):  # three inputs of two requests
             statistics.executed(IMAGE, 3, is_batch_leader, 0.5)
         statistics.succeeded(IMAGE, Timings(0.25, 0.5, 1.0, 0.125), [3])
         statistics.succeeded(IMAGE, Timings(0.5, 0.5, 1.0, 0.25), [3, 3])
         statistics.failed(IMAGE, web)
-    for statistics in frontends:
+    for statistics in web_processes:
         totals = statistics.totals(IMAGE)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 4, 2)
         assert totals.last_inference_ms > 0
@@ -53,16 +55,16 @@ def test_figures_of_all_web_processes_add_up(frontends: list[Statistics]) -> Non
         assert statistics.totals(TENSOR) == Totals()
 
 
-def test_every_batch_size_has_a_place_of_its_own(frontends: list[Statistics]) -> None:
+def test_every_batch_size_has_a_place_of_its_own(web_processes: list[Statistics]) -> None:
     for batch_size in range(1, 9):
         for _ in range(batch_size):
-            frontends[0].executed(TENSOR, batch_size, True, 0.0)
-    by_batch_size = frontends[1].by_batch_size(TENSOR)
+            web_processes[0].executed(TENSOR, batch_size, True, 0.0)
+    by_batch_size = web_processes[1].by_batch_size(TENSOR)
     assert {size: batch.executions for size, batch in by_batch_size.items()} == {
         n: n for n in range(1, 9)
     }
 
 
-def test_clocks_that_disagree_count_as_no_time(frontends: list[Statistics]) -> None:
-    frontends[0].succeeded(IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
-    assert frontends[0].totals(IMAGE).success_ns == 500_000_000
+def test_clocks_that_disagree_count_as_no_time(web_processes: list[Statistics]) -> None:
+    web_processes[0].succeeded(IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
+    assert web_processes[0].totals(IMAGE).success_ns == 500_000_000

@@ -40,7 +40,7 @@ def test_few_workers_need_few_web_processes() -> None:
 def test_there_is_at_least_one_and_there_are_not_too_many() -> None:
     assert on_a_cpu(1, 1000.0) == 1
     assert on_a_cpu(4, 0.001) == 4
-    assert on_a_cpu(1024, 0.001) == topology.MOST_WEB_PROCESSES
+    assert on_a_cpu(1024, 0.001) == topology.MAX_WEB_PROCESSES
 
 
 def most(monkeypatch: pytest.MonkeyPatch, cores: int, **values: object) -> int:

@@ -136,7 +136,7 @@ def running(
     signatures: tuple[Signature, ...], backend: Backend
 ) -> Iterator[tuple[Memory, BatchExecutor]]:
     """An engine's memory, and what computes in its worker."""
-    layout = SlotLayout(SLOTS, frontends=1, workers=1, max_batch=SLOTS, signatures=signatures)
+    layout = SlotLayout(SLOTS, web_processes=1, workers=1, max_batch=SLOTS, signatures=signatures)
     memory = Memory.create(layout)
     read_end, write_end = os.pipe()
     queue: Any = SimpleNamespace(cap=SLOTS)

@@ -23,13 +23,15 @@ from smallplates.supervision import registry as engine_registry
 from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import Engine, EnginePlan
 from smallplates.supervision.supervisor import Supervisor
-from smallplates.supervision.web_process import MOST_UNANSWERED, WebProcess
+from smallplates.supervision.web_process import MAX_UNANSWERED, WebProcess
 from smallplates.system import cpus
 from smallplates.tasks.image_classification import image_signatures
 from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
-LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
+LAYOUT = SlotLayout(
+    slots=2, web_processes=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9)
+)
 PLAN = EnginePlan("no:Backend", ())
 End = tuple[WebProcess, socket.socket]
 
@@ -148,7 +150,7 @@ async def test_a_web_process_that_leaves_ping_after_ping_unanswered_is_killed(
 ) -> None:
     (well, its_end), (silent, _) = web_processes
     tell(parent, silent, 1)
-    for _ in range(MOST_UNANSWERED):
+    for _ in range(MAX_UNANSWERED):
         parent._ping()
         assert received(its_end) == ["ping"]
         tell(parent, well, 0)
@@ -166,7 +168,7 @@ async def test_a_long_pause_of_all_processes_counts_once(
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", lambda: now)
     tell(parent, web_processes[0][0], 1)
-    for _ in range(3 * MOST_UNANSWERED):
+    for _ in range(3 * MAX_UNANSWERED):
         now += 3600
         for _ in range(3):  # turns of the loop
             await asyncio.sleep(0)
@@ -217,12 +219,12 @@ async def test_a_slow_start_is_not_ended_before_the_service_is(
     (web_process, _), (slow, its_end) = web_processes
     tell(parent, web_process, 1)
     slow.ready = False
-    for _ in range(2 * MOST_UNANSWERED):
+    for _ in range(2 * MAX_UNANSWERED):
         parent._ping()
         tell(parent, web_process, 1)
     assert received(its_end) == []
     parent._stopping = True
-    for _ in range(MOST_UNANSWERED + 1):
+    for _ in range(MAX_UNANSWERED + 1):
         parent._ping()
     assert slow.popen.wait(20) == -9
 
@@ -306,7 +308,7 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
     monkeypatch.setattr(cluster, "task_of", Mock())
     parent = cluster.Cluster("tests.fake", Settings(device="cpu"))
     for engine, batch_ms in zip(engines, ({4: 6.0, 1: 3.0}, {4: 0.01}), strict=True):
-        engine.layout = replace(LAYOUT, slots=14, frontends=7, workers=8)
+        engine.layout = replace(LAYOUT, slots=14, web_processes=7, workers=8)
         engine.report = reported(device, batch_cap=4, batch_ms=batch_ms)
     await parent._registry.start()
     await parent._registry.load(version_of_food11("2"))

@@ -15,7 +15,9 @@ from smallplates.tasks.image_classification import image_signatures
 from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
-LAYOUT = SlotLayout(slots=2, frontends=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9))
+LAYOUT = SlotLayout(
+    slots=2, web_processes=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9)
+)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.supervision.suspects import Suspects
 
 NUMBERS = Signature("numbers", (TensorSpec("x", "float32", (1,)),), (TensorSpec("y", "float32", (1,)),))
-LAYOUT = SlotLayout(slots=8, frontends=1, workers=2, max_batch=4, signatures=(NUMBERS,))
+LAYOUT = SlotLayout(slots=8, web_processes=1, workers=2, max_batch=4, signatures=(NUMBERS,))
 SEGFAULT, SIGKILL = False, True
 HUNG = True
 

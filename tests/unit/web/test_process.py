@@ -42,7 +42,7 @@ class Accepting(process.InheritedServer):
         self.accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.own = counts[0]
         active = Mock(web_processes=2)
-        active.handle.fds.frontend, active.client.memory.counts.connections = 0, counts
+        active.handle.fds.web_process, active.client.memory.counts.connections = 0, counts
         self._service.models = {self._service.default: active}
 
     def connect(self, connection: socket.socket) -> None:

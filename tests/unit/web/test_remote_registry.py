@@ -24,7 +24,7 @@ from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(
-    slots=2, frontends=1, workers=1, max_batch=1, signatures=image_signatures((8, 8), 4096)
+    slots=2, web_processes=1, workers=1, max_batch=1, signatures=image_signatures((8, 8), 4096)
 )
 LARGE = Signature(
     "tensors", tuple(TensorSpec(f"input {i}" + "x" * 200, "float32", (1,)) for i in range(900)), ()
@@ -100,7 +100,7 @@ async def test_an_engine_is_prepared_and_then_serves(
     tmp_path: Path, signatures: tuple[Signature, ...]
 ) -> None:
     write_model(tmp_path, "1")
-    layout = SlotLayout(slots=2, frontends=1, workers=1, max_batch=1, signatures=signatures)
+    layout = SlotLayout(slots=2, web_processes=1, workers=1, max_batch=1, signatures=signatures)
     with ends() as (parent, registry, web), engine(tmp_path, "1", layout) as fields:
         joining = asyncio.ensure_future(registry.join(web))
         messages.send(parent, "prepare", id=5, **fields)

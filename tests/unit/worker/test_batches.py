@@ -92,7 +92,7 @@ class Worker:
 def working(*signatures: Signature, element_cap: int = 10**6, gpu: bool = False) -> Iterator[Worker]:
     """A worker of these signatures, for batches of up to eight; on a GPU it runs four sizes."""
     with ExitStack() as held:
-        layout = SlotLayout(slots=8, frontends=1, workers=1, max_batch=8, signatures=signatures)
+        layout = SlotLayout(slots=8, web_processes=1, workers=1, max_batch=8, signatures=signatures)
         memory = Memory.create(layout)
         held.callback(memory.close)
         work, control, done = (os.pipe() for _ in range(3))

@@ -27,7 +27,9 @@ from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryE
 from smallplates.worker.executor import BatchExecutor, gather
 from smallplates.worker.queue import WorkQueue
 
-LAYOUT = SlotLayout(slots=4, frontends=1, workers=2, max_batch=8, signatures=image_signatures((2, 2), 3))
+LAYOUT = SlotLayout(
+    slots=4, web_processes=1, workers=2, max_batch=8, signatures=image_signatures((2, 2), 3)
+)
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
@@ -193,7 +195,7 @@ def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     metrics = Metrics()
-    metrics.engines.follow("one", memory, frontends=1)
+    metrics.engines.follow("one", memory, web_processes=1)
     assert b"serving_gpu" not in metrics.text()
     monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 3, UUID)

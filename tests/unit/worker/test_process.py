@@ -17,7 +17,7 @@ from smallplates.worker.process import Worker
 from tests.e2e.conftest import CLASSES, write_model
 
 LAYOUT = SlotLayout(
-    slots=2, frontends=1, workers=3, max_batch=1, signatures=image_signatures((8, 8), CLASSES)
+    slots=2, web_processes=1, workers=3, max_batch=1, signatures=image_signatures((8, 8), CLASSES)
 )
 
 

@@ -121,7 +121,7 @@ def test_a_limit_in_the_body_counts_from_the_last_byte(
             monkeypatch.setattr(slots, "results", asyncio.Event().wait)
             await admitting.infer([np.zeros((1, 3, 8, 8), np.float32)], options.within(500_000), slots)
 
-    admitting.client.memory.layout.slots_per_frontend = 4  # type: ignore[misc]
+    admitting.client.memory.layout.slots_per_web_process = 4  # type: ignore[misc]
     admitting.client.most_queued.return_value = 1  # type: ignore[attr-defined]
     with pytest.raises(DeadlineExceededError):
         asyncio.run(main())
@@ -154,7 +154,7 @@ def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedM
 def served(model: Model, device: str, worker_ms: float, workers: int, web_processes: int) -> ServedModel:
     """A model whose workers, `workers` in all, take this time for an input."""
     layout = SlotLayout(
-        slots=64, frontends=64, workers=workers, max_batch=4, signatures=image_signatures((8, 8), 9)
+        slots=64, web_processes=64, workers=workers, max_batch=4, signatures=image_signatures((8, 8), 9)
     )
     batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
     report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
