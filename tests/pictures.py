@@ -129,6 +129,18 @@ def tiff_with_tiles(tile: int, width: int = 1, height: int = 1) -> bytes:
     return b"II*\0" + struct.pack("<I", start) + data + directory
 
 
+def tiff_of_12_bits(value: int, width: int = 10, height: int = 10) -> bytes:
+    """A grey TIFF whose pixels all have this value, from 0 to 4095."""
+    data = (value << 12 | value).to_bytes(3, "big") * (width * height // 2)
+    tags = [
+        *((256, width), (257, height), (258, 12), (259, 1), (262, 1)),
+        *((273, 8), (277, 1), (278, height), (279, len(data))),
+    ]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    head = b"II*\0" + struct.pack("<I", 8 + len(data))
+    return head + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
 def jpeg_with_scans(count: int) -> bytes:
     """A progressive JPEG whose last scan is repeated."""
     data = encode(plate(64, 48), progressive=True)

@@ -54,6 +54,7 @@ RUN_LENGTHS = (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE
 ORIENTATION = 0x0112
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
+BITS_PER_SAMPLE, DEPTH = 258, "depth"
 KEY_SCALES = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels, but not a PNG's transparent grey
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -164,6 +165,7 @@ class ImageDecoder:
                 image.draft(None, self.draft_size(*image.size))
             elif isinstance(image, TiffImageFile):
                 self._check_tiles(image)
+                image.info[DEPTH] = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0]
             elif isinstance(image, PngImageFile):
                 correct_transparency(image)
             elif image.info.get("compression") in RUN_LENGTHS and isinstance(image, BmpImageFile):
@@ -377,7 +379,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Converts any mode to RGB: puts transparency over white, reduces 16 bits per channel to 8."""
     if image.mode[0] in "IF":  # one channel of 16 or more bits, or of floats from 0 to 255
         values = np.nan_to_num(np.asarray(image), nan=0.0)
-        shades = values.clip(0, 255) if image.mode == "F" else values.clip(0, 65535) >> 8
+        depth = 12 if image.info.get(DEPTH) == 12 else 16  # Pillow reads 12 bits as they are
+        shades = values.clip(0, 255) if image.mode == "F" else values.clip(0, 65535) >> depth - 8
         is_transparent = values == image.info.get("transparency")
         return Image.fromarray(np.where(is_transparent, 255, shades).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:

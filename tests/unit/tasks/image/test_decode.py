@@ -101,6 +101,11 @@ def test_every_mode_becomes_rgb_over_white(make: Callable[[], bytes], expected: 
     assert centre(make()) == [expected] * 3
 
 
+@pytest.mark.parametrize(("value", "expected"), [(0, 0), (0x7F0, 127), (0x80F, 128), (4095, 255)])
+def test_12_bits_of_grey_become_8(value: int, expected: int) -> None:
+    assert centre(pictures.tiff_of_12_bits(value)) == [expected] * 3
+
+
 @pytest.mark.parametrize(
     ("depth", "key", "others", "expected"),
     [
