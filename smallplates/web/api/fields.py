@@ -3,6 +3,7 @@
 If a request needs only one field, a client may also send it as a form field or as the body itself.
 """
 
+import codecs
 import re
 from base64 import urlsafe_b64decode
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ from smallplates.tasks.base import JSON_BODY, Field, Fields, Task
 from smallplates.web.http.body import (
     BOM,
     MAX_PARTS,
+    SYNTAX,
     decode_json,
     dump_json,
     form_parts,
@@ -37,11 +39,19 @@ from smallplates.web.http.body import (
 
 JSON, BYTES = b"application/json", b"application/octet-stream"
 MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlencoded"
-IS_FORM = re.compile(rb"[\w.%+-]++=|[^\s=%+]*+[%+][^\s=]*+\Z")  # what `curl -d` sends need not be one
+IS_FORM = re.compile(rb"[\w.%+-]++=[^\0]*+\Z|[^\s=%+]*+[%+][^\s=]*+\Z")
+"""What looks like a form: a text or a file that `curl -d` or urllib sends need not be one."""
+
 JSON_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # `curl -d` calls JSON urlencoded
 CODECS = {codec for codec in encodings.values() if not codec.endswith("_codec")}
 CODECS -= {"mbcs", "rot_13", "utf_7"}
 """Python's names of charsets; it would remember every unknown name for ever."""
+
+ORDERS = {
+    "utf_16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+    "utf_32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+}
+"""Charsets whose order of bytes only a byte order mark says -> the marks."""
 
 TYPES: dict[str, Any] = {"FP32": float, "FP64": float, "INT64": int, "BOOL": bool}
 JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possibly unterminated
@@ -117,7 +127,8 @@ def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) ->
             raise InvalidRequestError(f"the form has several values for {field.name[:80]!r}")
         is_text = field.datatype == "BYTES" and not (field.is_list or field.is_json)
         text = text.replace(" ", "+") if field.is_bytes else text  # base64 as it was before decoding
-        content[field.name] = text if is_text else msgspec.Raw(text.encode())
+        label = f"field {name[:80]!r}"
+        content[field.name] = text if is_text else decode_json(SYNTAX, text.encode(), label)
     return msgspec.json.encode(content)
 
 
@@ -233,8 +244,13 @@ def text_of(data: bytes, charset: str = "utf-8") -> str:
 
     Raises InvalidTextError, or UnsupportedMediaTypeError for an unknown charset.
     """
+    codec = codec_of(charset)
+    if data and codec in ORDERS and not data.startswith(ORDERS[codec]):
+        name = codec.upper().replace("_", "-")
+        text = f"{name} without a byte order mark is ambiguous: declare {name}LE or {name}BE"
+        raise InvalidTextError(text)
     try:
-        return data.decode(codec_of(charset)).removeprefix("\ufeff")
+        return data.decode(codec).removeprefix("\ufeff")
     except UnicodeError as error:
         raise InvalidTextError(f"the text is not {charset.upper()}: {error}"[:200]) from error
 

@@ -117,6 +117,22 @@ def test_a_form_of_predict_may_have_top_k() -> None:
         assert 400 <= refused.value.status < 500
 
 
+@pytest.mark.parametrize("value", [b'1,"text":"bad"', b"1%2C%22text%22%3A%22bad%22", b"02", b"x", b""])
+def test_a_value_of_a_form_is_json_by_itself(value: bytes) -> None:
+    with pytest.raises(InvalidJsonError, match="'top_k' is not JSON"):
+        native(Texts(), b"text=good&top_k=" + value, FORM)
+    with pytest.raises(InvalidJsonError, match="'number' is not JSON"):
+        native(Json(), b"number=" + value, FORM)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [b"GIF89a=\0=\0" + bytes(9), b"BM6=\0\0" + bytes(9), b"RIFF%=\0\0WEBPVP8 ", b"RIFF=+\0\0WEBP"],
+)
+def test_a_file_whose_size_looks_like_a_form(file: bytes) -> None:
+    assert torchserve(Images(), file, FORM) == {"image": file}
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [
@@ -216,6 +232,17 @@ def test_other_charsets_are_refused(charset: str) -> None:
 def test_bytes_that_are_not_of_the_declared_charset(data: bytes, charset: str) -> None:
     with pytest.raises(InvalidTextError, match=charset.upper()):
         native(Texts(), data, f"text/plain; charset={charset}")
+
+
+@pytest.mark.parametrize("order", ["utf-16le", "utf-16be", "utf-32le", "utf-32be"])
+def test_without_a_byte_order_mark_the_order_must_be_declared(order: str) -> None:
+    data, charset = "good film".encode(order), order[:6]
+    assert native(Texts(), data, f"text/plain; charset={order}") == {"text": "good film"}
+    marked = (BOM + "good film").encode(order)
+    assert native(Texts(), marked, f"text/plain; charset={charset}") == {"text": "good film"}
+    for read in (native, torchserve):
+        with pytest.raises(InvalidTextError, match=f"{charset.upper()}LE or {charset.upper()}BE"):
+            read(Texts(), data, f"text/plain; charset={charset}")
 
 
 def test_json_is_utf_8() -> None:
