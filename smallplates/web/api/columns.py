@@ -298,13 +298,33 @@ def item_shape(spec: ColumnSpec, shape: Sequence[int]) -> Sequence[int]:
 
 
 def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
-    """Returns the requested outputs in order. Raises InvalidRequestError or InvalidTensorError."""
+    """Returns the requested outputs in order, without those that are null in the answer.
+
+    Raises InvalidRequestError or InvalidTensorError.
+    """
     specs = {spec.name: (spec, index) for index, spec in enumerate(call.entry.outputs)}
     if call.tensors is None:
-        return [field_column(specs[wanted.name][0], wanted, call, answer) for wanted in call.outputs]
+        given = [wanted for wanted in call.outputs if has_values(specs[wanted.name][0], answer)]
+        return [field_column(specs[wanted.name][0], wanted, call, answer) for wanted in given]
     if any(wanted.classes or not wanted.binary for wanted in call.outputs):
         call.model.check_finite(answer)
     return [tensor_column(*specs[wanted.name], wanted, call, answer) for wanted in call.outputs]
+
+
+def has_values(spec: ColumnSpec, answer: Answer) -> bool:
+    """Returns whether the answer has values for an optional field, which may be null or left out.
+
+    Raises InvalidRequestError if only some batch elements have one, because tensors have no null.
+    """
+    if spec.field is None or spec.field.required or spec.field.is_json:
+        return True
+    name = spec.field.name
+    found = {best.get(name) is not None for candidates in answer.candidates for best in candidates}
+    if len(found) > 1:
+        raise InvalidRequestError(
+            f"{spec.name} is null for some of the inputs: send each input in its own request"
+        )
+    return found != {False}
 
 
 def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answer: Answer) -> Column:
@@ -325,7 +345,7 @@ def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answe
         ]
         return Column(spec.name, BYTES, [count, len(texts) // count], texts)
     best = [candidates[: call.candidates] for candidates in answer.candidates]
-    values = [candidate[field.name] for candidates in best for candidate in candidates]
+    values: list[Any] = [candidate.get(field.name) for candidates in best for candidate in candidates]
     if len({len(candidates) for candidates in best}) > 1:
         raise InvalidRequestError(
             f"the inputs have different numbers of {spec.name}: send each in its own request"

@@ -238,7 +238,7 @@ def outputs_of(call: ColumnCall, answer: Answer) -> dict[str, list[Any]]:
         arrays = answer.arrays if call.entry.is_batched else [array[0] for array in answer.arrays]
         return {spec.name: array.tolist() for spec, array in zip(outputs, arrays, strict=True)}
     return {
-        spec.name: [best[spec.field.name] for best, *_ in answer.candidates]
+        spec.name: [best.get(spec.field.name) for best, *_ in answer.candidates]
         for spec in outputs
         if spec.field
     }

@@ -280,13 +280,14 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: in
 def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
     """Returns the body of an answer, and the length of its JSON if binary tensors follow, else None."""
     outputs, tails = [], []
-    for wanted, column in zip(call.outputs, columns_of(call, answer), strict=True):
+    is_binary = {wanted.name: wanted.binary for wanted in call.outputs}
+    for column in columns_of(call, answer):
         entry: dict[str, Any] = {
             "name": column.name,
             "datatype": column.datatype,
             "shape": column.shape,
         }
-        if wanted.binary:
+        if is_binary[column.name]:
             data = binary_data(column)
             entry["parameters"] = {"binary_data_size": len(data)}
             tails.append(data)

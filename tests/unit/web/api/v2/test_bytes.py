@@ -10,13 +10,14 @@ import pytest
 from pydantic import Base64Bytes, Base64UrlBytes, BaseModel, ConfigDict
 
 from smallplates.engine.statistics import Timings
-from smallplates.errors import InvalidBase64Error
+from smallplates.errors import InvalidBase64Error, InvalidRequestError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.tasks.base import TaskParts
 from smallplates.tasks.image_classification import ImageClassification
 from smallplates.tasks.python.web import PythonRequests
+from smallplates.web.api import tfserving
 from smallplates.web.api.catalog import CatalogEntry, column_of_field
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.v2 import codec, grpc_messages
@@ -170,3 +171,65 @@ def test_an_image_may_be_its_bytes_or_their_base64(content: bytes) -> None:
     for element in (content, text, b"data:image/jpeg;base64," + text, base64.encodebytes(content)):
         for call in calls_of(entry, "IMAGE", [element]):
             assert [source.read()["image"] for source in call.inputs] == [content]
+
+
+class Sparse(BaseModel):
+    """An answer of which only the size is always there."""
+
+    size: int
+    note: str | None = None
+    count: int | None = None
+    score: float | None = None
+    file: Base64Bytes | None = None
+    tags: list[str] | None = None
+
+
+FULL = {"size": 2, "note": "a", "count": 3, "score": 0.5, "file": "YWJj", "tags": ["b", "c"]}
+NULL = dict.fromkeys(FULL) | {"size": 1}
+ABSENT = {"size": 1}
+
+
+def columns_by_name(task: PythonRequests, candidates: list[dict[str, Any]], *names: str) -> Any:
+    """The outputs of an answer in JSON and, checked to be the same ones, in binary data and gRPC."""
+    entry = entry_of(task)
+    count = len(candidates)
+    tensor = {"name": "SIZE", "datatype": "INT64", "shape": [count], "data": [1] * count}
+    body = {"inputs": [tensor], "outputs": [{"name": name} for name in names]}
+    call = codec.decode(json.dumps(body).encode(), None, entry, 4)
+    answer: Any = Answer(task, [[candidate] for candidate in candidates], [], Timings(0, 0, 0))
+    found = {output["name"]: output for output in json.loads(codec.encode(call, answer)[0])["outputs"]}
+    by_grpc = grpc_messages.encode(call, answer)
+    assert [output.name for output in by_grpc.outputs] == [*found]
+    assert len(by_grpc.raw_output_contents) == len(found)
+    for output in call.outputs:
+        output.binary = True
+    encoded, length = codec.encode(call, answer)
+    assert [output["name"] for output in json.loads(encoded[:length])["outputs"]] == [*found]
+    return {name: output["data"] for name, output in found.items()}
+
+
+@pytest.mark.parametrize("candidate", [NULL, ABSENT], ids=["null", "absent"])
+def test_an_output_that_is_null_is_left_out(candidate: dict[str, Any]) -> None:
+    task = task_of(Sparse)
+    assert columns_by_name(task, [candidate]) == {"SIZE": [1]}
+    assert columns_by_name(task, [candidate, candidate]) == {"SIZE": [1, 1]}
+    for name in ("NOTE", "COUNT", "SCORE", "FILE", "TAGS"):
+        assert columns_by_name(task, [candidate], name) == {}
+        with pytest.raises(InvalidRequestError, match=f"{name} is null"):
+            columns_by_name(task, [candidate, FULL], name)
+    assert columns_by_name(task, [candidate, FULL], "SIZE") == {"SIZE": [1, 2]}
+
+
+def test_an_optional_output_with_a_value_is_there() -> None:
+    expected = {"SIZE": [2], "NOTE": ["a"], "COUNT": [3], "SCORE": [0.5], "FILE": ["YWJj"]}
+    assert columns_by_name(task_of(Sparse), [FULL]) == {**expected, "TAGS": ["b", "c"]}
+
+
+def test_tensorflow_serving_has_null() -> None:
+    task = task_of(Sparse)
+    call = tfserving.decode(b'{"instances": [{"SIZE": 1}, {"SIZE": 1}]}', entry_of(task), 4)
+    for candidate in (NULL, ABSENT):
+        answer: Any = Answer(task, [[candidate], [FULL]], [], Timings(0, 0, 0))
+        found = tfserving.outputs_of(call, answer)
+        assert found["NOTE"] == [None, "a"]
+        assert found["TAGS"] == [None, ["b", "c"]]
