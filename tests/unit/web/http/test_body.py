@@ -2,23 +2,34 @@
 
 import asyncio
 import gzip
+import json
 import random
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallplates.errors import (
     InvalidBodyError,
+    InvalidTextError,
     OverloadedError,
     PayloadTooLargeError,
     ServingError,
     UnsupportedMediaTypeError,
 )
-from smallplates.web.http.body import MAX_MEMBERS, STEP, BodyReader, content_coding, packed, unpack
+from smallplates.web.http.body import (
+    MAX_MEMBERS,
+    STEP,
+    BodyReader,
+    content_coding,
+    decode_json,
+    packed,
+    unpack,
+)
 
 MB = 1024 * 1024
 NOISE = random.Random(1).randbytes(2 * STEP + 1)
@@ -144,3 +155,24 @@ def test_many_compressed_bodies_at_once_share_the_limit() -> None:
     assert sum(done) <= 8 * MB
     assert peak < 10 * MB + 4 * MB + 4 * MB  # a copy of one body, and what zlib itself takes
     assert reader.buffered == 0
+
+
+@pytest.mark.parametrize("text", [r"\ud83d\ude00", r"\uD83D\uDE00 x", r"\ud83d\ude00\uD83D\uDe00"])
+def test_a_pair_of_surrogates_is_text(text: str) -> None:
+    assert decode_json(msgspec.json.Decoder(str), f'"{text}"'.encode()) == json.loads(f'"{text}"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\ud83d",
+        r"\uD83Dx     ",
+        r"\ude00",
+        r"\uDE00\uD83D",
+        r"\ud83d\ud83d\ude00",
+        r"\ud83d\ude00\uDE00",
+    ],
+)
+def test_half_a_pair_of_surrogates_is_named(text: str) -> None:
+    with pytest.raises(InvalidTextError, match="unpaired"):
+        decode_json(msgspec.json.Decoder(str), f'"{text}"'.encode())
