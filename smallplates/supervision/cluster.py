@@ -165,9 +165,10 @@ class Cluster:
                 web_process.connections, web_process.unanswered = message["count"], 0
                 self._watch()
             case "load":
-                self._spawn(self._change(web_process, self._load(message)))
+                self._spawn(self._change(web_process, message["id"], self._load(message)))
             case "unload":
-                self._spawn(self._change(web_process, self._registry.unload(message["model"])))
+                work = self._registry.unload(message["model"])
+                self._spawn(self._change(web_process, message["id"], work))
             case "done":
                 web_process.on_done(message["id"], message["error"])
             case "released":
@@ -186,7 +187,9 @@ class Cluster:
                 raise
         await web_process.begin()
 
-    async def _change(self, web_process: WebProcess, work: Coroutine[Any, Any, None]) -> None:
+    async def _change(
+        self, web_process: WebProcess, number: int, work: Coroutine[Any, Any, None]
+    ) -> None:
         """Makes a change requested by a web process, and replies to it."""
         error = None
         self._changes += 1
@@ -197,7 +200,7 @@ class Cluster:
             error = str(reason)
         self._changes -= 1
         self._watch()
-        web_process.send("changed", error=error)
+        web_process.send("changed", id=number, error=error)
 
     async def _load(self, message: dict[str, Any]) -> None:
         """Puts a model into service. Raises ConfigurationError."""

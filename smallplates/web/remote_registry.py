@@ -1,6 +1,7 @@
 """A web process's end of the socket to the parent, in which the registry runs."""
 
 import asyncio
+import itertools
 import os
 import socket
 from collections.abc import Callable
@@ -29,9 +30,10 @@ class RemoteRegistry:
         self._joined: asyncio.Future[None] | None = None
         """Done when this process knows all that is in service."""
 
-        self._changing = asyncio.Lock()
-        self._changed: asyncio.Future[str | None] | None = None
-        """Outcome of the requested change: an error message, or None for success."""
+        self._changes: dict[int, asyncio.Future[str | None]] = {}
+        """Requested changes by number: an error message, or None for success."""
+
+        self._numbers = itertools.count()
 
         self._accept: Callable[[], None] = lambda: None
         self._open_connections: Callable[[], int] = lambda: 0
@@ -66,17 +68,22 @@ class RemoteRegistry:
         await self._change("unload", model=name)
 
     async def _change(self, kind: str, **fields: Any) -> None:
-        async with self._changing:
-            self._changed = asyncio.get_running_loop().create_future()
-            messages.send(self._sock, kind, **fields)
-            if (error := await self._changed) is not None:
-                raise ConfigurationError(error)
+        number = next(self._numbers)
+        changed = self._changes[number] = asyncio.get_running_loop().create_future()
+        messages.send(self._sock, kind, id=number, **fields)
+        try:
+            error = await changed
+        finally:
+            del self._changes[number]
+        if error is not None:
+            raise ConfigurationError(error)
 
     def stop(self) -> None:
         """See `RegistryAccess`; the parent itself aborts its loading."""
         if self._joined is not None and not self._joined.done():
             self._joined.set_exception(ConfigurationError(ENDING))
-        self._on_changed(ENDING)
+        for number in self._changes:
+            self._on_changed(number, ENDING)
 
     async def close(self) -> None:
         """See `RegistryAccess`; the engines belong to the parent."""
@@ -97,7 +104,7 @@ class RemoteRegistry:
             case "ping":
                 self._send_connections()
             case "changed":
-                self._on_changed(message["error"])
+                self._on_changed(message["id"], message["error"])
             case _:
                 self._messages.put_nowait(received)
 
@@ -106,9 +113,10 @@ class RemoteRegistry:
         self._is_watched = count > 0
         messages.send(self._sock, "connections", count=count)
 
-    def _on_changed(self, error: str | None) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(error)
+    def _on_changed(self, number: int, error: str | None) -> None:
+        changed = self._changes.get(number)  # none if its caller is gone
+        if changed is not None and not changed.done():
+            changed.set_result(error)
 
     async def _follow(self, member: Member) -> None:
         """Makes the registry's changes in this process, and says so."""

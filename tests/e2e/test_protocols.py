@@ -204,8 +204,9 @@ def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tm
         assert not client.is_server_ready()
         unloaded = predict(url, command(class_index=4))
         assert (unloaded.status_code, "unloaded" in unloaded.json()["detail"]) == (503, True)
-        states = {(m["state"], m["reason"]) for m in client.get_model_repository_index()}
-        assert states == {("UNAVAILABLE", "unloaded")}
+        for headers, reason in ((chief, "unloaded"), ({}, "")):
+            index = client.get_model_repository_index(headers=headers)
+            assert {(m["state"], m["reason"]) for m in index} == {("UNAVAILABLE", reason)}
         client.load_model("food_classifier", headers=chief)
         assert predict(url, command(class_index=4)).json()["prediction"] == "one-4"
         for body in (

@@ -84,7 +84,7 @@ def tell(parent: cluster.Cluster, web_process: WebProcess, connections: int) -> 
 
 async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -> None:
     """Asks for a version of the default model, and returns when the parent has answered."""
-    message = {**messages.identity(version_of_food11("1")), "type": "load", "version": version}
+    message = {**messages.identity(version_of_food11("1")), "type": "load", "id": 5, "version": version}
     parent._on_message(web_process, message)
     await asyncio.gather(*parent._tasks)
 
@@ -289,7 +289,7 @@ async def test_who_asks_for_a_change_hears_when_it_is_made(
     await load(parent, asker, "2")
     assert engines[0].close.called
     assert received(its_end) == ["changed"]
-    parent._on_message(asker, {"type": "unload", "model": "food11"})
+    parent._on_message(asker, {"type": "unload", "id": 6, "model": "food11"})
     await asyncio.sleep(0)
     pings = [parent._next_ping]
     await asyncio.gather(*parent._tasks)

@@ -199,14 +199,18 @@ async def test_a_change_ends_with_the_parents_answer_or_with_the_service(
         asked |= {"type": "load", "version": "2", "path": str(tmp_path)}
     with ends() as (parent, registry, web):
         waiting = asyncio.ensure_future(registry.join(web))
-        for answer in ({"error": None}, {"error": "no such version"}, None):
+        gone = asyncio.create_task(registry.unload("fake"))
+        assert (await said(parent))["id"] == 0
+        gone.cancel()  # its answer is not that of the next change
+        for number, answer in enumerate(({"error": None}, {"error": "no such version"}, None), 1):
             work = registry.load(model) if kind == "load" else registry.unload("fake")
             changing = asyncio.create_task(work)
-            assert await said(parent) == asked
+            assert await said(parent) == asked | {"id": number}
             if answer is None:
                 registry.stop()
             else:
-                messages.send(parent, "changed", **answer)
+                messages.send(parent, "changed", id=0, error="an earlier one")
+                messages.send(parent, "changed", id=number, **answer)
             if answer == {"error": None}:
                 await changing
             else:

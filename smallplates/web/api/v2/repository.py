@@ -79,13 +79,14 @@ class Repository:
     async def index(self, only_ready: bool, authorization: str) -> list[dict[str, Any]]:
         """Lists every name with its versions, and the folders in the store; reads their descriptions.
 
-        Versions in service are READY. If a key is set, requests without one of the keys see only these.
+        Versions in service are READY. If a key is set, requests without one of the keys see no reasons,
+        and no folders in the store.
         """
-        if self._keys and not any(key.accepts(authorization) for key in self._keys):
-            only_ready = True
-        return await asyncio.to_thread(self._index, only_ready)
+        is_trusted = not self._keys or any(key.accepts(authorization) for key in self._keys)
+        rows = await asyncio.to_thread(self._index, only_ready, is_trusted)
+        return rows if is_trusted else [row | {"reason": ""} for row in rows]
 
-    def _index(self, only_ready: bool) -> list[dict[str, Any]]:
+    def _index(self, only_ready: bool, with_store: bool) -> list[dict[str, Any]]:
         service = self._service
         rows = []
         for entry in self._catalog.entries.values():
@@ -98,7 +99,7 @@ class Repository:
                 reason = service.reasons.get(own, "")
                 state = ("UNAVAILABLE" if reason else "LOADING", reason)
                 rows += [(name, model.description.version, *state) for name in model.names]
-        for name, path in stored_models(service.settings).items():
+        for name, path in stored_models(service.settings).items() if with_store else ():
             if name not in service.known:
                 try:
                     version, reason = Model.read(path, name=name).description.version, "not loaded"
