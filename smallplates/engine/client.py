@@ -88,6 +88,9 @@ class Slots:
     A request with more items than slots reuses a slot as soon as a worker has reported it.
     """
 
+    limit: asyncio.Timeout
+    """The request's time limit, which its body may shorten; set where the request is admitted."""
+
     def __init__(self, client: "EngineClient", indices: list[int]) -> None:
         self.client = client
         self.acquired_at = time.monotonic()
