@@ -67,7 +67,7 @@ def test_another_model_than_the_named_one_does_not_start(url: str) -> None:  # n
     with pytest.raises(RuntimeError):
         deploy(1, {"SERVING_MODEL_SHA256": "0" * 64})
     (deployment,) = serve.status().applications["default"].deployments.values()
-    assert "must be 000" in deployment.message
+    assert "SERVING_MODEL_SHA256 does not list food11=" in deployment.message
 
 
 def test_a_canary_is_a_second_application_below_a_prefix(url: str) -> None:
