@@ -207,6 +207,9 @@ def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: 
     objection = openvino_objection()
     if settings.cpu_runtime == OPENVINO and objection:
         raise ConfigurationError(f"SERVING_CPU_RUNTIME=openvino cannot be used: {objection}")
+    types = {spec.dtype for spec in (*signature.inputs, *signature.outputs)}
+    if settings.cpu_runtime == "auto" and "float64" in types:
+        objection = objection or "OpenVINO computes float64 in fp32"
 
     def load(candidate: Candidate) -> Infer:
         kept = scratch if candidate.runtime == OPENVINO else None  # ONNX Runtime opens a graph quickly

@@ -29,6 +29,18 @@ LIMITS = "limits.json"
 ON_THE_WAY = ("Convert", "Unsqueeze", "Squeeze", "Reshape")
 """Operations between an input and the table that it indexes."""
 
+HARMLESS = ("ShapeOf", "NonZero")
+"""Operations whose integers are right whatever their input's are."""
+
+ELEMENTWISE = {
+    *("Add", "Concat", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum"),
+    *("Multiply", "NotEqual", "Select", "Subtract"),
+}
+"""Operations that take any integer in any place; others only in the first place, as their data."""
+
+LENGTHS = ("If", "Loop", "Range", "TensorIterator")
+"""Operations that take a length, or more, in the first place, too."""
+
 
 class OpenVinoSession:
     """Session of OpenVINO on a CPU, see `Session`."""
@@ -106,25 +118,48 @@ def forget_others(scratch: Path, precision: str) -> None:
 
 
 def index_limits(model: Any) -> dict[str, int]:
-    """Returns the rows of the smallest table of weights that each input of an OpenVINO model indexes."""
-    limits: dict[str, int] = {}
+    """Returns the rows of the smallest table of weights that each input of an OpenVINO model indexes.
 
-    def follow(name: str, output: Any) -> None:
+    Raises ValueError if clients' integers are indices, or lengths, that can't be checked before a call:
+    OpenVINO would answer zeros, read memory behind a tensor, or crash.
+    """
+    limits: dict[str, int] = {}
+    seen: set[tuple[str, int, bool]] = set()
+
+    def follow(name: str, output: Any, is_same: bool = True) -> None:
+        """Follows an input's integers; `is_same` says whether they are still the client's."""
+        is_integer = output.get_element_type().is_integral_number()
         for target in output.get_target_inputs():
-            node = target.get_node()
-            if node.get_type_name() == "Gather" and target.get_index() == 1:
-                table = node.input_value(0).get_partial_shape()
-                axis = node.input_value(2).get_node()
-                if axis.get_type_name() == "Constant":
-                    rows = table[int(axis.get_data().ravel()[0])]
-                    if rows.is_static:
-                        limits[name] = min(limits.get(name, rows.get_length()), rows.get_length())
-            elif node.get_type_name() in ON_THE_WAY and target.get_index() == 0:
-                follow(name, node.output(0))
+            node, place = target.get_node(), target.get_index()
+            kind = node.get_type_name()
+            rows = table_rows(node) if (kind, place, is_same) == ("Gather", 1, True) else 0
+            if rows:
+                limits[name] = min(limits.get(name, rows), rows)
+            elif is_integer and (kind in LENGTHS or (place and kind not in ELEMENTWISE)):
+                raise ValueError(
+                    f"OpenVINO does not check what {kind} is given, which depends on {name}"
+                )
+            elif kind in ON_THE_WAY or (is_integer and kind not in HARMLESS):
+                is_kept = is_same and kind in ON_THE_WAY
+                for made in node.outputs():
+                    key = (node.get_friendly_name(), made.get_index(), is_kept)
+                    if (is_kept or made.get_element_type().is_integral_number()) and key not in seen:
+                        seen.add(key)
+                        follow(name, made, is_kept)
 
     for parameter in model.get_parameters():
+        seen.clear()
         follow(parameter.output(0).get_any_name(), parameter.output(0))
     return limits
+
+
+def table_rows(gather: Any) -> int:
+    """Returns along how many rows a Gather chooses; 0 if that is not fixed."""
+    axis = gather.input_value(2).get_node()
+    if axis.get_type_name() != "Constant":
+        return 0
+    rows = gather.input_value(0).get_partial_shape()[int(axis.get_data().ravel()[0])]
+    return int(rows.get_length()) if rows.is_static else 0
 
 
 def openvino_objection(precision: str = "") -> str:

@@ -105,6 +105,97 @@ def test_an_index_that_its_table_lacks_fails_as_in_onnx_runtime(tmp_path: Path, 
             computed(made, tmp_path, runtime, tokens, mask)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "operation"),
+    [
+        ([graphs.node("Add", "i one", "j"), graphs.node("Gather", "table j", "y")], "Gather"),
+        ([graphs.node("Gather", "x i", "y")], "Gather"),
+        ([graphs.node("GatherND", "table i", "y")], "GatherND"),
+        ([graphs.node("GatherElements", "table i", "y")], "GatherElements"),
+        ([graphs.node("ScatterElements", "table i x", "y")], "ScatterElementsUpdate"),
+        ([graphs.node("Div", "one i", "y")], "Divide"),
+        ([graphs.node("Squeeze", "i", "j"), graphs.node("Range", "j one one", "y")], "Range"),
+    ],
+)
+def test_indices_and_lengths_that_it_does_not_check_are_left_to_onnx_runtime(
+    nodes: Sequence[onnx.NodeProto], operation: str
+) -> None:
+    weights = [np.ones((4, 1), np.float32), np.array(1)]
+    kind = TensorProto.FLOAT if "table" in str(nodes) or "x" in nodes[-1].input else TensorProto.INT64
+    made = graphs.model(
+        nodes,
+        [graphs.value("i", TensorProto.INT64, ["N", 1]), graphs.value("x", axes=["N", 1])],
+        [graphs.value("y", kind, None)],
+        [
+            onnx.numpy_helper.from_array(array, name)
+            for array, name in zip(weights, ("table", "one"), strict=True)
+        ],
+    )
+    core = openvino_session.import_openvino().Core()
+    with pytest.raises(ValueError, match=f"does not check what {operation} is given, .* on i$"):
+        openvino_session.index_limits(core.read_model(made.SerializeToString()))
+
+
+def test_an_unchecked_index_is_refused_however_the_runtime_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "QUICK_MS", 0)
+    made = graphs.model(
+        [graphs.node("GatherND", "table i", "y")],
+        [graphs.value("i", TensorProto.INT64, ["N", 1])],
+        [graphs.value("y", axes=["N", 2])],
+        [onnx.numpy_helper.from_array(np.ones((4, 2), np.float32), "table")],
+    )
+    model = Model.read(graphs.saved(made, tmp_path))
+    with pytest.raises(ConfigurationError, match="what GatherND is given"):
+        loaded(model)
+    backend, info = loaded(model, cpu_runtime="auto")
+    assert info.backend.startswith("onnxruntime")
+    assert "GatherND" in {trial.runtime: trial.reason for trial in info.trials}[OPENVINO]
+    (signature,) = backend.signatures(model)
+    with pytest.raises(Exception, match="invalid index"):
+        backend.infer(signature, [np.array([[10**6]])])
+
+
+def test_positions_that_the_graph_finds_itself_are_not_the_clients_indices() -> None:
+    """As networks find the last token: by comparison with the padding token."""
+    nodes = [
+        graphs.node("Equal", "i one", "is_end"),
+        graphs.node("NonZero", "is_end", "places"),
+        graphs.node("Transpose", "places", "indices", perm=[1, 0]),
+        graphs.node("Gather", "table i", "rows"),
+        graphs.node("GatherND", "rows indices", "y"),
+    ]
+    made = graphs.model(
+        nodes,
+        [graphs.value("i", TensorProto.INT64, ["N", "n"])],
+        [graphs.value("y", axes=["k", 3])],
+        [
+            onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "table"),
+            onnx.numpy_helper.from_array(np.array(1), "one"),
+        ],
+    )
+    core = openvino_session.import_openvino().Core()
+    assert openvino_session.index_limits(core.read_model(made.SerializeToString())) == {"i": 4}
+
+
+def test_a_graph_in_float64_stays_with_onnx_runtime_unless_openvino_is_set(tmp_path: Path) -> None:
+    made = graphs.model(
+        [graphs.node("Add", "x x", "y")],
+        [graphs.value("x", TensorProto.DOUBLE, ["N", 3])],
+        [graphs.value("y", TensorProto.DOUBLE, ["N", 3])],
+    )
+    model = Model.read(graphs.saved(made, tmp_path))
+    backend, info = loaded(model, cpu_runtime="auto", precision="auto")
+    assert info.backend.startswith("onnxruntime")
+    assert {trial.reason for trial in info.trials if trial.runtime == OPENVINO} == {
+        "OpenVINO computes float64 in fp32"
+    }
+    (signature,) = backend.signatures(model)
+    numbers = np.array([[1e300, 1 + 1e-12, 0]])
+    assert np.array_equal(backend.infer(signature, [numbers])[0], numbers + numbers)
+
+
 def test_workers_share_what_was_compiled(tmp_path: Path) -> None:
     model = Model.read(Settings().model_dir)
     alone, _ = loaded(model)
