@@ -37,6 +37,9 @@ class TensorSpec:
     example: int = 0
     """Value of all elements during warm-up."""
 
+    ending: tuple[int, ...] = ()
+    """Values at the end of the last axis during warm-up, as far as there is room."""
+
     note: str = ""
     """Where the shape comes from, for error messages about a wrong shape."""
 
@@ -161,7 +164,17 @@ def axes_of(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 def examples(signature: Signature, count: int, sizes: Mapping[str, int]) -> list[Array]:
     """Returns a batch of examples for warm-up, an array [count, *shape] per input."""
-    return [np.full((count, *spec.sized(sizes)), spec.example, spec.dtype) for spec in signature.inputs]
+    batch = [np.full((count, *spec.sized(sizes)), spec.example, spec.dtype) for spec in signature.inputs]
+    for spec, array in zip(signature.inputs, batch, strict=True):
+        put_at_end(array, spec.ending)
+    return batch
+
+
+def put_at_end(array: Array, values: Sequence[int]) -> None:
+    """Writes the values, or as many of the last ones as there is room for, at the last axis' end."""
+    if values:
+        kept = values[-array.shape[-1] :]
+        array[..., -len(kept) :] = kept
 
 
 def check_outputs(

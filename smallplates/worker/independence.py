@@ -4,7 +4,6 @@ A causal network that was traced without a padding token, for example, reads the
 instead of a text's last token. Called by the backends' `GraphReader`, in a process of its own.
 """
 
-import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array, Signature
+from smallplates.models.task_kinds import QUESTION_ANSWERING
+from smallplates.models.tensors import Array, Signature, put_at_end
 from smallplates.worker.precision_check import EXACT, difference
 
 ITEMS, TOKENS = 3, 16
@@ -49,26 +49,45 @@ def with_checked_texts(
     """Yields the signature: first with what is known of batches, then with the longest text, too.
 
     `largest` is the largest accepted difference. The tokens are from the upper half of the vocabulary,
-    where hardly any is special.
+    where hardly any is special. Texts end with the special tokens that the tokeniser adds, because some
+    networks search for one: BART's classifiers fail without their end of a sentence.
     """
     pad = model.description.text_pipeline.pad_token_id
     most = min(signature.limits[axis] for axis in signature.input_axes)
-    count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
+    count, ending = vocabulary(model)
+    endings = {"input_ids": ending}
+    inputs = (replace(spec, ending=endings.get(spec.name, ())) for spec in signature.inputs)
+    signature = replace(signature, inputs=tuple(inputs))
     shape = signature.batch_size or ITEMS, min(most, LONGEST)
     tokens = np.random.default_rng(0).integers(count // 2, count, shape)
     tokens -= tokens == (pad or 0)
 
+    def texts(lengths: Sequence[int], width: int) -> list[Array]:
+        """Returns a batch of texts of these lengths, padded to this width."""
+        every = np.resize(lengths, signature.batch_size or len(lengths))
+        mask = np.arange(width) < every[:, None]
+        ids = np.where(mask, tokens[: len(every), :width], pad or 0)
+        for row, length in zip(ids, every, strict=True):
+            put_at_end(row[:length], ending)
+        known = {"input_ids": ids, "attention_mask": mask}
+        return [known.get(spec.name, 0 * ids).astype(spec.dtype) for spec in signature.inputs]
+
     def share(lengths: Sequence[int], width: int) -> bool:
         """Returns whether texts in a batch of this width are computed as they are alone."""
-        rows = signature.batch_size or len(lengths)
-        mask = np.arange(width) < np.resize(lengths, rows)[:, None]
-        ids = np.where(mask, tokens[:rows, :width], pad or 0)
-        known = {"input_ids": ids, "attention_mask": mask}
-        batch = [known.get(spec.name, 0 * ids).astype(spec.dtype) for spec in signature.inputs]
+        batch = texts(lengths, width)
         try:
-            return difference_alone(infer, batch, lengths[:rows], signature.batch_size) <= largest
+            ends = lengths[: len(batch[0])]
+            return difference_alone(infer, batch, ends, signature.batch_size) <= largest
         except Exception:  # of the runtime, or for outputs without a batch
             return False
+
+    def fails(length: int) -> bool:
+        """Returns whether the network computes no text of this length."""
+        try:
+            infer(texts([length], length))
+        except Exception:  # of the runtime
+            return True
+        return False
 
     width = min(TOKENS, most)
     can_pad = pad is not None and any(spec.name == "attention_mask" for spec in signature.inputs)
@@ -79,6 +98,20 @@ def with_checked_texts(
     else:
         checked = replace(signature, batch_size=1, batch_note=ONE_BY_ONE)
     yield checked
-    if not share(shape[1:], shape[1]):
-        most = bisect_left(range(1, shape[1]), True, key=lambda end: not share([end], end)) or most
+    if fails(shape[1]):
+        most = bisect_left(range(1, shape[1]), True, key=fails) or most
     yield replace(checked, limits={**signature.limits, **dict.fromkeys(signature.input_axes, most)})
+
+
+def vocabulary(model: Model) -> tuple[int, tuple[int, ...]]:
+    """Returns a text model's number of tokens, and the special ones of an empty text or pair."""
+    from tokenizers import Tokenizer  # workers need none of it
+
+    tokenizer = Tokenizer.from_file(str(model.tokenizer()))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    empty = ("", "") if model.description.task == QUESTION_ANSWERING else ("",)
+    special = tokenizer.encode(*empty).ids
+    pad = model.description.text_pipeline.pad_token_id
+    count = tokenizer.get_vocab_size(with_added_tokens=False)
+    return count, tuple(token for token in special if token != pad)

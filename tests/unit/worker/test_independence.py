@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.models.tensors import Array, Signature, TensorSpec, examples
 from smallplates.worker.independence import EQUAL_LENGTHS, LONGEST, ONE_BY_ONE, with_checked_texts
 from tests import exports
 
@@ -127,3 +127,40 @@ def test_the_longest_text_that_is_tried_has_a_bound(tmp_path: Path, most: int, f
 def test_a_network_that_computes_nothing_keeps_its_limit(tmp_path: Path) -> None:
     *_, found = checked(tmp_path, mean, 0)
     assert found.limits == {AXIS: 64}
+
+
+@pytest.mark.parametrize(
+    ("task", "ending"), [("ForSequenceClassification", (0, 2)), ("ForQuestionAnswering", (0, 2, 2, 2))]
+)
+def test_texts_end_as_the_tokeniser_ends_them(
+    tmp_path: Path, task: str, ending: tuple[int, ...]
+) -> None:
+    """BART's classifiers, for example, read the state of the last end of a sentence."""
+    config = {"architectures": [f"Bart{task}"], "model_type": "bart", "pad_token_id": 1}
+    model = Model.read(exports.saved(tmp_path / "made", exports.byte_level(), config))
+    (signature,) = OnnxBackend().signatures(model)
+
+    def infer(inputs: Sequence[Array]) -> Sequence[Array]:
+        ids, _ = inputs
+        ends = ids == ending[-1]
+        if (ends.sum(1) != min(ending.count(2), ids.shape[1])).any():
+            raise ValueError("All examples must have the same number of <eos> tokens.")
+        last = ids.shape[1] - 1 - ends[:, ::-1].argmax(1)
+        return [WEIGHTS[ids].cumsum(1)[np.arange(len(ids)), last]]
+
+    *_, found = with_checked_texts(model, infer, signature)
+    assert (found.pads, found.batch_note, found.limits) == (True, "", {AXIS: 64})
+    assert found.inputs[0].ending == ending
+    for length in (1, 2, 3, 16):
+        infer(examples(found, 2, {AXIS: length}))  # as warm-up does
+
+
+def test_a_network_that_fits_is_not_computed_twice_for_its_longest_text(tmp_path: Path) -> None:
+    widths: list[int] = []
+
+    def counted(embedded: Numbers, mask: Numbers) -> Numbers:
+        widths.append(mask.shape[1])
+        return mean(embedded, mask)
+
+    checked(tmp_path, counted)
+    assert widths.count(64) == 1
