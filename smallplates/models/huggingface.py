@@ -87,6 +87,8 @@ class Config(File):
     num_labels: PositiveInt | None = None
     pad_token_id: NonNegativeInt | None = None
     max_position_embeddings: int | None = None
+    n_positions: PositiveInt | None = None
+    """Number of positions in GPT-2 and its relatives; T5 has the field, but no positions."""
 
     @property
     def independent(self) -> bool:
@@ -287,7 +289,7 @@ def text_pipeline(folder: Path, config: Config, task: str) -> TextPipeline:
     length = file.model_max_length
     limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
     return TextPipeline(
-        max_tokens=min(filter(None, limits), default=DEFAULT_TOKENS),
+        max_tokens=min(filter(None, limits), default=config.n_positions or DEFAULT_TOKENS),
         pad_token_id=file.pad_token_id if config.pad_token_id is None else config.pad_token_id,
         truncation_side=file.truncation_side,
         activation="sigmoid" if task == TEXT_CLASSIFICATION and config.independent else "softmax",

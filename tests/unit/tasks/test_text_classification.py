@@ -153,6 +153,12 @@ def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
         ({}, {"truncation_side": "left"}, {"truncation_side": "left"}),
         ({"max_position_embeddings": None}, None, {"max_tokens": 512}),
         ({"max_position_embeddings": -1}, None, {"max_tokens": 512}),
+        ({"max_position_embeddings": None, "n_positions": 1024}, None, {"max_tokens": 1024}),
+        (
+            {"max_position_embeddings": None, "n_positions": 512},
+            {"model_max_length": 2048},
+            {"max_tokens": 2048},
+        ),
         ({"model_type": "roberta", "pad_token_id": 1}, None, {"max_tokens": 62, "pad_token_id": 1}),
         ({"model_type": "roberta", "pad_token_id": 0}, None, {"max_tokens": 63}),
         (
