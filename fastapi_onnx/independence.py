@@ -7,7 +7,7 @@ described, in a process of its own.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import onnx
 import onnxruntime as ort
@@ -34,8 +34,10 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     for a graph that cannot be served without the batch axis.
     """
     path, is_text = graph_path(model), model.description.text is not None
-    largest = tolerance(onnx.load(path, load_external_data=False).graph, signature)
-    if not signature.is_batched or (not is_text and (signature.batch_size == 1 or largest == QUANTISED)):
+    largest = cache(lambda: tolerance(onnx.load(path, load_external_data=False).graph, signature))
+    if not signature.is_batched or (
+        not is_text and (signature.batch_size == 1 or largest() == QUANTISED)
+    ):
         return
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # opens sooner
@@ -51,9 +53,9 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     except Exception:  # the runtime's, which has a type per cause
         yield replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
         return
-    if again > largest:
+    if again > largest():
         yield replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
-    elif alone > largest:
+    elif alone > largest():
         note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
         yield graph_signature(path, model.description, note)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,22 @@ def test_a_network_that_fits_is_not_computed_twice_for_its_longest_text(tmp_path
 
     checked(tmp_path, counted)
     assert widths.count(64) == 1
+
+
+def test_the_accepted_difference_is_asked_for_only_if_results_differ(tmp_path: Path) -> None:
+    model = Model.read(exports.saved(tmp_path / "made", exports.word_piece(), {}))
+    (signature,) = OnnxBackend().signatures(model)
+    calls: list[float] = []
+
+    def largest() -> float:
+        calls.append(0.5)
+        return 0.5
+
+    def infer(padding: float, inputs: Sequence[Array]) -> Sequence[Array]:
+        ids, mask = inputs
+        return [np.asarray((ids * mask).sum(1) + padding * (1 - mask).sum(1))[:, None]]
+
+    *_, exact = with_checked_texts(model, partial(infer, 0.0), signature, largest)
+    assert (exact.pads, calls) == (True, [])
+    *_, near = with_checked_texts(model, partial(infer, 10.0), signature, largest)
+    assert (near.pads, calls) == (True, [0.5])
