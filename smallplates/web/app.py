@@ -2,12 +2,13 @@
 
 import copy
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
@@ -17,22 +18,30 @@ from starlette.types import ASGIApp
 from smallplates import __version__
 from smallplates.logging import configure_logging, warn_of_unknown_variables
 from smallplates.models.folder import configured_models, stored_models
-from smallplates.settings import Settings
+from smallplates.settings import Protocol, Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import Registry, RegistryAccess
 from smallplates.web.api import native, tfserving, torchserve
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.dialect import ENTRY_POINTS, Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.api.tcp import TcpServer
 from smallplates.web.api.v2 import codec
 from smallplates.web.api.v2 import http as v2
-from smallplates.web.http.middleware import AccessLogMiddleware, ErrorMiddleware, ErrorShape, text_error
+from smallplates.web.http.middleware import AccessLogMiddleware, ErrorMiddleware
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.metrics import Metrics
 
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
+
+DIALECTS: Mapping[Protocol, Dialect] = {
+    "v2": v2.DIALECT,
+    "tfserving": tfserving.DIALECT,
+    "torchserve": torchserve.DIALECT,
+}
+"""Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
 
 CORS_RESPONSE_HEADERS = (
     f"Accept-Encoding, Allow, {codec.HEADER}, Retry-After, Server-Timing, WWW-Authenticate, "
@@ -76,13 +85,14 @@ def create_app(settings: Settings, backend: str, registry: RegistryAccess | None
     )
     app.state.service = service
     app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
-    errors: dict[str, ErrorShape] = {}
-    for router in routers(pipeline, catalog, errors):
-        app.router.routes.extend(router.routes)  # `include_router` would cost 20 us per request
+    dialects = enabled_dialects(settings)
+    for dialect in dialects:
+        routes = Routes(dialect, pipeline, catalog).routes
+        app.router.routes.extend(routes)  # `include_router` would cost 20 us per request
     for route in app.router.routes:
         if isinstance(route, APIRoute) and route.methods == {"GET"}:
             route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
-    app.middleware_stack = middleware_stack(app, settings, service.metrics, errors, tracer)
+    app.middleware_stack = middleware_stack(app, settings, service.metrics, dialects, tracer)
     return app
 
 
@@ -95,7 +105,8 @@ def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:
     for entry in catalog.entries.values():
         entries.setdefault(entry.model.description.name, []).append(entry)
     if entries:  # empty if all models have been unloaded
-        describe_models(schema, [*entries.values()])
+        routes = [route for route in app.routes if isinstance(route, Route)]
+        describe_models(schema, routes, [*entries.values()])
     return schema
 
 
@@ -103,11 +114,13 @@ def middleware_stack(
     app: FastAPI,
     settings: Settings,
     metrics: Metrics,
-    errors: dict[str, ErrorShape],
+    dialects: Sequence[Dialect],
     tracer: "Tracer | None",
 ) -> ASGIApp:
     """Returns the middleware around the router; unlike FastAPI's, it handles errors in one place."""
-    stack: ASGIApp = ErrorMiddleware(AsyncExitStackMiddleware(app.router), errors)
+    stack: ASGIApp = ErrorMiddleware(
+        AsyncExitStackMiddleware(app.router), partial(error_shape, dialects=dialects)
+    )
     if settings.cors_origins:
         stack = CORSMiddleware(
             stack,
@@ -119,21 +132,13 @@ def middleware_stack(
     return AccessLogMiddleware(stack, metrics, tracer)
 
 
-def routers(
-    pipeline: Pipeline, catalog: ModelCatalog, errors: dict[str, ErrorShape]
-) -> Iterator[APIRouter]:
-    """Yields the routers of the native API and of enabled protocols; adds their formats to `errors`."""
-    settings = pipeline.service.settings
-    yield native.create_router(pipeline)
-    if "v2" in settings.protocols:
-        yield v2.create_router(pipeline, catalog)
-        errors["v2"] = text_error
-    if "tfserving" in settings.protocols:
-        yield tfserving.create_router(pipeline, catalog)
-        errors[tfserving.SEGMENT] = text_error
-    if "torchserve" in settings.protocols:
-        yield torchserve.create_router(pipeline, catalog)
-        errors |= dict.fromkeys(torchserve.SEGMENTS, torchserve.error_response)
+def enabled_dialects(settings: Settings) -> list[Dialect]:
+    """Returns the native API, the protocols that the settings name, and those of other packages."""
+    return [
+        native.DIALECT,
+        *(dialect for name, dialect in DIALECTS.items() if name in settings.protocols),
+        *(entry.load() for entry in entry_points(group=ENTRY_POINTS)),
+    ]
 
 
 def grpc_server(

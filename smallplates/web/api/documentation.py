@@ -8,14 +8,12 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from smallplates.models.tensors import EXAMPLE_LENGTHS
 from smallplates.tasks.base import Schema, Task, json_value
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
+from smallplates.web.api.dialect import Route
 from smallplates.web.api.fields import TOP_K
-from smallplates.web.api.pipeline import KeyCheck
-from smallplates.web.http.body import dump_json
 
 DEFINITIONS, COMPONENTS = "#/$defs/", "#/components/schemas/"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -26,91 +24,43 @@ MAX_ZEROS = 4096
 """Maximum number of zeros in an example for tensors; larger models are documented without one."""
 
 
-CODES = {
-    400: ("the body, its encoding or its content cannot be read", "invalid_image"),
-    401: ("the API key is missing or wrong", "unauthorized"),
-    404: ("no such model or version", "not_found"),
-    408: ("the body did not arrive in time", "request_timeout"),
-    413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
-    415: ("unsupported content type", "unsupported_media_type"),
-    422: ("the request does not match the schema", "invalid_request"),
-    500: ("the server or the model's own code failed", "internal_error"),
-    503: ("no free slot, shutting down, or not ready", "overloaded"),
-    504: ("the deadline passed", "deadline_exceeded"),
-}
-
-
-class ErrorResponse(BaseModel):
-    """What went wrong, in words and as a code."""
-
-    detail: str
-    code: str
-    request_id: str
-
-
-class ErrorText(BaseModel):
-    """What went wrong, in words."""
-
-    error: str
-
-
-def documented_errors(
-    *statuses: int, model: type[BaseModel] = ErrorResponse
-) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for these statuses; `model` is the schema of a protocol's errors."""
-    return {status: documented_error(status, model) for status in statuses}
-
-
-def documented_error(status: int, model: type[BaseModel]) -> dict[str, Any]:
-    """Documents one error; native errors get an example."""
-    text, code = CODES[status]
-    documented: dict[str, Any] = {"model": model, "description": text[0].upper() + text[1:]}
-    if model is ErrorResponse:
-        example = {"detail": text, "code": code, "request_id": "5f0c9a61e5b14a06a4b3f6d6f8b3c7aa"}
-        documented["content"] = {"application/json": {"example": example}}
-    if status == 503:
-        seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
-        documented["headers"] = {"Retry-After": seconds}
-    return documented
-
-
-def documented_call(key: KeyCheck, content: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Returns FastAPI's arguments for an inference path; `content` has the bodies by content type."""
-    return {
-        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, 504, model=model),
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "dependencies": key.documented(),
-    }
-
-
-def describe_models(schema: dict[str, Any], models: Sequence[Sequence[CatalogEntry]]) -> None:
+def describe_models(
+    schema: dict[str, Any], routes: Sequence[Route], models: Sequence[Sequence[CatalogEntry]]
+) -> None:
     """Adds the requests and answers of each model to an OpenAPI document.
 
-    `models` has the entries of each model. The first model is the one of `/predict`. If there are more,
-    each model also gets a path `/predict/NAME`.
+    `models` has the entries of each model, the default one first. If there are more, each also gets
+    native paths with its name.
     """
     paths = schema["paths"]
     templates = {path: paths.pop(path) for path in OF_ANY_MODEL}
     tidy(schema)
-    predict = copy.deepcopy(paths["/predict"])
-    default = models[0][0].model.task
-    if default.request_signature is None:
-        for path in [path for path in paths if path.startswith("/predict")]:  # TorchServe's, too
-            del paths[path]
-    else:
-        describe_predict(schema, "/predict", default)
-    for entries in models:
-        entry = example_entry(entries)
-        label = "this model" if entries is models[0] else entry.name
-        add_examples(paths, entry, label, alone=len(models) == 1)
+    templates["/predict"] = copy.deepcopy(paths["/predict"])
+    for route in routes:
+        if operations := paths.get(route.path_format):
+            add_examples(operations, route, models)
+            if not callable_models(route, models):
+                del paths[route.path_format]
+    if "/predict" in paths:
+        describe_predict(schema, "/predict", models[0][0].model.task)
     for entries in models if len(models) > 1 else ():
         name, task = entries[0].model.description.name, entries[0].model.task
         if task.request_signature is not None:
             path = f"/predict/{name}"
-            paths[path] = copy.deepcopy(predict)
+            paths[path] = copy.deepcopy(templates["/predict"])
             describe_predict(schema, path, task)
         about = {**templates["/model/{model}"]["get"], "operationId": f"get_model_{name}"}
         paths[f"/model/{name}"] = {"get": {**about, "parameters": []}}
+
+
+def callable_models(
+    route: Route, models: Sequence[Sequence[CatalogEntry]]
+) -> Sequence[Sequence[CatalogEntry]]:
+    """Returns the models that a route can call or describe; without `{model}`, only the default one."""
+    if not route.is_call or route.dialect.takes_tensors:
+        return models
+    named = models if "{model}" in route.path else models[:1]
+    return [entries for entries in named if entries[0].model.task.request_signature is not None]
 
 
 def tidy(schema: dict[str, Any]) -> None:
@@ -125,18 +75,22 @@ def tidy(schema: dict[str, Any]) -> None:
                 body["schema"] = hoisted(schema, body["schema"])
 
 
-def add_examples(paths: dict[str, Any], entry: CatalogEntry, label: str, alone: bool) -> None:
-    """Adds a model's name, version and example, labelled so, to the paths shared by all models."""
-    values = example_values(entry, entry.model.task)
-    names = {"model": entry.name, "version": entry.version}
-    for path, operations in paths.items():
+def add_examples(
+    operations: dict[str, Any], route: Route, models: Sequence[Sequence[CatalogEntry]]
+) -> None:
+    """Adds each model's name, version and example to a route's operations."""
+    for entries in callable_models(route, models):
+        entry = example_entry(entries)
+        label = "this model" if entries is models[0] else entry.name
+        names = {"model": entry.name, "version": entry.version}
+        body = route.dialect.example(entry) if route.is_call else None
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
                 if name := names.get(parameter["name"]):
                     parameter.setdefault("examples", {})[label] = {"value": name}
-            if values and (body := example_body(path, values, entry)) is not None:
+            if body is not None:
                 content = operation["requestBody"]["content"]["application/json"]
-                if alone:
+                if len(models) == 1:
                     content["example"] = body
                 else:
                     content.setdefault("examples", {})[label] = {"value": body}
@@ -159,7 +113,7 @@ def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
     predict["responses"]["200"]["content"] = {"application/json": {"schema": answer}}
 
 
-def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, list[int], Any]]:
+def example_values(entry: CatalogEntry) -> list[tuple[ColumnSpec, list[int], Any]]:
     """Returns an example for a model: its inputs, each with its shape and its value in JSON.
 
     Tensors are filled with zeros. The list is empty if they would be large, or without an example.
@@ -173,6 +127,7 @@ def example_values(entry: CatalogEntry, task: Task) -> list[tuple[ColumnSpec, li
             (spec, shape, np.zeros(shape, bool if spec.datatype == "BOOL" else int).tolist())
             for spec, shape in zip(entry.inputs, shapes, strict=True)
         ]
+    task = entry.model.task
     example: Any = task.example  # a mapping of fields, or the only field of a Python task
     if example is None:
         return []
@@ -189,46 +144,6 @@ def example_shape(spec: ColumnSpec) -> Iterator[int]:
     """Yields the sizes of an example item; varying axes are as long as warm-up's shortest items."""
     for size, most in zip(spec.dims, spec.limits or spec.dims, strict=True):
         yield min(EXAMPLE_LENGTHS[0], most) if size < 0 else size
-
-
-def example_body(path: str, values: list[tuple[ColumnSpec, list[int], Any]], entry: CatalogEntry) -> Any:
-    """Returns the body of a request with `values`, in the protocol of this path; else None."""
-    if path.endswith("/infer"):
-        inputs = [
-            {
-                "name": spec.name,
-                "datatype": spec.datatype,
-                "shape": shape,
-                "data": tensor_data(spec, value if shape else [value]),
-            }
-            for spec, shape, value in values
-        ]
-        return {"inputs": inputs}
-    if path.endswith(":predict"):
-        row = {
-            spec.name: row_value(spec, value[0] if entry.is_batched and spec.field is None else value)
-            for spec, _, value in values
-        }
-        return {"instances": [row]} if entry.is_batched else {"inputs": row}
-    return entry.model.task.json_example if path.startswith("/predictions/") else None
-
-
-def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
-    """Returns a value as `data` in the Open Inference Protocol, which carries objects as text."""
-    if spec.field is None or spec.field.is_list:
-        return [*value]
-    if spec.field.is_json:
-        return [dump_json(value).decode()]
-    return [value]
-
-
-def row_value(spec: ColumnSpec, value: Any) -> Any:
-    """Returns a value in TensorFlow Serving's form, which carries objects as text."""
-    if spec.field is None:
-        return value
-    if spec.field.is_json:
-        return dump_json(value).decode()
-    return {"b64": value} if spec.field.is_bytes else value
 
 
 def parameters(most: int) -> list[dict[str, Any]]:

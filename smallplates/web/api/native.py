@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field
 from smallplates.engine.backend import Trial
 from smallplates.errors import InvalidRequestError
 from smallplates.models.description import ImagePipeline, TextPipeline, Thresholds
-from smallplates.web.api.documentation import documented_errors
+from smallplates.web.api.catalog import ModelCatalog
+from smallplates.web.api.dialect import OF_CALLS, Dialect, Routes
 from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, rows_of
-from smallplates.web.api.pipeline import Call, DirectRoute, Pipeline, parse_number
+from smallplates.web.api.pipeline import Call, Pipeline, parse_number
 from smallplates.web.http.body import json_response
 from smallplates.web.inference.served_model import Input, ServedModel
 
@@ -101,45 +102,45 @@ class DefaultModelResponse(ModelResponse):
     models: list[ModelState]
 
 
-def create_router(pipeline: Pipeline) -> APIRouter:
-    """Returns a router with all native paths."""
-    router, service = APIRouter(route_class=DirectRoute), pipeline.service
-    add_predict(router, pipeline)
+def add_routes(routes: Routes, pipeline: Pipeline, _: ModelCatalog) -> None:
+    """Adds all native paths."""
+    service = pipeline.service
+    add_predict(routes, pipeline)
 
-    @router.get("/health/live", summary="The process responds", response_model=HealthResponse)
+    @routes.get("/health/live", summary="The process responds", response_model=HealthResponse)
     async def live() -> Response:
         return json_response({"status": "live"})
 
-    @router.get(
+    @routes.get(
         "/health/ready",
         summary="The server is ready for requests",
         response_model=ReadyResponse,
-        responses=documented_errors(503),
+        responses=routes.errors(503),
     )
     async def ready() -> Response:
         service.check_ready()
         states = {row["name"]: row["state"] for row in service.states()}
         return json_response({"status": "ready", "models": states})
 
-    @router.get(
+    @routes.get(
         "/model",
         summary="The default model and how it is served",
         response_model=DefaultModelResponse,
-        responses=documented_errors(503),
+        responses=routes.errors(503),
     )
     async def default_model() -> Response:
         return json_response({**service.active.describe(), "models": service.states()})
 
-    @router.get(
+    @routes.get(
         "/model/{model}",
         summary="One of the models and how it is served",
         response_model=ModelResponse,
-        responses=documented_errors(404, 503),
+        responses=routes.errors(404, 503),
     )
     async def one_model(model: str) -> Response:
         return json_response(service.model(model).describe())
 
-    @router.get(
+    @routes.get(
         "/metrics",
         summary="Prometheus metrics",
         response_class=Response,
@@ -148,28 +149,17 @@ def create_router(pipeline: Pipeline) -> APIRouter:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/", include_in_schema=False)
+    @routes.get("/", include_in_schema=False)
     async def root() -> Response:
         return RedirectResponse("docs")
 
-    return router
 
-
-def add_predict(router: APIRouter, pipeline: Pipeline) -> None:
+def add_predict(routes: Routes, pipeline: Pipeline) -> None:
     """Adds `POST /predict`."""
+    errors = sorted({*OF_CALLS, 422})
 
-    @router.post(
-        "/predict",
-        summary="Call the model",
-        responses=documented_errors(400, 401, 408, 413, 415, 422, 500, 503, 504),
-        dependencies=pipeline.check_key.documented(),
-    )
-    @router.post(
-        "/predict/{model}",
-        summary="Call a model by its name",
-        responses=documented_errors(400, 401, 404, 408, 413, 415, 422, 500, 503, 504),
-        dependencies=pipeline.check_key.documented(),
-    )
+    @routes.call("/predict", "Call the model", errors=[each for each in errors if each != 404])
+    @routes.call("/predict/{model}", "Call a model by its name", errors=errors)
     async def predict(request: Request, model: str = "") -> Response:
         """Send JSON; a request of one field may also be the body itself, or a form's field.
 
@@ -206,3 +196,6 @@ def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
     inputs = [Input(len(body), partial(dict, row)) for row in ([fields] if rows is None else rows)]
     is_list, with_top = rows is not None, top_k is not None
     return NativeCall(model, inputs, top_k=top_k or 1, is_list=is_list, with_top=with_top)
+
+
+DIALECT = Dialect(add_routes, takes_tensors=False)

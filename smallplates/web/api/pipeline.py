@@ -1,7 +1,7 @@
 """The steps that a request takes in every protocol: admission, reading, decoding, answering.
 
-A protocol provides `decode`, which turns a body into a `Call`, and formats the answer. Its routes call
-their handlers without FastAPI's parsing. A request whose client disconnects is cancelled.
+A protocol provides `decode`, which turns a body into a `Call`, and formats the answer. A request whose
+client disconnects is cancelled.
 """
 
 import asyncio
@@ -12,11 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Security, params
-from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from smallplates.errors import InvalidRequestError, UnauthorizedError
 from smallplates.models.tensors import Array
@@ -28,24 +26,6 @@ from smallplates.web.inference.service import InferenceService
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
 BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI only; `KeyCheck` checks
-
-
-class DirectRoute(APIRoute):
-    """Calls its handler with the path's parameters and, if the handler takes it, the request.
-
-    FastAPI only documents the route. The handler itself parses bodies, headers and queries, so that a
-    key is checked before the body is read.
-    """
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request whose path has matched, or raises 405 for an unsupported method."""
-        if scope["method"] not in (self.methods or ()):
-            await super().handle(scope, receive, send)
-        else:
-            takes_request = self.dependant.request_param_name is not None
-            given = {"request": Request(scope, receive)} if takes_request else {}
-            response = await self.endpoint(**given, **scope["path_params"])
-            await response(scope, receive, send)
 
 
 class KeyCheck:

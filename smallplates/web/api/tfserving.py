@@ -5,13 +5,12 @@ Requests have rows (`instances`, answered with `predictions`) or columns (`input
 the only input, or of the only required input if it is text.
 """
 
-from enum import Enum
 from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from smallplates.base64 import decode_base64
 from smallplates.errors import InvalidBase64Error, InvalidRequestError, NotFoundError
@@ -27,15 +26,14 @@ from smallplates.web.api.columns import (
     json_array,
 )
 from smallplates.web.api.datatypes import BYTES, DATATYPES
-from smallplates.web.api.documentation import ErrorText, documented_call, documented_errors
+from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
+from smallplates.web.api.documentation import example_values
 from smallplates.web.api.fields import given
-from smallplates.web.api.pipeline import DirectRoute, Pipeline
-from smallplates.web.http.body import LARGE, decode_json, json_response
+from smallplates.web.api.pipeline import Pipeline
+from smallplates.web.http.body import LARGE, decode_json, dump_json, json_response
 from smallplates.web.inference.served_model import Answer, check_count
 
-SEGMENT = "v1"
 SIGNATURE = "serving_default"
-TAGS: list[str | Enum] = ["TensorFlow Serving"]
 BODY = {
     "type": "object",
     "properties": {"instances": {"type": "array", "minItems": 1}, "inputs": {}},
@@ -255,46 +253,44 @@ def encode(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
     return {"outputs": next(iter(columns.values())) if len(columns) == 1 else columns}
 
 
-def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns a router with all paths under `/v1`."""
-    router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    about: dict[str, Any] = {"responses": documented_errors(404, 503, model=ErrorText)}
-    add_predict(router, pipeline, catalog)
+def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds all paths under `/v1`."""
+    responses = routes.errors(404, 503)
+    add_predict(routes, pipeline, catalog)
 
-    @router.get("/v1/models", summary="Names of the models, as KServe lists them")
+    @routes.get("/v1/models", summary="Names of the models, as KServe lists them")
     async def all_models() -> Response:
         return json_response({"models": list(catalog.names)})
 
-    @router.get("/v1/models/{model}", summary="Which version is served", **about)
-    @router.get("/v1/models/{model}/versions/{version}", summary="Whether a version is served", **about)
+    @routes.get("/v1/models/{model}", summary="Which version is served", responses=responses)
+    @routes.get(
+        "/v1/models/{model}/versions/{version}",
+        summary="Whether a version is served",
+        responses=responses,
+    )
     async def status(model: str, version: str | None = None) -> Response:
         return json_response(status_of(catalog.find(model, version)))
 
-    @router.get("/v1/models/{model}/metadata", summary="Names, types and shapes", **about)
-    @router.get(
+    @routes.get("/v1/models/{model}/metadata", summary="Names, types and shapes", responses=responses)
+    @routes.get(
         "/v1/models/{model}/versions/{version}/metadata",
         summary="Names, types and shapes of a version",
-        **about,
+        responses=responses,
     )
     async def metadata(model: str, version: str | None = None) -> Response:
         return json_response(metadata_of(catalog.find(model, version)))
 
-    @router.post("/v1/models/{rest:path}", include_in_schema=False)
+    @routes.post("/v1/models/{rest:path}", include_in_schema=False)
     async def other_verb(rest: str) -> Response:  # noqa: ARG001
         raise NotFoundError("only the method :predict is supported")
 
-    return router
 
-
-def add_predict(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+def add_predict(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds the two paths of `:predict`."""
     content = {"application/json": {"schema": BODY}}
-    documentation = documented_call(pipeline.check_key, content, ErrorText)
 
-    @router.post("/v1/models/{model}:predict", summary="Call a model", **documentation)
-    @router.post(
-        "/v1/models/{model}/versions/{version}:predict", summary="Call a version", **documentation
-    )
+    @routes.call("/v1/models/{model}:predict", "Call a model", content)
+    @routes.call("/v1/models/{model}/versions/{version}:predict", "Call a version", content)
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
         inline = None if entry.is_quick_to_parse else LARGE
@@ -306,6 +302,24 @@ def add_predict(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) ->
             inline,
         )
         return json_response(encode(outputs_of(call, answer), call.by_rows))
+
+
+def example(entry: CatalogEntry) -> Any:
+    """Returns the body of a call with a model's example; None if it has none."""
+    row = {
+        spec.name: row_value(spec, value[0] if entry.is_batched and spec.field is None else value)
+        for spec, _, value in example_values(entry)
+    }
+    return ({"instances": [row]} if entry.is_batched else {"inputs": row}) if row else None
+
+
+def row_value(spec: ColumnSpec, value: Any) -> Any:
+    """Returns a value in TensorFlow Serving's form, which carries objects as text."""
+    if spec.field is None:
+        return value
+    if spec.field.is_json:
+        return dump_json(value).decode()
+    return {"b64": value} if spec.field.is_bytes else value
 
 
 def status_of(entry: CatalogEntry) -> dict[str, Any]:
@@ -342,3 +356,6 @@ def metadata_of(entry: CatalogEntry) -> dict[str, Any]:
         "model_spec": {"name": entry.name, "signature_name": "", "version": entry.version},
         "metadata": {"signature_def": {"signature_def": {SIGNATURE: signature}}},
     }
+
+
+DIALECT = Dialect(add_routes, "TensorFlow Serving", text_error, ErrorText, example, prefixes=("/v1/",))

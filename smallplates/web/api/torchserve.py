@@ -6,26 +6,25 @@ labels and their probabilities; other models answer as in `/predict`.
 """
 
 from collections.abc import Sequence
-from enum import Enum
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel
 
 from smallplates.errors import InvalidRequestError, ServingError
 from smallplates.tasks.base import Candidate, Task
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
-from smallplates.web.api.documentation import BINARY, documented_call, documented_errors
+from smallplates.web.api.dialect import Dialect, Routes
+from smallplates.web.api.documentation import BINARY
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.pipeline import Call, DirectRoute, Pipeline
+from smallplates.web.api.pipeline import Call, Pipeline
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Input
 
-SEGMENTS = ("predictions", "ping", "models")
 TOP = 5
-TAGS: list[str | Enum] = ["TorchServe"]
+METHODS = ("POST", "PUT")
 BODIES = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": BINARY}
 FAILED = "InternalServerException"
 FORM_FIELDS = ("data", "body")
@@ -64,48 +63,36 @@ def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
     return catalog.find(name, version and version.removesuffix(".0"))
 
 
-def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns a router with all paths of TorchServe's inference API."""
-    router, service = APIRouter(route_class=DirectRoute, tags=TAGS), pipeline.service
-    about: dict[str, Any] = {"responses": documented_errors(404, 503, model=TorchServeError)}
-    add_predictions(router, pipeline, catalog)
+def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds all paths of TorchServe's inference API."""
+    responses = routes.errors(404, 503)
+    add_predictions(routes, pipeline, catalog)
 
-    @router.get(
-        "/ping",
-        summary="The server is ready for requests",
-        responses=documented_errors(500, model=TorchServeError),
-    )
+    @routes.get("/ping", summary="The server is ready for requests", responses=routes.errors(500))
     async def ping() -> Response:
-        if service.is_ready:
+        if pipeline.service.is_ready:
             return json_response({"status": "Healthy"})
         return json_response({"status": "Unhealthy"}, 500)
 
-    @router.get("/models", summary="Names of the models, in service or not")
+    @routes.get("/models", summary="Names of the models, in service or not")
     async def all_models() -> Response:
         models = [
             {"modelName": name, "modelUrl": model.path.name} for name, model in catalog.names.items()
         ]
         return json_response({"models": models})
 
-    @router.get("/models/{model}", summary="How the model is served", **about)
-    @router.get("/models/{model}/{version}", summary="How a version is served", **about)
+    @routes.get("/models/{model}", summary="How the model is served", responses=responses)
+    @routes.get("/models/{model}/{version}", summary="How a version is served", responses=responses)
     async def one_model(model: str, version: str | None = None) -> Response:
         wanted = None if version == "all" else version
         return json_response([describe(find(catalog, model, wanted))])
 
-    return router
 
-
-def add_predictions(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds the paths of `/predictions`, with and without a version."""
-    documentation = documented_call(pipeline.check_key, BODIES, TorchServeError)
 
-    both = ["POST", "PUT"]
-
-    @router.api_route("/predictions/{model}", methods=both, summary="Call the model", **documentation)
-    @router.api_route(
-        "/predictions/{model}/{version}", methods=both, summary="Call a version", **documentation
-    )
+    @routes.call("/predictions/{model}", "Call the model", BODIES, methods=METHODS)
+    @routes.call("/predictions/{model}/{version}", "Call a version", BODIES, methods=METHODS)
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         entry = find(catalog, model, version)
         if entry.takes_tensors:
@@ -152,3 +139,14 @@ def describe(entry: CatalogEntry) -> dict[str, Any]:
             for index in range(model.workers)
         ],
     }
+
+
+DIALECT = Dialect(
+    add_routes,
+    "TorchServe",
+    error_response,
+    TorchServeError,
+    lambda entry: entry.model.task.json_example,
+    takes_tensors=False,
+    prefixes=("/predictions/", "/ping/", "/models/"),
+)

@@ -3,7 +3,7 @@
 `web.app.create_app` uses it in place of FastAPI's own stack, which handles errors in two more places.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fastapi import Response
@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smallplates.errors import ServingError
-from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
     QUIET_PATHS,
@@ -89,12 +88,12 @@ def header(scope: Scope, wanted: bytes) -> bytes | None:
 
 
 class ErrorMiddleware:
-    """Turns every exception of handlers and the router into a response of the path's protocol."""
+    """Turns every exception of handlers and the router into a response."""
 
-    def __init__(self, app: ASGIApp, responses: Mapping[str, ErrorShape]) -> None:
-        """`responses` maps a path's first segment to its error format if that is not the native one."""
+    def __init__(self, app: ASGIApp, shape: Callable[[Scope], ErrorShape]) -> None:
+        """`shape` returns how a request's errors look."""
         self.app = app
-        self.responses = responses
+        self.shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ClientDisconnect, and exceptions of a lifespan or after the response has started."""
@@ -108,19 +107,6 @@ class ErrorMiddleware:
             answer = to_client_error(error, context)
             if context.status:
                 raise
-            first_segment = scope["path"].removeprefix("/").partition("/")[0]
-            response = self.responses.get(first_segment, native_error)(answer, context)
+            response = self.shape(scope)(answer, context)
         if response is not None:  # outside of `except`, whose traceback would keep the request's body
             await response(scope, receive, send)
-
-
-def native_error(error: ServingError, context: RequestContext) -> Response:
-    """Returns `{"detail", "code", "request_id"}` with the error's status and headers."""
-    body = {"detail": error.detail, "code": error.code, "request_id": context.request_id}
-    return json_response(body, error.status, error.headers)
-
-
-def text_error(error: ServingError, _: RequestContext) -> Response:
-    """Returns `{"error": "..."}`; protocols with this format use 400 instead of 422."""
-    status = 400 if error.status == 422 else error.status
-    return json_response({"error": error.detail}, status, error.headers)

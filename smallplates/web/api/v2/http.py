@@ -1,63 +1,66 @@
 """The Open Inference Protocol over HTTP, as Triton and KServe speak it: all paths under `/v2`."""
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
-from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
 from smallplates.web.api.columns import ColumnCall
-from smallplates.web.api.documentation import BINARY, ErrorText, documented_call, documented_errors
-from smallplates.web.api.pipeline import DirectRoute, Pipeline
+from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
+from smallplates.web.api.documentation import BINARY, example_values
+from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.api.v2 import codec, metadata
 from smallplates.web.api.v2.repository import INDEX_SCHEMA, Repository, only_ready
-from smallplates.web.http.body import LARGE, WORTH_IT, accepted_encoding, json_response, packed
+from smallplates.web.http.body import (
+    LARGE,
+    WORTH_IT,
+    accepted_encoding,
+    dump_json,
+    json_response,
+    packed,
+)
 from smallplates.web.inference.service import InferenceService
 
-TAGS: list[str | Enum] = ["Open Inference Protocol"]
+
+def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds all paths under `/v2`."""
+    add_server_routes(routes, pipeline.service)
+    add_model_routes(routes, pipeline.service, catalog)
+    add_infer_routes(routes, pipeline, catalog)
+    add_repository_routes(routes, pipeline, catalog)
 
 
-def create_router(pipeline: Pipeline, catalog: ModelCatalog) -> APIRouter:
-    """Returns a router with all paths under `/v2`."""
-    router = APIRouter(route_class=DirectRoute, tags=TAGS)
-    add_server_routes(router, pipeline.service)
-    add_model_routes(router, pipeline.service, catalog)
-    add_infer_routes(router, pipeline, catalog)
-    add_repository_routes(router, pipeline, catalog)
-    return router
-
-
-def add_server_routes(router: APIRouter, service: InferenceService) -> None:
+def add_server_routes(routes: Routes, service: InferenceService) -> None:
     """Adds the server's metadata and health paths."""
 
-    @router.get("/v2", summary="The server and its extensions")
+    @routes.get("/v2", summary="The server and its extensions")
     async def server() -> Response:
         return json_response(metadata.server_metadata())
 
-    @router.get("/v2/health/live", summary="The process responds")
+    @routes.get("/v2/health/live", summary="The process responds")
     async def live() -> Response:
         return json_response({"live": True})
 
-    @router.get(
+    @routes.get(
         "/v2/health/ready",
         summary="The server is ready for requests",
-        responses=documented_errors(503, model=ErrorText),
+        responses=routes.errors(503),
     )
     async def ready() -> Response:
         service.check_ready()
         return json_response({"ready": True})
 
 
-def add_model_routes(router: APIRouter, service: InferenceService, catalog: ModelCatalog) -> None:
+def add_model_routes(routes: Routes, service: InferenceService, catalog: ModelCatalog) -> None:
     """Adds the paths that describe a model, with and without a version."""
 
     def about(suffix: str, summary: str, describe: Callable[[CatalogEntry], dict[str, Any]]) -> None:
-        model, responses = "/v2/models/{model}", documented_errors(404, 503, model=ErrorText)
+        model, responses = "/v2/models/{model}", routes.errors(404, 503)
         version = f"{model}/versions/{{version}}"
 
-        @router.get(model + suffix, summary=summary, responses=responses)
-        @router.get(version + suffix, summary=f"{summary}, for one version", responses=responses)
+        @routes.get(model + suffix, summary=summary, responses=responses)
+        @routes.get(version + suffix, summary=f"{summary}, for one version", responses=responses)
         async def answer(model: str, version: str | None = None) -> Response:
             return json_response(describe(catalog.find(model, version)))
 
@@ -68,10 +71,10 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
     def statistics(*models: CatalogEntry) -> dict[str, Any]:
         return {"model_stats": [metadata.statistics(model) for model in models]}
 
-    @router.get(
+    @routes.get(
         "/v2/models/stats",
         summary="Statistics of all models",
-        responses=documented_errors(503, model=ErrorText),
+        responses=routes.errors(503),
     )
     async def all_statistics() -> Response:
         return json_response(statistics(*catalog.by_signature()))
@@ -82,15 +85,12 @@ def add_model_routes(router: APIRouter, service: InferenceService, catalog: Mode
     about("/stats", "Counts and durations", statistics)
 
 
-def add_infer_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+def add_infer_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds the two infer paths, with and without a version."""
     content = {"application/json": {"schema": codec.SCHEMA}, "application/octet-stream": BINARY}
-    documentation = documented_call(pipeline.check_key, content, ErrorText)
 
-    @router.post("/v2/models/{model}/infer", summary="Call a model", **documentation)
-    @router.post(
-        "/v2/models/{model}/versions/{version}/infer", summary="Call a version", **documentation
-    )
+    @routes.call("/v2/models/{model}/infer", "Call a model", content)
+    @routes.call("/v2/models/{model}/versions/{version}/infer", "Call a version", content)
     async def infer(model: str, request: Request, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
         header = request.headers.get(codec.HEADER)
@@ -101,6 +101,27 @@ def add_infer_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalo
         inline = None if entry.is_quick_to_parse or codec.is_small(header) else LARGE
         call, answer = await pipeline.http(request, entry.model, decode, entry.signature, inline)
         return await respond(request, *codec.encode(call, answer))
+
+
+def example(entry: CatalogEntry) -> Any:
+    """Returns the body of a call with a model's example; None if it has none."""
+    inputs = [
+        {
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": shape,
+            "data": tensor_data(spec, value if shape else [value]),
+        }
+        for spec, shape, value in example_values(entry)
+    ]
+    return {"inputs": inputs} if inputs else None
+
+
+def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
+    """Returns a value as `data`, which carries objects as text."""
+    if spec.field is None or spec.field.is_list:
+        return [*value]
+    return [dump_json(value).decode() if spec.field.is_json else value]
 
 
 async def respond(request: Request, body: bytes, json_bytes: int | None) -> Response:
@@ -120,19 +141,19 @@ async def respond(request: Request, body: bytes, json_bytes: int | None) -> Resp
     return Response(body, media_type=media_type, headers=headers)
 
 
-def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds the repository's paths. Listing needs no key; loading is possible only with an admin key."""
     repository = Repository(pipeline.service, catalog)
     is_allowed = pipeline.service.settings.admin_key is not None
     documentation: dict[str, Any] = {  # FastAPI's own types
-        "responses": documented_errors(400, 401, 404, 408, 413, 415, 500, 503, model=ErrorText),
+        "responses": routes.errors(400, 401, 404, 408, 413, 415, 500, 503),
         "include_in_schema": is_allowed,
     }
 
-    @router.post(
+    @routes.post(
         "/v2/repository/index",
         summary="Versions of all models",
-        responses=documented_errors(400, 408, 413, 415, 503, model=ErrorText),
+        responses=routes.errors(400, 408, 413, 415, 503),
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX_SCHEMA}}}},
     )
     async def index(request: Request) -> Response:
@@ -141,16 +162,21 @@ def add_repository_routes(router: APIRouter, pipeline: Pipeline, catalog: ModelC
             authorization = request.headers.get("authorization", "")
             return json_response(await repository.index(wanted, authorization))
 
-    @router.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
+    @routes.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
         async with pipeline.reader.read(request) as body:
             await repository.load(model, await body.unpacked())
         return json_response({})
 
-    @router.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)
+    @routes.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)
     async def unload(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
         async with pipeline.small_reader.read(request):  # ignores Triton's `unload_dependents`
             await repository.unload(model)
         return json_response({})
+
+
+DIALECT = Dialect(
+    add_routes, "Open Inference Protocol", text_error, ErrorText, example, prefixes=("/v2/",)
+)

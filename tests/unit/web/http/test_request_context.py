@@ -3,7 +3,7 @@
 import pytest
 
 from smallplates.errors import InternalError, WorkerCrashedError
-from smallplates.web.api.documentation import CODES
+from smallplates.web.api.dialect import ERRORS
 from smallplates.web.http.request_context import RequestContext, choose_id, to_client_error
 
 
@@ -18,7 +18,7 @@ def test_no_failure_is_called_retriable(error: Exception) -> None:
     assert seen.status == 500
     assert "Retry-After" not in seen.headers
     assert "retr" not in seen.detail
-    assert "retr" not in CODES[500][0]
+    assert "retr" not in ERRORS[500][0]
 
 
 @pytest.mark.parametrize("offered", [None, b"", b"a b", b"a\nb", b"\xe9", b"x" * 129])

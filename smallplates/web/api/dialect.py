@@ -1,0 +1,161 @@
+"""A protocol over HTTP: a `Dialect`, which `web.app` lists, and the `Routes` that it adds.
+
+A route calls its handler without FastAPI's parsing; FastAPI only documents it. A package of your own
+adds a dialect as an entry point in the group ENTRY_POINTS.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+from smallplates.errors import ServingError
+from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.pipeline import Pipeline
+from smallplates.web.http.body import json_response
+from smallplates.web.http.middleware import ErrorShape
+from smallplates.web.http.request_context import RequestContext
+
+ENTRY_POINTS = "smallplates.dialects"
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+ERRORS = {
+    400: ("the body, its encoding or its content cannot be read", "invalid_image"),
+    401: ("the API key is missing or wrong", "unauthorized"),
+    404: ("no such model or version", "not_found"),
+    408: ("the body did not arrive in time", "request_timeout"),
+    413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
+    415: ("unsupported content type", "unsupported_media_type"),
+    422: ("the request does not match the schema", "invalid_request"),
+    500: ("the server or the model's own code failed", "internal_error"),
+    503: ("no free slot, shutting down, or not ready", "overloaded"),
+    504: ("the deadline passed", "deadline_exceeded"),
+}
+"""Status -> what it means, and the code of one such error."""
+
+OF_CALLS = (400, 401, 404, 408, 413, 415, 500, 503, 504)
+
+
+class ErrorResponse(BaseModel):
+    """What went wrong, in words and as a code."""
+
+    detail: str
+    code: str
+    request_id: str
+
+
+class ErrorText(BaseModel):
+    """What went wrong, in words."""
+
+    error: str
+
+
+def native_error(error: ServingError, context: RequestContext) -> Response:
+    """Returns `{"detail", "code", "request_id"}` with the error's status and headers."""
+    body = {"detail": error.detail, "code": error.code, "request_id": context.request_id}
+    return json_response(body, error.status, error.headers)
+
+
+def text_error(error: ServingError, _: RequestContext) -> Response:
+    """Returns `{"error": "..."}`; protocols with this format use 400 instead of 422."""
+    status = 400 if error.status == 422 else error.status
+    return json_response({"error": error.detail}, status, error.headers)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A protocol over HTTP."""
+
+    add_routes: Callable[["Routes", Pipeline, ModelCatalog], None]
+    title: str | None = None  # heading of its paths in Swagger
+    error: ErrorShape = native_error
+    error_model: type[BaseModel] = ErrorResponse  # the body that `error` returns
+    example: Callable[[CatalogEntry], Any] = lambda _: None  # a model's example: the JSON body of a call
+    takes_tensors: bool = True
+    prefixes: tuple[str, ...] = ()  # paths below them that no route has get this dialect's errors
+
+
+class Route(APIRoute):
+    """Calls its handler with the path's parameters and, if the handler takes it, the request.
+
+    The handler itself parses bodies, headers and queries, so that a key is checked before the body is
+    read.
+    """
+
+    dialect: Dialect
+    is_call = False  # whether it calls a model
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request whose path has matched, or raises 405 for an unsupported method."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+        else:
+            takes_request = self.dependant.request_param_name is not None
+            given = {"request": Request(scope, receive)} if takes_request else {}
+            response = await self.endpoint(**given, **scope["path_params"])
+            await response(scope, receive, send)
+
+
+def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:
+    """Returns how a request's errors look: as its route says or, if there is none, by its path."""
+    if isinstance(route := scope.get("route"), Route):
+        return route.dialect.error
+    path = f"{scope['path']}/"
+    return next((each.error for each in dialects if path.startswith(each.prefixes)), native_error)
+
+
+class Routes(APIRouter):
+    """The routes of a dialect."""
+
+    def __init__(self, dialect: Dialect, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+        super().__init__(route_class=Route, tags=[dialect.title] if dialect.title else None)
+        self._dialect = dialect
+        self._security = pipeline.check_key.documented()
+        dialect.add_routes(self, pipeline, catalog)
+        for route in self.routes:
+            route.dialect = dialect  # type: ignore[attr-defined]  # all are `Route`s
+
+    def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
+        """Returns FastAPI's `responses` for errors of these statuses; native ones get an example."""
+        return {status: self._error(status) for status in statuses}
+
+    def _error(self, status: int) -> dict[str, Any]:
+        model, (text, code) = self._dialect.error_model, ERRORS[status]
+        documented: dict[str, Any] = {"model": model, "description": text[0].upper() + text[1:]}
+        if model is ErrorResponse:
+            example = {"detail": text, "code": code, "request_id": "5f0c9a61e5b14a06a4b3f6d6f8b3c7aa"}
+            documented["content"] = {"application/json": {"example": example}}
+        if status == 503:
+            seconds = {"schema": {"type": "integer"}, "description": "Seconds to wait."}
+            documented["headers"] = {"Retry-After": seconds}
+        return documented
+
+    def call(
+        self,
+        path: str,
+        summary: str,
+        content: Mapping[str, Any] | None = None,
+        errors: Sequence[int] = OF_CALLS,
+        methods: Sequence[str] = ("POST",),
+    ) -> Callable[[Handler], Handler]:
+        """Adds a path that calls a model; `content` has the bodies by content type."""
+        body = {"requestBody": {"required": True, "content": content}} if content else None
+
+        def add(handler: Handler) -> Handler:
+            self.add_api_route(
+                path,
+                handler,
+                summary=summary,
+                methods=[*methods],
+                responses=self.errors(*errors),
+                openapi_extra=body,
+                dependencies=self._security,
+            )
+            self.routes[-1].is_call = True  # type: ignore[attr-defined]
+            return handler
+
+        return add
