@@ -89,7 +89,6 @@ def call_of(
 ) -> ColumnCall:
     """Returns a call with these columns, which have been checked."""
     call = ColumnCall(
-        entry.model,
         top_k=max(candidates, *(output.classes for output in outputs)) if outputs else candidates,
         entry=entry,
         count=count,
@@ -307,7 +306,7 @@ def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
         given = [wanted for wanted in call.outputs if has_values(specs[wanted.name][0], answer)]
         return [field_column(specs[wanted.name][0], wanted, call, answer) for wanted in given]
     if any(wanted.classes or not wanted.binary for wanted in call.outputs):
-        call.model.check_finite(answer)
+        call.entry.model.check_finite(answer)
     return [tensor_column(*specs[wanted.name], wanted, call, answer) for wanted in call.outputs]
 
 

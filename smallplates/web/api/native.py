@@ -1,6 +1,5 @@
 """The native API: `/predict`, `/health`, `/model`, `/metrics`."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from smallplates.models.description import ImagePipeline, TextPipeline, Threshol
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import OF_CALLS, Dialect, Routes
 from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, rows_of
-from smallplates.web.api.pipeline import Call, Pipeline, parse_number
+from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_number
 from smallplates.web.http.body import json_response
 from smallplates.web.inference.served_model import Input, ServedModel
 
@@ -167,22 +166,14 @@ def add_predict(routes: Routes, pipeline: Pipeline) -> None:
         """
         served = pipeline.service.model(model or pipeline.service.default)
         inline_bytes = served.task.inline_limit if served.task.list_fields else INLINE_BYTES
-        read = partial(decode, served, request)
-        call, answer = await pipeline.http(request, served, read, inline_bytes=inline_bytes)
-        task, with_top = answer.task, call.with_top
-        answers = [task.to_json(candidates, with_top) for candidates in answer.candidates]
+        target = Target(served, partial(decode, served, request), inline_bytes=inline_bytes)
+        call, answer = await pipeline.http(request, target)
+        with_top = call.top_k is not None
+        answers = [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
         return json_response(answers if call.is_list else answers[0])
 
 
-@dataclass
-class NativeCall(Call):
-    """A call and the form of its answer."""
-
-    is_list: bool = False
-    with_top: bool = False
-
-
-def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
+def decode(model: ServedModel, request: Request, body: bytes) -> Call:
     """Returns the call for a request with this body. Raises RequestError."""
     task, query = model.task, request.query_params
     fields = dict(fields_from_body(task, body, request.headers.get("content-type"), native=True))
@@ -194,8 +185,7 @@ def decode(model: ServedModel, request: Request, body: bytes) -> NativeCall:
     top_k = parse_number(values.pop() if values else None, TOP_K, task.most_candidates)
     rows = rows_of(task, fields)
     inputs = [Input(len(body), partial(dict, row)) for row in ([fields] if rows is None else rows)]
-    is_list, with_top = rows is not None, top_k is not None
-    return NativeCall(model, inputs, top_k=top_k or 1, is_list=is_list, with_top=with_top)
+    return Call(inputs, top_k=top_k, is_list=rows is not None)
 
 
 DIALECT = Dialect(add_routes, takes_tensors=False)

@@ -1,15 +1,16 @@
 """The steps that a request takes in every protocol: admission, reading, decoding, answering.
 
-A protocol provides `decode`, which turns a body into a `Call`, and formats the answer. A request whose
-client disconnects is cancelled.
+A protocol provides a `Target`, or a function that finds it by the body: the model, and `decode`, which
+turns a body into a `Call`. It formats the answer. A request whose client disconnects is cancelled.
 """
 
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastapi import Request, Security, params
 from fastapi.security import HTTPBearer
@@ -18,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from smallplates.errors import InvalidRequestError, UnauthorizedError
 from smallplates.models.tensors import Array
-from smallplates.web.http.body import LARGE, BodyReader
+from smallplates.web.http.body import LARGE, Body, BodyReader
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions, ServedModel
 from smallplates.web.inference.service import InferenceService
@@ -59,18 +60,27 @@ class KeyCheck:
 class Call:
     """A decoded request: inputs of the model's task, or tensors."""
 
-    model: ServedModel
     inputs: Sequence[Input] = ()
     tensors: Sequence[Array] | None = None
-    top_k: int = 1
-    """Number of candidates for each input."""
-
-    timeout_us: int = 0
-    """Time limit given in the body, in microseconds; 0 means none."""
+    top_k: int | None = None  # number of candidates for each input; None: one, without a list of them
+    timeout_us: int = 0  # time limit given in the body, in microseconds; 0 means none
+    is_list: bool = False  # whether the client sent a list of inputs, and gets a list of answers
 
 
 C = TypeVar("C", bound=Call)
-Read = Callable[[], Awaitable[C]]
+
+
+class Target(NamedTuple, Generic[C]):
+    """A model, and how a protocol decodes a body for it."""
+
+    model: ServedModel
+    decode: Callable[[Any], C]  # takes the body's bytes, or gRPC's message; raises RequestError
+    signature: int = 0
+    inline_bytes: int | None = LARGE  # larger bodies are decoded on a thread; None: on the event loop
+
+
+Find = Target[C] | Callable[[Any], Target[C]]
+"""A model that is known before the body, or a function that finds it by the body."""
 
 
 class Pipeline:
@@ -88,62 +98,63 @@ class Pipeline:
         self.small_reader = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, body_timeout_s)
         """Reads bodies for paths that need no key, with a separate memory limit."""
 
-    def admit(
-        self, headers: Mapping[str, str], model: ServedModel, signature: int = 0
-    ) -> RequestOptions:
-        """Checks the key, the headers (or gRPC metadata) and for a free slot, before the body is read.
+    def admit(self, headers: Mapping[str, str]) -> RequestOptions:
+        """Admits a request by its headers (or gRPC metadata), before its body is read.
 
-        Raises UnauthorizedError, InvalidRequestError or RetryableError.
+        A drain that begins later does not refuse it. Raises UnauthorizedError, InvalidRequestError or
+        DrainingError.
         """
         self.check_key.check(headers.get("authorization", ""))
         timeout_ms = parse_timeout(headers.get("x-request-timeout-ms"), self.largest_timeout_ms)
         bulk = parse_priority(headers.get("x-priority"))
-        model.refuse_if_full(bulk, signature)
+        self.service.check_accepting()
         return RequestOptions(timeout_ms, bulk)
 
-    async def http(
-        self,
-        request: Request,
-        model: ServedModel,
-        decode: Callable[[bytes], C],
-        signature: int = 0,
-        inline_bytes: int | None = LARGE,
-    ) -> tuple[C, Answer]:
-        """Answers an HTTP request for a model; returns the decoded call and the answer.
+    async def http(self, request: Request, find: "Find[C]") -> tuple[C, Answer]:
+        """Answers an HTTP request; returns the decoded call and the answer.
 
-        Bodies larger than `inline_bytes` are decoded on a thread; None means never. Raises ServingError,
-        or ClientDisconnect if the client disconnects first.
+        If the model is known, checks for a free slot before the body is read. Raises ServingError, or
+        ClientDisconnect if the client disconnects first.
         """
         context: RequestContext = request.scope["context"]
-        context.model = model.description.name
-        options = self.admit(request.headers, model, signature)
+        options = self.admit(request.headers)
+        model = self.reserve(context, options, find) if isinstance(find, Target) else nullcontext()
+        with model, await self.reader.read(request) as body:
+            return await unless_disconnected(request, self.answer(context, options, find, body))
 
-        async def read() -> C:
-            content = await body.unpacked()
-            if inline_bytes is None or len(content) <= inline_bytes:
-                return decode(content)
-            return await self.service.threads.run(partial(decode, content), options.bulk)
-
-        with model:
-            async with self.reader.read(request) as body:
-                work = self.answer(model, options, read, signature)
-                call, answer = await unless_disconnected(request, work)
-        context.set_timings(answer.timings)
-        return call, answer
+    def reserve(
+        self, context: RequestContext, options: RequestOptions, target: Target[C]
+    ) -> ServedModel:
+        """Returns the model, to be open while the body is read. Raises RetryableError if it is full."""
+        context.model = target.model.description.name
+        target.model.refuse_if_full(options.bulk, target.signature)
+        return target.model
 
     async def answer(
-        self, model: ServedModel, options: RequestOptions, read: "Read[C]", signature: int = 0
+        self, context: RequestContext, options: RequestOptions, find: "Find[C]", body: Body
     ) -> tuple[C, Answer]:
-        """Reads a call for a model and answers it, within the time limit of an admitted request.
+        """Answers a request whose body has arrived, within the time limit of an admitted request.
 
         Raises what `ServedModel.admitted`, `predict` and `infer` raise, or RequestError.
         """
-        async with model.admitted(options, signature) as slots:
-            call = await read()
-            options = options.within(call.timeout_us)
-            if call.tensors is None:
-                return call, await model.predict(call.inputs, call.top_k, options, slots)
-            return call, await model.infer(call.tensors, options, slots)
+        target = find if isinstance(find, Target) else find(await body.unpacked())
+        model = target.model
+        context.model = model.description.name
+        with model:  # answers requests that have found it, even if it is replaced meanwhile
+            async with model.admitted(options, target.signature) as slots:
+                content = await body.unpacked()
+                if target.inline_bytes is None or body.size <= target.inline_bytes:
+                    call = target.decode(content)
+                else:
+                    work = partial(target.decode, content)
+                    call = await self.service.threads.run(work, options.bulk)
+                options = options.within(call.timeout_us)
+                if call.tensors is None:
+                    answer = await model.predict(call.inputs, call.top_k or 1, options, slots)
+                else:
+                    answer = await model.infer(call.tensors, options, slots)
+        context.set_timings(answer.timings)
+        return call, answer
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

@@ -25,10 +25,11 @@ connections that are idle for `tcp_idle_timeout_s`. All web processes listen on 
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -45,8 +46,8 @@ from smallplates.logging import logger
 from smallplates.settings import Settings
 from smallplates.tasks.base import Task
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.http.body import decode_json, dump_json
+from smallplates.web.api.pipeline import Call, Pipeline, Target
+from smallplates.web.http.body import Body, decode_json, dump_json
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
     RequestContext,
@@ -67,6 +68,8 @@ REQUEST = struct.Struct(">IIH")  # length, id, length of the options
 RESPONSE = struct.Struct(">IIH")  # length, id, status
 AFTER_LENGTH = REQUEST.size - LENGTH.size
 MAX_OPTIONS_BYTES = 1024
+Answer = Callable[[], Awaitable[dict[str, Any]]]
+"""Returns the content of a response. Raises ServingError."""
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,14 +96,6 @@ class BrokenFrameError(InvalidRequestError):
     """The lengths in a frame are inconsistent, so the next frame cannot be located."""
 
 
-class Head(NamedTuple):
-    """The first ten bytes of a request frame."""
-
-    id: int
-    options_bytes: int
-    body_bytes: int
-
-
 FATAL = (BrokenFrameError, PayloadTooLargeError, SlowBodyError, UnauthorizedError)
 CLIENT_LEFT = (OSError, EOFError)
 
@@ -112,21 +107,24 @@ def check_length(data: bytes) -> None:
         raise BrokenFrameError(f"the frame cannot be read: a length of {length}, below {AFTER_LENGTH}")
 
 
-def parse_head(data: bytes) -> Head:
-    """Parses the first ten bytes of a request frame. Raises BrokenFrameError."""
+def parse_head(data: bytes) -> tuple[int, int, int]:
+    """Parses the first ten bytes of a request frame: id, bytes of options, bytes of the body.
+
+    Raises BrokenFrameError.
+    """
     length, number, options_bytes = REQUEST.unpack(data)
     body_bytes = length - AFTER_LENGTH - options_bytes
     if body_bytes < 0:
         text = f"a length of {length} with {options_bytes} bytes of options"
         raise BrokenFrameError(f"the frame cannot be read: {text}")
-    return Head(number, options_bytes, body_bytes)
+    return number, options_bytes, body_bytes
 
 
-def check_sizes(head: Head, max_body_bytes: int) -> None:
+def check_sizes(options_bytes: int, body_bytes: int, max_body_bytes: int) -> None:
     """Raises PayloadTooLargeError for too large options or a too large body."""
-    if head.options_bytes > MAX_OPTIONS_BYTES:
+    if options_bytes > MAX_OPTIONS_BYTES:
         raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
-    if head.body_bytes > max_body_bytes:
+    if body_bytes > max_body_bytes:
         raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
 
 
@@ -193,8 +191,18 @@ class TcpServer:
         task.add_done_callback(self._connections.pop)
 
 
+@dataclass
+class Frame:
+    """A request frame and its outcome."""
+
+    context: RequestContext
+    number: int = 0  # id; 0 until it is known
+    unread: int = 0  # bytes of the body that have not been read
+    status: int = CLIENT_GONE  # of the response that has been sent
+
+
 class Connection:
-    """Serves one client: a task per frame reads it, starts the next frame's task, and responds."""
+    """Serves one client: one coroutine reads its frames, and a task answers each."""
 
     def __init__(
         self, server: TcpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -210,10 +218,9 @@ class Connection:
         self._timeout_s = self._settings.body_timeout_ms / 1000
         self._authorized = False
         self._tasks = asyncio.TaskGroup()
-        self._reading: asyncio.Task[None] | None = None  # None after a fatal error
+        self._reading: asyncio.Task[None] | None = None
         self._arriving = False  # whether an admitted request's body is arriving
         self._finishing = False
-        self._unread = 0  # remaining bytes of the body being read
         self._unanswered = 0
         self._free = asyncio.Semaphore(MAX_UNANSWERED)
 
@@ -221,7 +228,7 @@ class Connection:
         """Serves until the client disconnects, is idle or causes a fatal error, or until `finish`."""
         try:
             async with self._tasks:
-                self._read_next()
+                self._reading = self._tasks.create_task(self._read_frames())
             if not self._writer.is_closing():
                 self._writer.write_eof()
                 async with asyncio.timeout(LINGER_S):  # closing with unread bytes could lose responses
@@ -235,43 +242,39 @@ class Connection:
     def finish(self) -> None:
         """Reads no further frame; `run` ends when the admitted requests have been answered."""
         self._finishing = True
-        if self._reading is not None and not self._arriving:
+        if self._reading is not None and not self._reading.done() and not self._arriving:
             self._reading.cancel()
             if not self._unanswered:
                 self._writer.close()
 
-    def _read_next(self) -> None:
-        self._arriving = False
-        if not self._finishing:
-            self._reading = self._tasks.create_task(self._request())
+    async def _read_frames(self) -> None:
+        """Reads frames until the client is idle or causes a fatal error, or until `finish`.
 
-    async def _request(self) -> None:
-        """Serves one frame. Raises CLIENT_LEFT, which cancels the connection's other requests."""
-        async with self._free:
+        Raises CLIENT_LEFT, which cancels the connection's requests.
+        """
+        goes_on = True
+        while goes_on and not self._finishing:
+            await self._free.acquire()
             if not (first := await self._first_byte()):
                 return
             self._unanswered += 1
-            context, number, status = RequestContext(choose_id(None)), 0, CLIENT_GONE
-            try:
+            frame = Frame(RequestContext(choose_id(None)))
+            with ExitStack() as held:  # until the frame has been answered
+                held.callback(self._end, frame)
                 try:
-                    length = first + await self._read(LENGTH.size - 1, "frame")
-                    check_length(length)
-                    rest = await self._read(AFTER_LENGTH, "frame")
-                    head = parse_head(length + rest)
-                    number, self._unread = head.id, head.body_bytes
-                    answer = 200, await self._predict(head, context)
+                    answer = await self._receive(first, frame, held)
                 except CLIENT_LEFT:
                     raise
                 except Exception as error:
-                    problem = to_client_error(error, context)
-                    if self._reading is asyncio.current_task():  # the rest of the frame is still unread
-                        await self._skip(problem)
-                    answer = problem.status, error_content(problem, context.request_id)
-                await self._send(response(number, *answer))
-                status = answer[0]
-            finally:
-                self._unanswered -= 1
-                self._record(context, status, timed=True)
+                    goes_on = not isinstance(error, FATAL) and await self._skip(frame)
+                    answer = partial(self._refuse, error)
+                task = self._tasks.create_task(self._respond(frame, answer))
+                task.add_done_callback(partial(close, held.pop_all()))
+
+    def _end(self, frame: Frame) -> None:
+        self._unanswered -= 1
+        self._free.release()
+        self._record(frame.context, frame.status, timed=True)
 
     async def _first_byte(self) -> bytes:
         """Waits for the next frame; returns b"" if the connection has been idle for too long."""
@@ -283,34 +286,54 @@ class Connection:
                 if not self._unanswered or self._reader.exception():
                     return b""
 
-    async def _predict(self, head: Head, context: RequestContext) -> dict[str, Any]:
-        """Reads the rest of the frame and calls the model. Raises ServingError."""
-        check_sizes(head, self._settings.max_body_bytes)
-        options = parse_options(await self._read(head.options_bytes, "options"))
-        context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
+    async def _receive(self, first: bytes, frame: Frame, held: ExitStack) -> Answer:
+        """Reads a frame and admits its request; returns what answers it. Raises ServingError.
+
+        `held` gets what the answer needs: the model and the body.
+        """
+        self._arriving = False
+        length = first + await self._read(LENGTH.size - 1, "frame")
+        check_length(length)
+        head = parse_head(length + await self._read(AFTER_LENGTH, "frame"))
+        frame.number, options_bytes, frame.unread = head
+        check_sizes(options_bytes, frame.unread, self._settings.max_body_bytes)
+        options = parse_options(await self._read(options_bytes, "options"))
+        frame.context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
         self._check_key(options)
-        pipeline = self._pipeline
-        model = pipeline.service.model(options.model or pipeline.service.default)
-        context.model = model.description.name
-        admitted = self._admitted(options, model.task)
-        model.refuse_if_full(admitted.bulk)
+        service = self._pipeline.service
+        model = service.model(options.model or service.default)
+        target = Target(model, partial(decode, model.task, options), inline_bytes=None)
+        limits = self._limits(options, model.task)
+        held.enter_context(self._pipeline.reserve(frame.context, limits, target))
+        body = held.enter_context(Body(self._pipeline.reader))
         self._arriving = True
-        with model:
-            async with pipeline.reader.collect(self._chunks()) as body:
-                self._read_next()
-                find = partial(fields_from_body, model.task, body.content, options.content_type)
+        await body.receive(self._chunks(frame))
+        return partial(self._predict, frame.context, limits, target, body)
 
-                async def read() -> Call:
-                    return Call(model, [Input(body.size, find)], top_k=options.top_k or 1)
-
-                _, result = await pipeline.answer(model, admitted, read)
-        context.set_timings(result.timings)
-        answer = result.task.to_json(result.candidates[0], options.top_k is not None)
+    async def _predict(
+        self, context: RequestContext, limits: RequestOptions, target: Target[Call], body: Body
+    ) -> dict[str, Any]:
+        """Returns the content of a model's answer. Raises ServingError."""
+        call, result = await self._pipeline.answer(context, limits, target, body)
+        answer = result.task.to_json(result.candidates[0], call.top_k is not None)
         return {
             **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,
             "ms": context.milliseconds,
         }
+
+    async def _refuse(self, error: Exception) -> dict[str, Any]:
+        raise error
+
+    async def _respond(self, frame: Frame, answer: Answer) -> None:
+        """Sends a frame's answer, or its error. Raises CLIENT_LEFT."""
+        try:
+            status, content = 200, await answer()
+        except Exception as error:
+            problem = to_client_error(error, frame.context)
+            status, content = problem.status, error_content(problem, frame.context.request_id)
+        await self._send(response(frame.number, status, content))
+        frame.status = status
 
     def _check_key(self, options: Options) -> None:
         """Raises UnauthorizedError unless a frame of this connection has contained the key."""
@@ -319,7 +342,7 @@ class Connection:
         if not self._authorized:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
 
-    def _admitted(self, options: Options, task: Task) -> RequestOptions:
+    def _limits(self, options: Options, task: Task) -> RequestOptions:
         """Returns the time limit and the priority. Raises InvalidRequestError."""
         largest = task.most_candidates
         if options.top_k is not None and options.top_k > largest:
@@ -335,24 +358,22 @@ class Connection:
         except TimeoutError as error:
             raise SlowBodyError(f"the {part} did not arrive in time") from error
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        while self._unread:
-            chunk = await self._reader.read(min(self._unread, CHUNK_BYTES))
+    async def _chunks(self, frame: Frame) -> AsyncIterator[bytes]:
+        while frame.unread:
+            chunk = await self._reader.read(min(frame.unread, CHUNK_BYTES))
             if not chunk:
                 raise EOFError
-            self._unread -= len(chunk)
+            frame.unread -= len(chunk)
             yield chunk
 
-    async def _skip(self, problem: ServingError) -> None:
-        """Skips the rest of a refused frame; goes on to the next frame unless the error is fatal."""
-        if not isinstance(problem, FATAL):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._timeout_s):
-                    async for _ in self._chunks():
-                        pass
-                self._read_next()
-                return
-        self._reading = None
+    async def _skip(self, frame: Frame) -> bool:
+        """Skips the rest of a refused frame; returns False if it does not arrive in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                async for _ in self._chunks(frame):
+                    pass
+                return True
+        return False
 
     async def _send(self, response: bytes) -> None:
         """Sends a response. Raises CLIENT_LEFT, also if the client does not read its responses."""
@@ -365,6 +386,17 @@ class Connection:
         except TimeoutError:
             self._writer.transport.abort()
             raise
+
+
+def decode(task: Task, options: Options, content: bytes) -> Call:
+    """Returns the call for a body."""
+    read = partial(fields_from_body, task, content, options.content_type)
+    return Call([Input(len(content), read)], top_k=options.top_k)
+
+
+def close(held: ExitStack, _: asyncio.Task[None]) -> None:
+    """Frees what a request has held; called when its task has ended, or was cancelled at its start."""
+    held.close()
 
 
 def bind(settings: Settings, shared: bool) -> socket.socket:

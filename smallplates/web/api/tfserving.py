@@ -5,7 +5,7 @@ Requests have rows (`instances`, answered with `predictions`) or columns (`input
 the only input, or of the only required input if it is text.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ from smallplates.web.api.datatypes import BYTES, DATATYPES
 from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.documentation import example_values
 from smallplates.web.api.fields import given
-from smallplates.web.api.pipeline import Pipeline
+from smallplates.web.api.pipeline import Pipeline, Target
 from smallplates.web.http.body import LARGE, decode_json, dump_json, json_response
 from smallplates.web.inference.served_model import Answer, check_count
 
@@ -232,7 +232,7 @@ def outputs_of(call: ColumnCall, answer: Answer) -> dict[str, list[Any]]:
     """Returns each output's values, one per input. Raises InvalidTensorError."""
     outputs = call.entry.outputs
     if call.tensors is not None:
-        call.model.check_finite(answer)
+        call.entry.model.check_finite(answer)
         arrays = answer.arrays if call.entry.is_batched else [array[0] for array in answer.arrays]
         return {spec.name: array.tolist() for spec, array in zip(outputs, arrays, strict=True)}
     return {
@@ -294,13 +294,9 @@ def add_predict(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> No
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
         inline = None if entry.is_quick_to_parse else LARGE
-        call, answer = await pipeline.http(
-            request,
-            entry.model,
-            lambda body: decode(body, entry, entry.model.largest_request),
-            entry.signature,
-            inline,
-        )
+        reader = partial(decode, entry=entry, most=entry.model.largest_request)
+        target = Target(entry.model, reader, entry.signature, inline)
+        call, answer = await pipeline.http(request, target)
         return json_response(encode(outputs_of(call, answer), call.by_rows))
 
 

@@ -18,7 +18,7 @@ from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import Dialect, Routes
 from smallplates.web.api.documentation import BINARY
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.pipeline import Call, Pipeline
+from smallplates.web.api.pipeline import Call, Pipeline, Target
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Input
@@ -101,9 +101,9 @@ def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -
 
         def decode(body: bytes) -> Call:
             read = partial(fields_from_body, task, body, content_type, aliases=FORM_FIELDS)
-            return Call(entry.model, [Input(len(body), read)], top_k=min(TOP, len(task.labels)) or 1)
+            return Call([Input(len(body), read)], top_k=min(TOP, len(task.labels)))
 
-        _, result = await pipeline.http(request, entry.model, decode, inline_bytes=None)
+        _, result = await pipeline.http(request, Target(entry.model, decode, inline_bytes=None))
         return json_response(answer(result.task, result.candidates[0]))
 
 

@@ -7,8 +7,7 @@ are decompressed. Called by the protocols.
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -61,50 +60,29 @@ class BodyReader:
         self.buffered = 0
         self.unpacking = asyncio.Semaphore(UNPACKED_AT_ONCE)
 
-    def read(self, request: Request) -> "AbstractAsyncContextManager[Body]":
-        """Reads the whole body of an HTTP request, plain or in gzip or deflate; see `collect`.
+    async def read(self, request: Request) -> "Body":
+        """Reads the whole body of an HTTP request, plain or in gzip or deflate.
 
-        Raises UnsupportedMediaTypeError for other encodings, and what `collect` raises.
+        Raises UnsupportedMediaTypeError for other encodings, and what `Body.receive` raises.
         """
-        coding = content_coding(request.headers.getlist("content-encoding"))
+        body = Body(self, content_coding(request.headers.getlist("content-encoding")))
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
-            raise self._too_large()
-        return self.collect(request.stream(), coding)
+            raise self.too_large()
+        await body.receive(request.stream())
+        return body
 
-    def _too_large(self) -> PayloadTooLargeError:
+    def too_large(self) -> PayloadTooLargeError:
+        """Returns the error for a body of too many bytes."""
         return PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
-
-    @asynccontextmanager
-    async def collect(
-        self, stream: AsyncIterable[bytes], coding: str | None = None
-    ) -> "AsyncIterator[Body]":
-        """Joins all chunks; the body counts as held until the block ends.
-
-        Raises PayloadTooLargeError, SlowBodyError or OverloadedError.
-        """
-        chunks: list[bytes] = []
-        with Body(self, coding) as body:
-            try:
-                async with asyncio.timeout(self.timeout_s):
-                    async for chunk in stream:
-                        if body.size + len(chunk) > self.max_bytes:
-                            raise self._too_large()
-                        body.hold(len(chunk))
-                        chunks.append(chunk)
-            except TimeoutError as error:
-                text = f"the body did not arrive within {self.timeout_s:g} s"
-                raise SlowBodyError(text) from error
-            body.content = b"".join(chunks)
-            del chunks
-            yield body
 
 
 class Body:
     """A body, possibly compressed, and the bytes that count as held until its block ends."""
 
-    def __init__(self, reader: BodyReader, coding: str | None = None) -> None:
-        self.content = b""
+    def __init__(self, reader: BodyReader, coding: str | None = None, content: Any = b"") -> None:
+        """`content` is bytes, or a message that gRPC has read."""
+        self.content = content
         self.size = 0
         """Bytes that count as held."""
 
@@ -117,7 +95,7 @@ class Body:
 
     def __exit__(self, *exception: object) -> None:
         """Counts nothing any more."""
-        self._reader.buffered -= self.size
+        self.hold(-self.size)
 
     def hold(self, more: int) -> None:
         """Counts more bytes as held, or fewer. Raises OverloadedError."""
@@ -126,8 +104,30 @@ class Body:
         if more > 0 and self._reader.buffered > self._reader.max_buffered_bytes:
             raise OverloadedError("the memory for request bodies is full")
 
-    async def unpacked(self) -> bytes:
-        """Returns the body, decompressed on a thread.
+    async def receive(self, stream: AsyncIterable[bytes]) -> None:
+        """Joins all chunks. If that fails, holds nothing.
+
+        Raises PayloadTooLargeError, SlowBodyError or OverloadedError.
+        """
+        chunks: list[bytes] = []
+        reader = self._reader
+        try:
+            async with asyncio.timeout(reader.timeout_s):
+                async for chunk in stream:
+                    if self.size + len(chunk) > reader.max_bytes:
+                        raise reader.too_large()
+                    self.hold(len(chunk))
+                    chunks.append(chunk)
+        except BaseException as error:
+            self.hold(-self.size)
+            if isinstance(error, TimeoutError):
+                text = f"the body did not arrive within {reader.timeout_s:g} s"
+                raise SlowBodyError(text) from error
+            raise
+        self.content = b"".join(chunks)
+
+    async def unpacked(self) -> Any:
+        """Returns the body, decompressed on a thread if it is compressed.
 
         Raises InvalidBodyError, PayloadTooLargeError or OverloadedError.
         """

@@ -165,10 +165,10 @@ class InferenceService:
             model.check_digest(self.settings.model_sha256)
             version = model.description.version
             self._check_names(model)
-            self._check_not_draining()
+            self.check_accepting()
             await self.registry.load(model)
         except ConfigurationError as error:
-            self._check_not_draining()
+            self.check_accepting()
             what = f"version {version}" if version else name
             raise InvalidRequestError(f"{what} cannot be served: {error}") from error
         logger().warning("version loaded", model=name, version=version)
@@ -182,11 +182,11 @@ class InferenceService:
         if name in self.reasons:
             return
         self.model(name)
-        self._check_not_draining()
+        self.check_accepting()
         try:
             await self.registry.unload(name)
         except ConfigurationError:
-            self._check_not_draining()
+            self.check_accepting()
             raise
 
     def _path(self, name: str) -> Path:
@@ -262,7 +262,7 @@ class InferenceService:
 
         If `model` is None, checks the default model.
         """
-        self._check_not_draining()
+        self.check_accepting()
         if self._not_ready:
             raise DrainingError("the service is shutting down")
         (model or self.active).check_ready()
@@ -291,6 +291,7 @@ class InferenceService:
             return False
         return True
 
-    def _check_not_draining(self) -> None:
+    def check_accepting(self) -> None:
+        """Raises DrainingError if new requests are refused because the service is shutting down."""
         if self._draining:
             raise DrainingError("the service is shutting down")

@@ -17,7 +17,7 @@ from smallplates.errors import ConfigurationError, DrainingError, NotFoundError,
 from smallplates.logging import logger
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.columns import ColumnCall
-from smallplates.web.api.pipeline import Pipeline
+from smallplates.web.api.pipeline import Pipeline, Target
 from smallplates.web.api.v2 import grpc_messages as messages
 from smallplates.web.api.v2 import metadata
 from smallplates.web.api.v2.grpc_calls import CHECK, HEALTH, SERVICE, Calls, abort, authorization, parsed
@@ -36,7 +36,8 @@ STREAM = "ModelStreamInfer"
 STOP_S = 1.0
 Message = Any  # protobuf creates its classes at run time
 Context = Any  # grpc.aio.ServicerContext, which is untyped
-Answer = Callable[[Message, Context, RequestContext], Awaitable[Message]]
+Answer = Callable[..., Awaitable[Message]]
+"""Takes a message, the call's context and the request's; for inference, also its RequestOptions."""
 
 
 class Service:
@@ -88,12 +89,14 @@ class Service:
         async def call(_: object, context: Context) -> Message:
             response = None
             with self.calls.recording(name, context) as outcome:
-                if kind is pb.ModelInferRequest:
-                    self.pipeline.check_key.check(authorization(context))
+                admitted = [self._admit(context)] if kind is pb.ModelInferRequest else []
                 # no variable may hold the message: gRPC keeps an aborted call's frame until the next
                 # garbage collection
                 response = await answer(
-                    parsed(kind, await self.reader.read(context.read)), context, outcome.request_context
+                    parsed(kind, await self.reader.read(context.read)),
+                    context,
+                    outcome.request_context,
+                    *admitted,
                 )
             if outcome.error is not None:
                 await abort(context, outcome.error)
@@ -115,8 +118,8 @@ class Service:
         """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
         request = response = None
         with self.calls.recording(STREAM, context) as outcome:
-            request = parsed(pb.ModelInferRequest, data)
-            response = await self.model_infer(request, context, outcome.request_context)
+            request, options = parsed(pb.ModelInferRequest, data), self._admit(context)
+            response = await self.model_infer(request, context, outcome.request_context, options)
             response.parameters["triton_final_response"].bool_param = True
         if outcome.error is None:
             return pb.ModelStreamInferResponse(infer_response=response)
@@ -172,24 +175,26 @@ class Service:
         return ParseDict({"model_stats": content}, pb.ModelStatisticsResponse())
 
     async def model_infer(
-        self, request: Message, context: Context, request_context: RequestContext
+        self,
+        request: Message,
+        context: Context,
+        request_context: RequestContext,
+        options: RequestOptions,
     ) -> Message:
-        """Runs inference. Raises ServingError."""
-        entry = self.catalog.find(request.model_name, request.model_version or None)
-        request_context.model = entry.model.description.name
-        options = self._admit(context, entry)
+        """Runs inference for an admitted request. Raises ServingError."""
+        if (remaining := context.time_remaining()) is not None:  # the client's deadline
+            options = options.within(max(1000, int(remaining * 1e6)))
         typed_bytes = messages.typed_bytes(request)
-        with entry.model, Body(self.pipeline.reader) as message:
-            message.hold(max(request.ByteSize(), typed_bytes))
-            decode = partial(messages.decode, request, entry, entry.model.largest_request)
 
-            async def read() -> ColumnCall:
-                if typed_bytes > messages.LARGE:
-                    return await self.service.threads.run(decode, options.bulk)
-                return decode()
+        def find(request: Message) -> Target[ColumnCall]:
+            entry = self.catalog.find(request.model_name, request.model_version or None)
+            decode = partial(messages.decode, entry=entry, most=entry.model.largest_request)
+            inline = None if typed_bytes <= messages.LARGE else 0
+            return Target(entry.model, decode, entry.signature, inline)
 
-            call, answer = await self.pipeline.answer(entry.model, options, read, entry.signature)
-        request_context.set_timings(answer.timings)
+        with Body(self.pipeline.reader, content=request) as body:
+            body.hold(max(request.ByteSize(), typed_bytes))
+            call, answer = await self.pipeline.answer(request_context, options, find, body)
         return messages.encode(call, answer)
 
     async def repository_index(self, request: Message, context: Context, _: RequestContext) -> Message:
@@ -210,12 +215,8 @@ class Service:
         await self.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    def _admit(self, context: Context, entry: CatalogEntry) -> RequestOptions:
-        """Admits a call like `Pipeline.admit`, and also applies the client's gRPC deadline."""
-        headers = dict(context.invocation_metadata() or ())
-        options = self.pipeline.admit(headers, entry.model, entry.signature)
-        remaining = context.time_remaining()
-        return options if remaining is None else options.within(max(1000, int(remaining * 1e6)))
+    def _admit(self, context: Context) -> RequestOptions:
+        return self.pipeline.admit(dict(context.invocation_metadata() or ()))
 
 
 @asynccontextmanager

@@ -1,15 +1,15 @@
 """The Open Inference Protocol over HTTP, as Triton and KServe speak it: all paths under `/v2`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
 
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
-from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.documentation import BINARY, example_values
-from smallplates.web.api.pipeline import Pipeline
+from smallplates.web.api.pipeline import Pipeline, Target
 from smallplates.web.api.v2 import codec, metadata
 from smallplates.web.api.v2.repository import INDEX_SCHEMA, Repository, only_ready
 from smallplates.web.http.body import (
@@ -94,12 +94,10 @@ def add_infer_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) 
     async def infer(model: str, request: Request, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
         header = request.headers.get(codec.HEADER)
-
-        def decode(body: bytes) -> ColumnCall:
-            return codec.decode(body, header, entry, entry.model.largest_request)
-
+        decode = partial(codec.decode, header=header, entry=entry, most=entry.model.largest_request)
         inline = None if entry.is_quick_to_parse or codec.is_small(header) else LARGE
-        call, answer = await pipeline.http(request, entry.model, decode, entry.signature, inline)
+        target = Target(entry.model, decode, entry.signature, inline)
+        call, answer = await pipeline.http(request, target)
         return await respond(request, *codec.encode(call, answer))
 
 
@@ -157,7 +155,7 @@ def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCata
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": INDEX_SCHEMA}}}},
     )
     async def index(request: Request) -> Response:
-        async with pipeline.small_reader.read(request) as body:
+        with await pipeline.small_reader.read(request) as body:
             wanted = only_ready(await body.unpacked())
             authorization = request.headers.get("authorization", "")
             return json_response(await repository.index(wanted, authorization))
@@ -165,14 +163,14 @@ def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCata
     @routes.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
-        async with pipeline.reader.read(request) as body:
+        with await pipeline.reader.read(request) as body:
             await repository.load(model, await body.unpacked())
         return json_response({})
 
     @routes.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)
     async def unload(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
-        async with pipeline.small_reader.read(request):  # ignores Triton's `unload_dependents`
+        with await pipeline.small_reader.read(request):  # ignores Triton's `unload_dependents`
             await repository.unload(model)
         return json_response({})
 

@@ -16,7 +16,8 @@ from smallplates.tasks.question_answering import QuestionAnswering
 from smallplates.tasks.text_classification import TextClassification
 from smallplates.web.api.documentation import describe_predict
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.native import NativeCall, decode
+from smallplates.web.api.native import decode
+from smallplates.web.api.pipeline import Call
 
 CLASSES = 5
 
@@ -63,7 +64,7 @@ REQUESTS: dict[type[WithoutModel], dict[str, Any]] = {
 }
 
 
-def asked(task: Task, body: bytes, query: str = "", kind: str = "application/json") -> NativeCall:
+def asked(task: Task, body: bytes, query: str = "", kind: str = "application/json") -> Call:
     """The call for a request."""
     headers = [(b"content-type", kind.encode())]
     scope = {"type": "http", "query_string": query.encode(), "headers": headers}
@@ -71,7 +72,7 @@ def asked(task: Task, body: bytes, query: str = "", kind: str = "application/jso
     return decode(model, Request(scope), body)
 
 
-def in_json(kind: type[WithoutModel], query: str = "", **more: Any) -> NativeCall:
+def in_json(kind: type[WithoutModel], query: str = "", **more: Any) -> Call:
     """The call for the task's request in JSON, with more fields."""
     return asked(kind(), json.dumps(REQUESTS[kind] | more).encode(), query)
 
@@ -83,7 +84,7 @@ def form(*fields: tuple[str, str], file: str = "image") -> bytes:
     return "".join([*parts, head.format(file, '; filename="x"', "abc"), "--b--\r\n"]).encode()
 
 
-def in_form(*fields: tuple[str, str], query: str = "", file: str = "image") -> NativeCall:
+def in_form(*fields: tuple[str, str], query: str = "", file: str = "image") -> Call:
     """The call for an image in a form."""
     return asked(Images(), form(*fields, file=file), query, "multipart/form-data; boundary=b")
 
@@ -96,17 +97,17 @@ def test_top_k_in_the_query_or_in_json(kind: type[WithoutModel]) -> None:
         in_json(kind, "top_k=2", top_k=2),
         in_json(kind, "top_k=2&top_k=2"),
     ):
-        assert (call.top_k, call.with_top, call.is_list) == (2, True, False)
+        assert (call.top_k, call.is_list) == (2, False)
         assert "top_k" not in call.inputs[0].read()
     for call in (in_json(kind), in_json(kind, top_k=None)):
-        assert (call.top_k, call.with_top) == (1, False)
+        assert call.top_k is None
 
 
 def test_top_k_in_a_form() -> None:
     for call in (in_form(("top_k", "2")), in_form(("top_k", "2"), ("top_k", "2"), query="top_k=2")):
-        assert (call.top_k, call.with_top) == (2, True)
+        assert call.top_k == 2
         assert call.inputs[0].read() == {"image": b"abc"}
-    assert not in_form(file="file").with_top
+    assert in_form(file="file").top_k is None
 
 
 def test_top_k_beside_a_list() -> None:

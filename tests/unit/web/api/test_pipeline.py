@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from smallplates.errors import InvalidRequestError
 from smallplates.settings import Settings
-from smallplates.web.api.pipeline import Call, Pipeline, parse_timeout, unless_disconnected
+from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_timeout, unless_disconnected
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.thread_pool import ThreadPool
 
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_while_its_body_is_decoded() -> None:
     def decode(_: bytes) -> Call:
         begun.set()
         assert gate.wait(20)
-        return Call(model)
+        return Call()
 
     model = MagicMock()
     model.admitted().__aexit__.return_value = False
@@ -137,7 +137,7 @@ def test_a_client_that_leaves_while_its_body_is_decoded() -> None:
             return next(messages)
 
         pipeline = Pipeline(MagicMock(settings=Settings(), threads=threads))
-        answering = pipeline.http(Request(scope, receive), model, decode, inline_bytes=0)
+        answering = pipeline.http(Request(scope, receive), Target(model, decode, inline_bytes=0))
         task = asyncio.ensure_future(answering)
         assert await asyncio.to_thread(begun.wait, 20)
         disconnect.set_result(None)

@@ -42,7 +42,7 @@ class Gone:
 def test_longer_time_limits_are_cut(options: bytes, expected: int) -> None:
     service, task = Mock(settings=Settings(request_timeout_ms=5000)), Mock()
     connection = Connection(TcpServer(Pipeline(service)), Mock(), MagicMock())
-    assert connection._admitted(frames.parse_options(options), task).timeout_ms == expected
+    assert connection._limits(frames.parse_options(options), task).timeout_ms == expected
 
 
 @pytest.mark.parametrize(

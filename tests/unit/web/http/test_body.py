@@ -24,6 +24,7 @@ from smallplates.errors import (
 from smallplates.web.http.body import (
     MAX_MEMBERS,
     STEP,
+    Body,
     BodyReader,
     content_coding,
     decode_json,
@@ -45,8 +46,9 @@ def read(data: bytes, coding: str, most: int = 4 * MB) -> bytes:
     reader = BodyReader(most, 64 * MB, 20)
 
     async def main() -> bytes:
-        async with reader.collect(sent(data), coding) as body:
-            content = await body.unpacked()
+        with Body(reader, coding) as body:
+            await body.receive(sent(data))
+            content: bytes = await body.unpacked()
             assert reader.buffered == body.size == len(content)
             return content
 
@@ -128,7 +130,8 @@ def test_many_compressed_bodies_at_once_share_the_limit() -> None:
 
     async def one(everybody: asyncio.Event) -> None:
         try:
-            async with reader.collect(sent(bomb), "gzip") as body:
+            with Body(reader, "gzip") as body:
+                await body.receive(sent(bomb))
                 try:
                     done.append(len(await body.unpacked()))
                 except OverloadedError:
