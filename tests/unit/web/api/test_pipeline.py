@@ -4,13 +4,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from smallplates.errors import InvalidRequestError
+from smallplates.errors import DrainingError, InvalidRequestError
 from smallplates.settings import Settings
 from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_timeout, unless_disconnected
 from smallplates.web.http.request_context import RequestContext
@@ -114,6 +114,44 @@ def test_other_reasons_to_cancel_are_passed_on(make: Callable[[], Client]) -> No
     asyncio.run(main())
 
 
+def request(receive: Callable[[], Any]) -> Request:
+    """Returns a request with a context; `receive` returns ASGI's messages."""
+
+    async def next_message() -> Any:
+        return receive()
+
+    context = {"context": RequestContext("id"), "disconnect": asyncio.get_running_loop().create_future()}
+    return Request({"type": "http", "headers": [], **context}, next_message)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["in the path", "in the body"])
+def test_only_requests_after_the_beginning_of_a_drain_are_refused(known: bool) -> None:
+    service, model = MagicMock(settings=Settings()), MagicMock()
+    model.admitted().__aexit__.return_value = False
+    model.predict = AsyncMock()
+    bodies: list[bytes] = []
+
+    def arrive() -> Any:
+        service.check_accepting.side_effect = DrainingError("draining")
+        return {"type": "http.request", "body": b"body"}
+
+    def decode(body: bytes) -> Call:
+        bodies.append(body)
+        return Call()
+
+    async def main() -> None:
+        pipeline, target = Pipeline(service), Target(model, decode)
+        find: Any = target if known else lambda _: target
+        await pipeline.http(request(arrive), find)
+        with pytest.raises(DrainingError):
+            await pipeline.http(request(lambda: pytest.fail("the body is read")), find)
+
+    asyncio.run(main())
+    assert bodies == [b"body"]
+    assert model.predict.call_count == 1
+    assert model.refuse_if_full.called is known
+
+
 def test_a_client_that_leaves_while_its_body_is_decoded() -> None:
     gate, begun = threading.Event(), threading.Event()
 
@@ -128,19 +166,13 @@ def test_a_client_that_leaves_while_its_body_is_decoded() -> None:
     async def main() -> None:
         threads = ThreadPool(1)
         threads.start()
-        disconnect = asyncio.get_running_loop().create_future()
-        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        scope |= {"context": RequestContext("id"), "disconnect": disconnect}
-        messages = iter([{"type": "http.request", "body": b"body"}])
-
-        async def receive() -> Any:  # Any: ASGI's message
-            return next(messages)
-
+        message = {"type": "http.request", "body": b"body"}
         pipeline = Pipeline(MagicMock(settings=Settings(), threads=threads))
-        answering = pipeline.http(Request(scope, receive), Target(model, decode, inline_bytes=0))
+        sent = request(lambda: message)
+        answering = pipeline.http(sent, Target(model, decode, inline_bytes=0))
         task = asyncio.ensure_future(answering)
         assert await asyncio.to_thread(begun.wait, 20)
-        disconnect.set_result(None)
+        sent.scope["disconnect"].set_result(None)
         try:
             with pytest.raises(ClientDisconnect):
                 await task

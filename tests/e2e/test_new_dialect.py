@@ -1,0 +1,95 @@
+"""A protocol of another package: one file and an entry point, nothing in this package."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+import requests
+
+from smallplates.settings import Protocol
+from smallplates.web.api.dialect import ENTRY_POINTS
+from smallplates.web.app import DIALECTS
+from tests import exports, servers
+from tests.servers import metric
+
+PATH = "/v1/labels"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service of texts whose second protocol under `/v1` is `tests/fake/dialect.py`."""
+    installed = tmp_path_factory.mktemp("installed")
+    metadata = installed / "labels-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: labels\nVersion: 1.0\n")
+    entry_point = f"[{ENTRY_POINTS}]\nlabels = tests.fake.dialect:DIALECT\n"
+    (metadata / "entry_points.txt").write_text(entry_point)
+    folder = metadata.parent / "texts"
+    exports.saved(folder, exports.word_piece(), {})
+    settings = {
+        "SERVING_MODEL_DIR": str(folder),
+        "SERVING_INSTANCES": "1",
+        "SERVING_LOG_LEVEL": "error",
+        "SERVING_MAX_BATCH_SIZE": "1",
+        "SERVING_WEB_PROCESSES": "2",
+        "SERVING_API_KEY": "guest",
+        "PYTHONPATH": f"{installed}:{servers.ROOT}",
+    }
+    with servers.api("fastapi_onnx", settings) as url:
+        yield url
+
+
+def post(url: str, content: object, path: str = PATH, key: str = "guest") -> requests.Response:
+    """Returns the answer to JSON."""
+    headers = {"Authorization": f"Bearer {key}"}
+    return requests.post(url + path, json=content, headers=headers, timeout=20)
+
+
+def test_an_answer(url: str) -> None:
+    answer = post(url, {"model": "texts", "input": "good"})
+    native = post(url, {"text": "good"}, "/predict")
+    assert answer.json() == {"label": native.json()["prediction"]}
+    assert "infer;dur=" in answer.headers["Server-Timing"]
+    labels = f'code="ok",model="texts",path="{PATH}",status="200"'
+    assert metric(url, rf"serving_requests_total{{{labels}}}") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "kind"),
+    [
+        ({"model": "nobody", "input": "good"}, 404, "not_found"),
+        ({"model": "texts", "input": ""}, 400, "invalid_text"),
+        ({"model": "texts"}, 422, "invalid_request"),
+        ([], 422, "invalid_request"),
+    ],
+)
+def test_errors_have_its_own_shape(url: str, content: object, status: int, kind: str) -> None:
+    answer = post(url, content)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["problem"]["type"] == kind
+
+
+def test_a_wrong_key_and_method_have_its_shape_too(url: str) -> None:
+    assert post(url, {}, key="wrong").json()["problem"]["type"] == "unauthorized"
+    answer = requests.get(url + PATH, timeout=20)
+    assert (answer.status_code, answer.json()["problem"]["type"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/nobody:predict", "/v1/nothing", "/v1/labels/nothing"])
+def test_the_other_protocol_of_this_prefix_keeps_its_own(url: str, path: str) -> None:
+    answer = post(url, {}, path)
+    assert (answer.status_code, list(answer.json())) == (404, ["error"])
+
+
+def test_the_example_in_swagger_is_answered(url: str) -> None:
+    operation = requests.get(f"{url}/openapi.json", timeout=20).json()["paths"][PATH]["post"]
+    assert operation["tags"] == ["Labels"]
+    assert operation["responses"]["503"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "Problem"
+    )
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    assert post(url, example).status_code == 200
+
+
+def test_settings_name_all_protocols_of_the_package() -> None:
+    assert [*DIALECTS] == [*get_args(Protocol)]
