@@ -15,7 +15,7 @@ from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
-from smallplates.worker.choice import wanted_device
+from smallplates.worker.choice import device_for
 
 if TYPE_CHECKING:
     from fastapi_onnx.cuda import CudaNetwork
@@ -38,7 +38,7 @@ class OnnxBackend:
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""
         network, device, provider, fallback = None, "cpu", "", None
-        if wanted_device(settings) != "cpu":
+        if device_for(settings) != "cpu":
             try:
                 network, device, provider = load_on_gpu(model, settings)
             except ConfigurationError as error:

@@ -219,7 +219,7 @@ class CudaNetwork:
             actual = np.concatenate([self.infer(image[np.newaxis]) for image in images])
             self._buckets.clear()  # the computing thread cannot use this thread's recordings
             self.precision, self.reason = precision_check.fp16_or_fp32(
-                expected, actual, insist=precision == "fp16"
+                model, [expected], [actual], insist=precision == "fp16"
             )
         if self.precision == "fp32":
             self._network = Network(graph, False, pipeline, classes)

@@ -17,11 +17,12 @@ from fastapi_onnx.network import Network, graph_path
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from fastapi_onnx.shared_weights import CPU
 from fastapi_onnx.signature import graph_signature
+from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
 from smallplates.models.tensors import EXAMPLE_LENGTHS, NOT_COMPARED, Signature, check_outputs
 from smallplates.system import cpus
 from smallplates.worker.independence import ITEMS, Infer, difference_alone, with_checked_texts
-from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, difference, random_inputs
+from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, random_inputs
 
 QUANTISED = 0.1
 """Largest difference in a graph that computes scales of int8 from its input: of the whole batch."""
@@ -72,7 +73,7 @@ def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
 def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
     """Returns how far items computed alone, and once more together, are from the same ones together.
 
-    See `precision_check.difference`. Raises the runtime's errors.
+    See `comparison.relative`. Raises the runtime's errors.
     """
     size = signature.batch_size or ITEMS
     for length in EXAMPLE_LENGTHS:
@@ -83,7 +84,7 @@ def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
         except Exception:  # the runtime's: the network does not take this length
             if length == EXAMPLE_LENGTHS[-1]:
                 raise
-    again = difference(together, infer(inputs), "relative")
+    again = difference(together, infer(inputs), relative).worst
     try:
         check_outputs(signature, together, size, signature.sizes_at(length))
     except ValueError:  # the batch does not divide into items

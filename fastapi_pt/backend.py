@@ -22,10 +22,9 @@ from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.system.cpus import bf16_objection
 from smallplates.worker import precision_check
-from smallplates.worker.choice import Candidate, Choice, Infer, choose, int8_candidate, wanted_device
+from smallplates.worker.choice import Candidate, Choice, Infer, choose, device_for, int8_candidate
 from smallplates.worker.device_errors import translate_errors
 from smallplates.worker.independence import with_checked_texts
-from smallplates.worker.precision_check import Samples
 
 TORCH = "torch"
 
@@ -54,7 +53,7 @@ class TorchBackend:
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""
-        device, fallback = choose_device(wanted_device(settings), *settings.devices[:1])
+        device, fallback = choose_device(device_for(settings), *settings.devices[:1])
         trials: list[Trial] = []
         if kind_of(model.description.task).plain_graph:
             on_device = TokenNetwork.on_cpu if device.type == "cpu" else TokenNetwork.on_gpu
@@ -91,7 +90,7 @@ class TorchBackend:
             settings,
             scratch,
             load,
-            lambda: Samples([precision_check.sample_images(model.description.pipeline.output_size)]),
+            lambda: precision_check.samples(model, Signature("image", (), ())),
         )
         self._network = CpuNetwork(model, settings, scratch, choice.precision)
         return choice
@@ -114,7 +113,7 @@ class TorchBackend:
             if settings.precision != "fp32":
                 fp16 = copy.deepcopy(fp32).half()
                 insist = settings.precision == "fp16"
-                precision, reason = compared(fp32, fp16, normalise, size, insist)
+                precision, reason = compared(model, fp32, fp16, normalise, insist)
             chosen = fp16 if precision == "fp16" else fp32
             self._network = CudaNetwork(chosen, normalise, size, classes, graphs=settings.cuda_graphs)
         return precision, reason
@@ -178,11 +177,12 @@ def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None
 
 
 def compared(
-    network: nn.Module, half: nn.Module, normalise: nn.Module, size: tuple[int, int], insist: bool
+    model: Model, network: nn.Module, half: nn.Module, normalise: nn.Module, insist: bool
 ) -> tuple[str, str]:
     """Compares a network with its copy in fp16; returns `precision_check.fp16_or_fp32`'s result."""
     with torch.inference_mode():
         device = next(network.parameters()).device
-        tensors = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
+        images = precision_check.sample_images(model.description.pipeline.output_size)
+        tensors = normalise(torch.from_numpy(images).to(device))
         expected, actual = network(tensors).cpu().numpy(), half(tensors.half()).float().cpu().numpy()
-    return precision_check.fp16_or_fp32(expected, actual, insist)
+    return precision_check.fp16_or_fp32(model, [expected], [actual], insist)

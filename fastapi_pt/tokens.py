@@ -73,9 +73,11 @@ class TokenNetwork:
                 return cls(network, settings, device, "fp32", reason)
             half = copy.deepcopy(network).half()
             batch = [tensor.to(device) for tensor in examples(model, network)[-1]]
-            expected, actual = (form(*batch)[0].float().cpu().numpy() for form in (network, half))
+            expected, actual = (
+                [output.float().cpu().numpy() for output in form(*batch)] for form in (network, half)
+            )
         insist = settings.precision == "fp16"
-        precision, reason = precision_check.fp16_or_fp32(expected, actual, insist)
+        precision, reason = precision_check.fp16_or_fp32(model, expected, actual, insist)
         return cls(half if precision == "fp16" else network, settings, device, precision, reason)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:

@@ -28,7 +28,7 @@ class Trial:
     """Milliseconds per item; None if not measured."""
 
     difference: float | None = None
-    """`worker.precision_check.difference` from the reference; None if not measured."""
+    """From the reference, as `models.comparison` computes it; None if not measured."""
 
     memory_mb: float | None = None
     """Private memory that loading and computing took, in MB; None if not measured."""

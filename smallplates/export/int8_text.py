@@ -141,6 +141,7 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Verdi
     )
     return Verdict(
         **comparison(
+            model,
             expected,
             actual,
             sentences.labels,

@@ -100,7 +100,7 @@ class Judge:
         sizes = [megabytes(self._trial.file(kind)) for kind in files]
         samples = precision_check.sample_images(self._trial.description.pipeline.output_size)
         return Verdict(
-            **comparison(expected, actual, labels, (self._fp32, int8), samples, "photos"),
+            **comparison(self._trial, expected, actual, labels, (self._fp32, int8), samples, "photos"),
             megabytes=dict(zip(("fp32", "int8"), sizes, strict=True)),
             method=method,
             fp32_nodes=fp32_nodes,
@@ -114,6 +114,7 @@ def megabytes(path: Path) -> float:
 
 
 def comparison(
+    model: Model,
     expected: NDArray[np.floating],
     actual: NDArray[np.floating],
     labels: NDArray[np.int64] | None,
@@ -138,7 +139,7 @@ def comparison(
     return {
         "fit": objection is None,
         "reason": objection or f"it names fp32's class for {agreement:.1%} of {len(actual)} {noun}",
-        "sample_difference": round(precision_check.mean_difference(*logits), 4),
+        "sample_difference": round(precision_check.comparison_for(model)(*logits).mean, 4),
         "agreement": round(agreement, 4),
         "mean_difference": round(float(np.abs(actual - expected).mean()), 5),
         "worst_difference": round(float(np.abs(actual - expected).max()), 4),

@@ -1,10 +1,12 @@
 """Table of the kinds of tasks, consulted wherever something depends on a model's kind of task.
 
-Nothing is imported here; the registry imports a task's class when a model of that kind is served.
+No task's class is imported here, only when a model of that kind is served.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from smallplates.models.comparison import Compare, probabilities
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
@@ -40,8 +42,8 @@ class TaskKind:
     plain_graph: bool = False
     """Whether the graph is called as its file declares it; model.json need not list such a file."""
 
-    compare: Literal["softmax"] | None = None
-    """How to compare precisions: by probabilities, or if None number by number and without int8."""
+    compare: Compare | None = None
+    """Compares the outputs in other precisions and runtimes; None: by size, and without int8."""
 
 
 KINDS = (
@@ -50,7 +52,7 @@ KINDS = (
         "smallplates.tasks.image_classification:ImageClassification",
         needs=("labels", "image"),
         head="ForImageClassification",
-        compare="softmax",
+        compare=probabilities,
     ),
     TaskKind(
         TEXT_CLASSIFICATION,
@@ -59,7 +61,7 @@ KINDS = (
         head="ForSequenceClassification",
         outputs=("logits",),
         plain_graph=True,
-        compare="softmax",
+        compare=probabilities,
     ),
     TaskKind(
         QUESTION_ANSWERING,
@@ -69,7 +71,7 @@ KINDS = (
         outputs=("start_logits", "end_logits"),
         output_axis="token",
         plain_graph=True,
-        compare="softmax",
+        compare=probabilities,
     ),
     TaskKind(TENSOR, "smallplates.tasks.tensor:TensorsOnly", plain_graph=True),
 )

@@ -20,13 +20,14 @@ import numpy as np
 
 from smallplates.engine.backend import Trial
 from smallplates.errors import ConfigurationError
+from smallplates.models.comparison import difference
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.system.pdeathsig import die_with_parent
 from smallplates.worker import precision_check
-from smallplates.worker.precision_check import TOGETHER, Compare, Samples
+from smallplates.worker.precision_check import TOGETHER, Samples
 from smallplates.worker.shared_choice import shared_choice
 
 Infer = Callable[[Sequence[Array]], list[Array]]
@@ -39,7 +40,7 @@ QUICK_MS = 1.0
 """Networks that take less time use the reference, since the web process itself takes as long."""
 
 MAX_INT8_DIFFERENCE = 0.05
-"""Largest accepted `precision_check.mean_difference` for an int8 file between two runtimes."""
+"""Largest accepted mean difference for an int8 file between two runtimes."""
 
 MAX_ITEM_EXCESS = 0.1
 """By how much more an int8 file may differ in a further batch, which has few items.
@@ -66,7 +67,7 @@ class Candidate:
     """Why it is not tried; empty if it is."""
 
     max_difference: float = math.inf
-    """Largest accepted `precision_check.difference` from the reference."""
+    """Largest accepted difference from the reference: the mean of int8, otherwise the worst."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Choice:
     """See `Trial.largest_size`."""
 
 
-def wanted_device(settings: Settings) -> str:
-    """Returns the setting `device`; but `cpu` for `auto` if the wanted precision needs a CPU."""
+def device_for(settings: Settings) -> str:
+    """Returns the setting `device`; but `cpu` for `auto` if the precision in the settings needs one."""
     only_cpu = settings.device == "auto" and settings.precision in precision_check.ONLY_ON_A_CPU
     return "cpu" if only_cpu else settings.device
 
@@ -133,38 +134,33 @@ def choose(
     candidate to compute `samples`, in a worker in a child process, see `in_a_fork`. Each may take up to
     `memory_mb` MB of private memory. Raises ConfigurationError if no candidate is left.
     """
-    wanted = settings.precision
-    if wanted != "auto":
-        candidates = [candidate for candidate in candidates if candidate.precision == wanted]
+    precision = settings.precision
+    if precision != "auto":
+        candidates = [candidate for candidate in candidates if candidate.precision == precision]
     usable = [candidate for candidate in candidates if not candidate.refusal]
-    refused = [
-        Trial(candidate.runtime, candidate.precision, candidate.refusal)
-        for candidate in candidates
-        if candidate.refusal
-    ]
-    reasons = "; ".join(dict.fromkeys(trial.reason for trial in refused))
+    refusals = [Trial(one.runtime, one.precision, one.refusal) for one in candidates if one.refusal]
+    reasons = "; ".join(dict.fromkeys(trial.reason for trial in refusals))
     if not usable:
-        if wanted == "fp16":
+        if precision == "fp16":
             raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
         reasons = reasons or "the runtime does not support it"
-        raise ConfigurationError(f"SERVING_PRECISION={wanted} cannot be used on a CPU: {reasons}")
-    reference = usable[0]
+        raise ConfigurationError(f"SERVING_PRECISION={precision} cannot be used on a CPU: {reasons}")
     if len(usable) == 1:
-        forced = precision_check.FORCED.format(wanted)
-        reason = (reasons or "it is the only one available") if wanted == "auto" else forced
-        return Choice(reference.runtime, reference.precision, reason, refused)
+        forced = precision_check.FORCED.format(precision)
+        reason = (reasons or "it is the only one available") if precision == "auto" else forced
+        return Choice(usable[0].runtime, usable[0].precision, reason, refusals)
 
-    def measure() -> list[dict[str, Any]]:
+    def measure_all() -> list[dict[str, Any]]:
         run = in_a_fork if scratch else attempt
-        return [asdict(trial) for trial in tried(usable, load, samples, memory_mb, run)]
+        return [asdict(trial) for trial in measure(usable, load, samples, memory_mb, run)]
 
-    trials = [Trial(**fields) for fields in shared_choice(scratch, "choice", measure)]
+    trials = [Trial(**fields) for fields in shared_choice(scratch, "choice", measure_all)]
     best = next(trial for trial in trials if trial.chosen)
     reason = best.reason
     if best is trials[0]:
-        others = (*trials[1:], *refused)
+        others = (*trials[1:], *refusals)
         reason = "; ".join(f"{other.runtime} in {other.precision}: {other.reason}" for other in others)
-    return Choice(best.runtime, best.precision, reason, [*trials, *refused], best.largest_size)
+    return Choice(best.runtime, best.precision, reason, [*trials, *refusals], best.largest_size)
 
 
 def attempt(compute: Callable[[], Any]) -> tuple[Any, str]:
@@ -175,7 +171,7 @@ def attempt(compute: Callable[[], Any]) -> tuple[Any, str]:
         return None, " ".join((str(error) or repr(error)).split())[:MAX_REASON]
 
 
-def tried(
+def measure(
     candidates: Sequence[Candidate],
     load: Callable[[Candidate], Infer],
     samples: Callable[[], Samples],
@@ -193,30 +189,30 @@ def tried(
     if error:
         reason = f"not tried: {name} in {reference.runtime} cannot be measured: {error}"
         return [Trial(one.runtime, one.precision, reason, chosen=one is reference) for one in candidates]
-    expected, its_ms = answers
-    best = Trial(reference.runtime, name, "the reference", its_ms, chosen=True)
+    expected, ms = answers
+    best = Trial(reference.runtime, name, "the reference", ms)
     trials, agreeing = [best], [best]
     for candidate in others:
-        trial = Trial(candidate.runtime, candidate.precision, "")
+        trial, reason = Trial(candidate.runtime, candidate.precision, ""), ""
         faster = next((known for known in agreeing if is_faster_for_sure(known, candidate)), None)
-        if its_ms < QUICK_MS:
-            trial = replace(trial, reason=f"not tried: {name} takes only {its_ms} ms per item")
+        if ms < QUICK_MS:
+            reason = f"not tried: {name} takes only {ms} ms per item"
         elif faster:
-            trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
+            reason = f"not tried: {faster.runtime} is faster in {faster.precision}"
         else:
-            found, error = run(partial(measured, candidate, partial(load, candidate), samples, expected))
+            found, error = run(partial(measure_one, candidate, load, samples, expected, memory_mb))
             trial = found or replace(trial, reason=f"it cannot be used: {error}")
-            objection = trial.reason or disagreement(trial, candidate, memory_mb)
-            if not objection:
-                agreeing.append(trial)
-                objection = slowness(trial, best)
-            reason = f"it agrees with {name} and is faster: {trial.ms} instead of {its_ms} ms per item"
-            trial = replace(trial, reason=objection or reason, chosen=not objection)
-        if trial.chosen:
-            trials[trials.index(best)] = replace(best, chosen=False)
-            best = trial
-        trials.append(trial)
-    return trials
+            reason = trial.reason
+        if not reason:
+            agreeing.append(trial)
+            is_slow = (trial.ms or 0) > MAX_TIME_RATIO * (best.ms or 0)
+            reason = f"it agrees with {name} and is faster: {trial.ms} instead of {ms} ms per item"
+            if is_slow:
+                reason = f"less than 10 % faster: {trial.ms} instead of {best.ms} ms per item"
+            trial = replace(trial, reason=reason)
+            best = best if is_slow else trial
+        trials.append(replace(trial, reason=reason))
+    return [replace(trial, chosen=trial == best) for trial in trials]
 
 
 def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
@@ -247,51 +243,45 @@ def reference_answers(infer: Infer, samples: Samples) -> tuple[list[Any], float]
     return answers, ms
 
 
-def measured(
-    candidate: Candidate, load: Callable[[], Infer], samples: Callable[[], Samples], expected: list[Any]
+def measure_one(
+    candidate: Candidate,
+    load: Callable[[Candidate], Infer],
+    samples: Callable[[], Samples],
+    expected: list[Any],
+    memory_mb: float,
 ) -> Trial:
-    """Returns a trial with the candidate's time, difference and memory.
+    """Returns a candidate's trial; its reason says why it is unacceptable, and is empty if it is not.
 
     If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
     `expected` or from call to call, and what the library raises. Batches that the reference refuses are
     computed, too, because they might end the process, but not compared.
     """
-    made, before, largest = samples(), own_memory_mb(), 0
-    outputs, ms = timed_answers(infer := load(), made)
+    inputs, before, largest = samples(), own_memory_mb(), 0
+    outputs, ms = timed_answers(infer := load(candidate), inputs)
     memory = round(max(0.0, own_memory_mb() - before), 1)
-    compare: Compare = "mean" if candidate.precision == "int8" else made.compare
-    difference = round(precision_check.difference(expected[0], outputs, compare), 5)
-    compare = "probabilities" if compare == "softmax" else compare
-    most = candidate.max_difference + (MAX_ITEM_EXCESS if compare == "mean" else 0)
-    further = expected[1:] if difference <= candidate.max_difference else []
-    for (size, batch), wanted in zip(made.further(), further, strict=False):
-        if wanted is None:
+    is_int8, most = candidate.precision == "int8", candidate.max_difference
+    seen = difference(expected[0], outputs, inputs.compare)
+    gap = seen.worst if seen.has_same_best else max(seen.worst, 1.0)
+    gap = round(seen.mean if is_int8 else gap, 5)
+    trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, memory)
+    if gap > most:
+        return replace(trial, reason=f"differs by {gap}; at most {most:.3f} is accepted")
+    most += MAX_ITEM_EXCESS if is_int8 else 0
+    for (size, batch), answer in zip(inputs.further(), expected[1:], strict=False):
+        if answer is None:
             attempt(partial(infer, batch))
             continue
         found, again, largest = infer(batch), infer(batch), max(largest, size)
         shapes = ", ".join(str(list(array.shape)) for array in batch)
         if any(one.tobytes() != other.tobytes() for one, other in zip(found, again, strict=True)):
             raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
-        gap = precision_check.difference(wanted, found, compare)
+        seen = difference(answer, found, inputs.compare)
+        gap = seen.mean if is_int8 else seen.worst
         if gap > most:
             raise ValueError(f"differs by {gap:.5f} for inputs {shapes}; at most {most:.3f} is accepted")
-    return Trial(candidate.runtime, candidate.precision, "", ms, difference, memory, largest or None)
-
-
-def disagreement(trial: Trial, candidate: Candidate, memory_mb: float) -> str:
-    """Returns why a measured candidate is unacceptable regardless of its speed; empty if it is not."""
-    if (trial.difference or 0) > candidate.max_difference:
-        return f"differs by {trial.difference}; at most {candidate.max_difference:.3f} is accepted"
-    if (trial.memory_mb or 0) > memory_mb:
-        return f"takes {trial.memory_mb} MB in each worker; at most {memory_mb:.0f} are accepted"
-    return ""
-
-
-def slowness(trial: Trial, best: Trial) -> str:
-    """Returns why an acceptable candidate does not beat the best one; empty if it does."""
-    if trial.ms is None or best.ms is None or trial.ms > MAX_TIME_RATIO * best.ms:
-        return f"less than 10 % faster: {trial.ms} instead of {best.ms} ms per item"
-    return ""
+    takes = f"takes {memory} MB in each worker; at most {memory_mb:.0f} are accepted"
+    reason = takes if memory > memory_mb else ""
+    return replace(trial, reason=reason, largest_size=largest or None)
 
 
 def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import QUESTION_ANSWERING
 from smallplates.models.tensors import Array, Signature, put_at_end
-from smallplates.worker.precision_check import EXACT, difference
+from smallplates.worker.precision_check import EXACT
 
 ITEMS, TOKENS = 3, 16
 LONGEST = 4096
@@ -40,7 +41,7 @@ def difference_alone(
             pairs.append((one[0].ravel(), array[row][tuple(map(slice, one[0].shape))].ravel()))
     outputs = [zip(*pairs[place :: len(together)], strict=True) for place in range(len(together))]
     expected, found = zip(*(map(np.concatenate, output) for output in outputs), strict=True)
-    return difference(expected, found, "relative")
+    return difference(expected, found, relative).worst
 
 
 def with_checked_texts(

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from smallplates.errors import ConfigurationError
+from smallplates.models.comparison import Compare, difference, relative
 from smallplates.models.folder import Model
-from smallplates.models.scores import softmax
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec
 
@@ -25,7 +24,7 @@ EXACT = 1e-3
 """Largest accepted difference for the same precision in another runtime."""
 
 MAX_EXCESS = 0.01
-"""Largest accepted excess of int8's `mean_difference` over the value where the file was created.
+"""Largest accepted excess of int8's mean difference over the value where the file was created.
 
 For a model of this project that value was 0.018, and the difference 0.041 on processors whose products
 saturate. Processors with the same arithmetic have no excess, as far as emulation shows.
@@ -53,9 +52,6 @@ def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
     return drawn
 
 
-Compare = Literal["softmax", "probabilities", "relative", "mean"]
-
-
 @dataclass(frozen=True)
 class Samples:
     """Made-up inputs, always the same, and how to compare the answers to them."""
@@ -63,7 +59,7 @@ class Samples:
     inputs: Sequence[Array]
     """[N, ...] for each input."""
 
-    compare: Compare = "softmax"
+    compare: Compare
     signature: Signature = field(default=Signature("fixed sizes", (), ()))
     """How the network is called: its fixed batch size, and the axes that vary."""
 
@@ -95,13 +91,19 @@ def samples(model: Model, signature: Signature) -> Samples:
     """Returns images, tokens or, for other graphs, random numbers with axes of EXAMPLE_LENGTHS[0]."""
     kind = kind_of(model.description.task)
     if not kind.plain_graph:
-        return Samples([sample_images(model.description.pipeline.output_size)])
+        images = sample_images(model.description.pipeline.output_size)
+        return Samples([images], comparison_for(model))
     inputs = random_inputs(signature, signature.batch_size or SAMPLES, EXAMPLE_LENGTHS[0])
     if "text" in kind.needs:
         most = model.description.text_pipeline.max_tokens
         signature = replace(signature, limits=dict.fromkeys(signature.limits, most))
         inputs = token_inputs(signature, sample_tokens(model)[: signature.batch_size or None])
-    return Samples(inputs, kind.compare or "relative", signature)
+    return Samples(inputs, comparison_for(model), signature)
+
+
+def comparison_for(model: Model) -> Compare:
+    """Returns the function that compares the outputs of a model's task."""
+    return kind_of(model.description.task).compare or relative
 
 
 def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
@@ -136,63 +138,16 @@ def sample_tokens(model: Model) -> NDArray[np.int64]:
     return np.random.default_rng(0).integers(0, count, (SAMPLES, length))
 
 
-def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compare) -> float:
-    """Returns how far outputs are from the expected ones; infinite for other types, shapes or NaN.
-
-    `softmax`: the largest difference in a probability along the last axis, or 1 if the most probable
-    class differs anywhere. `probabilities`: the same, except that the class may differ. `relative`: the
-    largest difference in a number, as a share of the largest number of its output. `mean`: see
-    `mean_difference`.
-    """
-    worst = 0.0
-    for wanted, array in zip(expected, found, strict=True):
-        if (wanted.shape, wanted.dtype) != (array.shape, array.dtype):
-            return float("inf")
-        if compare == "mean":
-            worst = max(worst, mean_difference(wanted, array))
-        elif compare in ("softmax", "probabilities"):
-            same_best = compare != "softmax" or np.array_equal(wanted.argmax(-1), array.argmax(-1))
-            worst = max(worst, max_difference(wanted, array) if same_best else 1.0)
-        elif not np.array_equal(np.isfinite(wanted), np.isfinite(array)):
-            return float("inf")
-        elif wanted.size:
-            exact, seen = (np.where(np.isfinite(a), a, 0).astype(np.float64) for a in (wanted, array))
-            scale = max(float(np.abs(exact).max()), float(np.finfo(np.float32).tiny))
-            worst = max(worst, float(np.abs(exact - seen).max()) / scale)
-    return worst
-
-
-def max_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Returns the largest difference in a probability between two arrays of logits [..., classes].
-
-    It is infinite if `found` has values that are not finite.
-    """
-    if not np.isfinite(found).all():
-        return float("inf")
-    return float(np.abs(softmax(expected) - softmax(found)).max())
-
-
-def mean_difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Returns how much probability moves to other classes, averaged over the items of [..., classes].
-
-    0 means the same answers; 1 means nothing in common, or values that are not finite. It is the total
-    variation distance: half the sum of the absolute differences of all probabilities.
-    """
-    if not np.isfinite(found).all():
-        return 1.0
-    return float(np.abs(softmax(expected) - softmax(found)).sum(axis=-1).mean() / 2)
-
-
 def fp16_or_fp32(
-    expected: NDArray[np.float32], found: NDArray[np.float32], insist: bool
+    model: Model, expected: Sequence[Array], found: Sequence[Array], insist: bool
 ) -> tuple[str, str]:
-    """Returns `fp16` if its logits are close to those of fp32, else `fp32`; and the reason.
+    """Returns `fp16` if its outputs are close to those of fp32, else `fp32`; and the reason.
 
-    `expected` (fp32) and `found` (fp16) are logits [N, classes]. If `insist` is set, raises
+    `expected` (fp32) and `found` (fp16) are outputs [N, ...]. If `insist` is set, raises
     ConfigurationError instead of returning `fp32`.
     """
-    seen = max_difference(expected, found)
-    reason = f"in fp16 probabilities differ from fp32 by up to {seen:.3f}"
+    seen = difference(expected, found, comparison_for(model)).worst
+    reason = f"in fp16 answers differ from fp32 by up to {seen:.3f}"
     if seen <= MAX_DIFFERENCE:
         return "fp16", FORCED.format("fp16") if insist else reason
     if insist:

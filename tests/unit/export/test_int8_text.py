@@ -12,11 +12,12 @@ from benchmarks import text_model
 from fastapi_onnx.network import FP32, INT8, Network, cpu_candidates
 from smallplates.engine.backend import Trial
 from smallplates.errors import ConfigurationError
+from smallplates.models.comparison import probabilities
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.worker.choice import Candidate
-from smallplates.worker.precision_check import MAX_EXCESS, Samples, mean_difference, sample_tokens
+from smallplates.worker.precision_check import MAX_EXCESS, Samples, sample_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 FILE: Kind = "model_quantized.onnx"
@@ -79,7 +80,7 @@ def test_auto_serves_it_where_it_is_fit_and_faster(
         reports = [Trial(each.runtime, each.precision, "faster") for each in candidates]
         return [reports[0], replace(reports[1], chosen=True)]
 
-    monkeypatch.setattr("smallplates.worker.choice.tried", measured)
+    monkeypatch.setattr("smallplates.worker.choice.measure", measured)
     assert on_cpu(model) == ("int8", "faster")
     verdict = model.verdict(FILE)
     assert verdict is not None
@@ -93,7 +94,7 @@ def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
 
     model = Model.read(folder)
     fp32, int8 = (network(model, model.file(kind))(sample_tokens(model)) for kind in (FP32, INT8))
-    assert 0 < mean_difference(fp32, int8) < 0.1
+    assert 0 < probabilities(fp32, int8).mean < 0.1
 
 
 def test_only_a_runtime_that_is_fast_in_dynamic_int8_is_tried_with_it(folder: Path) -> None:

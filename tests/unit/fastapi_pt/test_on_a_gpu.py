@@ -239,12 +239,12 @@ def test_half_precision_is_only_used_where_it_agrees(
 ) -> None:
     network, image = read_network(model), model.description.pipeline
     half = copy.deepcopy(network).half()
-    with_half = partial(compared, network, half, Normalise(image), image.output_size)
+    with_half = partial(compared, model, network, half, Normalise(image))
     assert with_half(insist=True) == ("fp16", "SERVING_PRECISION=fp16")
     monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
     precision, reason = with_half(insist=False)
     assert precision == "fp32"
-    assert "in fp16 probabilities differ" in reason
+    assert "in fp16 answers differ" in reason
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
         with_half(insist=True)
 

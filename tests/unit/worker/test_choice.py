@@ -16,13 +16,14 @@ from fastapi_onnx import cuda
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.engine.backend import Trial
 from smallplates.errors import ConfigurationError
+from smallplates.models.comparison import probabilities
 from smallplates.models.description import Int8Verdict
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
 from smallplates.worker import choice, precision_check
-from smallplates.worker.choice import Candidate, Infer, tried, wanted_device
+from smallplates.worker.choice import Candidate, Infer, device_for, measure
 from smallplates.worker.precision_check import Samples
 from smallplates.worker.shared_choice import shared_choice
 
@@ -52,7 +53,9 @@ def compare(reference: Infer, *others: tuple[Candidate, Infer], memory_mb: float
     """Returns the trials of fp32 and these candidates."""
     fp32 = Candidate("a", "fp32")
     networks = dict([(fp32, reference), *others])
-    return tried(list(networks), networks.__getitem__, lambda: Samples([IMAGES]), memory_mb)
+    return measure(
+        list(networks), networks.__getitem__, lambda: Samples([IMAGES], probabilities), memory_mb
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,26 +113,6 @@ def test_memory_is_bounded() -> None:
     assert compare(slow, (candidate, greedy), memory_mb=100)[1].chosen
 
 
-@pytest.mark.parametrize("kind", ["relative", "softmax", "mean"])
-def test_the_difference_of_outputs(kind: precision_check.Compare) -> None:
-    outputs = [np.array([[0, 0], [-4, 2]], np.float32)]
-    if kind == "relative":
-        outputs.append(np.zeros((2, 0), np.float32))
-    assert precision_check.difference(outputs, outputs, kind) == 0
-    other = [outputs[0] + np.array([[0, 0], [0, 0.4]], np.float32), *outputs[1:]]
-    small = {"relative": 0.1, "softmax": 0.0008, "mean": 0.0004}[kind]
-    assert precision_check.difference(outputs, other, kind) == pytest.approx(small, abs=1e-4)
-    assert precision_check.difference(outputs, [output.astype(float) for output in outputs], kind) > 1
-    broken = [np.full_like(outputs[0], np.nan), *outputs[1:]]
-    assert precision_check.difference(outputs, broken, kind) >= 1
-
-
-def test_another_most_probable_class_is_a_difference_however_close_it_was() -> None:
-    expected, other = np.array([[0.001, 0]], np.float32), np.array([[0, 0.001]], np.float32)
-    assert precision_check.difference([expected], [other], "softmax") == 1
-    assert precision_check.difference([expected], [other], "mean") < 0.001
-
-
 def model_with(folder: Path, verdict: dict[str, object] | None, listed: bool = True) -> Model:
     """Returns the shipped model with an int8 file that has this verdict."""
     shipped = Model.read(Settings().model_dir)
@@ -177,7 +160,7 @@ def test_the_setting_and_the_verdict_decide(
         reports = [Trial(candidate.runtime, candidate.precision, "as tried") for candidate in candidates]
         return [reports[0], replace(reports[1], chosen=True)]
 
-    monkeypatch.setattr(choice, "tried", as_tried)
+    monkeypatch.setattr(choice, "measure", as_tried)
     values = {"device": "cpu", "precision": setting, "cpu_runtime": "onnxruntime"}
     settings = Settings.model_validate(values)
     backend = OnnxBackend()
@@ -222,14 +205,14 @@ def test_the_shipped_int8_file_answers_as_fp32_does_and_makes_no_class_of_nan() 
     assert recorded.fit
     accuracy = (recorded.model_extra or {})["accuracy"]
     assert accuracy["fp32"] - accuracy["int8"] <= 0.005
-    difference = precision_check.mean_difference(answers["fp32"], answers["int8"])
+    difference = probabilities(answers["fp32"], answers["int8"]).mean
     assert difference == pytest.approx(recorded.sample_difference, abs=precision_check.MAX_EXCESS)
 
 
 def test_int8_looks_for_no_gpu_and_a_gpu_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wanted_device(Settings(device="auto", precision="int8")) == "cpu"
-    assert wanted_device(Settings(device="auto")) == "auto"
-    assert wanted_device(Settings(device="cuda", precision="int8")) == "cuda"
+    assert device_for(Settings(device="auto", precision="int8")) == "cpu"
+    assert device_for(Settings(device="auto")) == "auto"
+    assert device_for(Settings(device="cuda", precision="int8")) == "cuda"
     model = Model.read(Settings().model_dir)
     info = OnnxBackend().load(model, Settings(device="auto", precision="int8"))
     assert (info.device, info.fallback) == ("cpu", None)

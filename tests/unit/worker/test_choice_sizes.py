@@ -11,12 +11,13 @@ import pytest
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.engine.backend import Trial
+from smallplates.models.comparison import Compare, probabilities, relative
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature, TensorSpec
 from smallplates.settings import ROOT, Settings
 from smallplates.worker import choice, precision_check
-from smallplates.worker.choice import MAX_ITEM_EXCESS, Candidate, Infer, choose, tried
-from smallplates.worker.precision_check import NARROW, Compare, Samples, random_inputs
+from smallplates.worker.choice import MAX_ITEM_EXCESS, Candidate, Infer, choose, measure
+from smallplates.worker.precision_check import NARROW, Samples, random_inputs
 
 OPEN = Signature(
     "open",
@@ -48,7 +49,7 @@ def computing(change: Change | None = None) -> Infer:
     return infer
 
 
-def samples(signature: Signature = OPEN, compare: Compare = "relative") -> Samples:
+def samples(signature: Signature = OPEN, compare: Compare = relative) -> Samples:
     """Returns eight random inputs of the usual size."""
     return Samples(random_inputs(signature, signature.batch_size or 8, 16), compare, signature)
 
@@ -56,8 +57,8 @@ def samples(signature: Signature = OPEN, compare: Compare = "relative") -> Sampl
 def compare_with(candidate: Candidate, other: Infer, reference: Infer | None = None) -> Trial:
     """Returns the trial of a candidate beside a reference."""
     networks = {REFERENCE: reference or computing(), candidate: other}
-    kind: Compare = "softmax" if candidate.precision == "int8" else "relative"
-    _, trial = tried(list(networks), networks.__getitem__, lambda: samples(compare=kind))
+    kind = probabilities if candidate.precision == "int8" else relative
+    _, trial = measure(list(networks), networks.__getitem__, lambda: samples(compare=kind))
     return trial
 
 
@@ -206,7 +207,8 @@ def test_a_tie_at_a_further_size_may_have_another_most_probable_class() -> None:
     for limit, is_chosen in ((0.02, True), (0.0001, False)):
         candidate = Candidate("b", "bf16", max_difference=limit)
         networks[candidate] = networks[GOOD]
-        trials = tried([REFERENCE, candidate], networks.__getitem__, lambda: samples(compare="softmax"))
+        network = networks.__getitem__
+        trials = measure([REFERENCE, candidate], network, lambda: samples(compare=probabilities))
         assert trials[1].chosen == is_chosen
 
 

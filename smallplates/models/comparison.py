@@ -1,0 +1,60 @@
+"""How far outputs are from the expected ones; a task's row names the function for its own outputs."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from smallplates.models.scores import softmax
+from smallplates.models.tensors import Array
+
+
+class Difference(NamedTuple):
+    """How far an output is from the expected one."""
+
+    worst: float
+    """Of any of its numbers."""
+
+    mean: float
+    """Of its items, on average."""
+
+    has_same_best: bool = True
+    """Whether the best class is the same everywhere; True for numbers without classes."""
+
+
+Compare = Callable[[Array, Array], Difference]
+"""Compares an output with the expected one, which comes first; both have the same shape and type."""
+
+
+def probabilities(expected: Array, found: Array) -> Difference:
+    """Compares logits [..., classes] by their probabilities; infinite for logits that are not finite.
+
+    The mean is the total variation distance, half the sum of the absolute differences of all
+    probabilities: 0 means the same answers; 1 nothing in common.
+    """
+    if not np.isfinite(found).all():
+        return Difference(math.inf, 1.0, False)
+    gaps = np.abs(softmax(expected) - softmax(found))
+    has_same_best = np.array_equal(expected.argmax(-1), found.argmax(-1))
+    return Difference(float(gaps.max()), float(gaps.sum(axis=-1).mean() / 2), has_same_best)
+
+
+def relative(expected: Array, found: Array) -> Difference:
+    """Compares numbers of any meaning, as shares of the largest; infinities and NaN must match."""
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(found)):
+        return Difference(math.inf, math.inf)
+    exact, seen = (np.where(finite, array, 0).astype(np.float64) for array in (expected, found))
+    scale = np.abs(exact).max(initial=np.finfo(np.float32).tiny)
+    gaps = np.abs(exact - seen) / scale
+    return Difference(float(gaps.max(initial=0)), float(gaps.sum() / max(1, gaps.size)))
+
+
+def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compare) -> Difference:
+    """Returns the largest differences of all outputs; infinite for other types or shapes."""
+    pairs = list(zip(expected, found, strict=True))
+    if any((one.shape, one.dtype) != (other.shape, other.dtype) for one, other in pairs):
+        return Difference(math.inf, math.inf, False)
+    worst, mean, has_same_best = zip(*(compare(*pair) for pair in pairs), strict=True)
+    return Difference(max(worst), max(mean), all(has_same_best))

@@ -1,0 +1,38 @@
+"""`smallplates.models.comparison`: how far outputs are from the expected ones."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from smallplates.models.comparison import Compare, Difference, difference, probabilities, relative
+from smallplates.models.tensors import Array
+
+LOGITS = np.array([[0, 0], [-4, 2]], np.float32)
+NO_NUMBERS = np.zeros((2, 0), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("compare", "outputs", "small"),
+    [(relative, (LOGITS, NO_NUMBERS), (0.1, 0.025)), (probabilities, (LOGITS,), (0.0008, 0.0004))],
+)
+def test_outputs_differ(compare: Compare, outputs: Sequence[Array], small: tuple[float, float]) -> None:
+    assert difference(outputs, outputs, compare) == Difference(0, 0)
+    other = [LOGITS + np.array([[0, 0], [0, 0.4]], np.float32), *outputs[1:]]
+    assert difference(outputs, other, compare)[:2] == pytest.approx(small, abs=1e-4)
+    for changed in (LOGITS.astype(float), LOGITS[:1], np.full_like(LOGITS, np.nan)):
+        gap = difference(outputs, [changed, *outputs[1:]], compare)
+        assert (gap.worst, gap.mean >= 1) == (math.inf, True)
+
+
+def test_another_most_probable_class_is_said_however_close_it_was() -> None:
+    expected = np.array([[0.001, 0]], np.float32)
+    gap = probabilities(expected, expected[:, ::-1])
+    assert (gap.worst < 0.001, gap.mean < 0.001, gap.has_same_best) == (True, True, False)
+
+
+def test_infinities_must_be_in_the_same_places() -> None:
+    expected = np.array([[1, np.inf]], np.float32)
+    assert relative(expected, expected) == Difference(0, 0)
+    assert relative(expected, np.array([[1, 2]], np.float32)).worst == math.inf
