@@ -71,7 +71,7 @@ class Network:
         """Opens the session for items of larger sizes."""
 
         kind = kind_of(model.description.task)
-        self._compared = kind.outputs
+        self._outputs = kind.outputs
         self._empty: dict[str, Array] = {}
         """Both inputs of an image classifier: the one that is not given stays empty."""
 
@@ -163,7 +163,7 @@ class Network:
         sizes = self.signature.sizes(next(zip(*inputs, strict=True)))
         check_outputs(self.signature, outputs, len(inputs[0]), sizes)
         by_name = dict(zip((spec.name for spec in self.signature.outputs), outputs, strict=True))
-        return [by_name[name] for name in self._compared if name in by_name] or outputs
+        return [by_name[name] for name in self._outputs if name in by_name] or outputs
 
     def trim(self) -> None:
         """Shrinks memory to the size that a small batch needs; larger items open the reference again."""

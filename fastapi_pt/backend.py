@@ -17,7 +17,7 @@ from fastapi_pt.tokens import TokenNetwork, signature_of, token_network
 from smallplates.engine.backend import BackendInfo, Trial
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
-from smallplates.models.task_kinds import TENSOR, kind_of
+from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.system.cpus import bf16_objection
@@ -37,7 +37,7 @@ class TorchBackend:
 
     def signatures(self, model: Model) -> tuple[Signature, ...]:
         """Returns how a network of texts is called with its own tensors. Raises ConfigurationError."""
-        if model.description.task == TENSOR:
+        if not kind_of(model.description.task).outputs:
             raise ConfigurationError("PyTorch cannot serve ONNX graphs; use fastapi_onnx")
         return (signature_of(model),)
 

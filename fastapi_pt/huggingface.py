@@ -18,7 +18,7 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import CONFIG
-from smallplates.models.task_kinds import kind_of_architecture
+from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Signature, TensorSpec
 
 WEIGHTS: Kind = "model.safetensors"
@@ -84,15 +84,19 @@ def signature_of(model: Model) -> Signature:
     weights(model)
     config = read_config(model)
     network = network_class(model, config)
-    kind = kind_of_architecture(network.__name__)
-    if kind is None or not kind.plain_graph:
+    kind = kind_of(model.description.task)
+    if not network.__name__.endswith(kind.head or ""):
         raise ConfigurationError(f"{network.__name__} is supported neither for texts nor with tensors")
-    size = config.num_labels if kind.output_axis == "label" else LENGTH
+    sizes = {"token": LENGTH, "label": config.num_labels}
+    shapes = {
+        name: tuple(sizes.get(axis) or getattr(config, f"{axis}_size") for axis in axes)
+        for name, axes in kind.outputs.items()
+    }
     taken = inspect.signature(network.forward).parameters
     return Signature(
         "tensor",
         tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in taken),
-        tuple(TensorSpec(name, "float32", (size,)) for name in kind.outputs),
+        tuple(TensorSpec(name, "float32", shape) for name, shape in shapes.items()),
         limits={LENGTH: model.description.limit(LENGTH)},
         failure_is_client_error=True,
     )

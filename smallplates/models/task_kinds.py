@@ -3,15 +3,14 @@
 No task's class is imported here, only when a model of that kind is served.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from smallplates.models.comparison import Compare, probabilities
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
-
-Axis = Literal["label", "token"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,12 @@ class TaskKind:
     head: str | None = None
     """End of the architecture's name in transformers' config.json."""
 
-    outputs: tuple[str, ...] = ()
-    """Outputs of a plain graph that the task reads."""
+    outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Outputs of a plain graph that the task reads, and their axes after the batch: `token`, `label`, or
+    another whose size is fixed, such as `hidden` for transformers' `hidden_size`."""
 
-    output_axis: Axis = "label"
-    """Axis of these outputs: they have a number for each label or for each token."""
+    is_pair: bool = False
+    """Whether an input is a pair of texts."""
 
     plain_graph: bool = False
     """Whether the graph is called as its file declares it; model.json need not list such a file."""
@@ -59,7 +59,7 @@ KINDS = (
         "smallplates.tasks.text_classification:TextClassification",
         needs=("labels", "text"),
         head="ForSequenceClassification",
-        outputs=("logits",),
+        outputs={"logits": ("label",)},
         plain_graph=True,
         compare=probabilities,
     ),
@@ -68,8 +68,8 @@ KINDS = (
         "smallplates.tasks.question_answering:QuestionAnswering",
         needs=("text",),
         head="ForQuestionAnswering",
-        outputs=("start_logits", "end_logits"),
-        output_axis="token",
+        outputs={"start_logits": ("token",), "end_logits": ("token",)},
+        is_pair=True,
         plain_graph=True,
         compare=probabilities,
     ),

@@ -4,19 +4,16 @@ Every step matches the defaults of the pipeline in transformers 4.57.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from smallplates.errors import ConfigurationError
-from smallplates.models.folder import Model
-from smallplates.models.task_kinds import QUESTION_ANSWERING, kind_of
-from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, TaskParts, fields_of
-from smallplates.tasks.text import LENGTH, MAX_WINDOWS, WINDOW, Span, TextTask
+from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask
 
 USUAL_QUESTION = 32
 """Tokens of a question, assumed when `limits` states the longest context."""
@@ -29,7 +26,6 @@ INLINE_CHARACTERS = 8192
 """Maximum characters of a context whose answers are found in a few ms, even if its words are long."""
 
 MASKED = np.float32(-10000)
-LOGITS = kind_of(QUESTION_ANSWERING).outputs
 
 
 class QuestionRequest(BaseModel):
@@ -102,19 +98,6 @@ class QuestionAnswering(TextTask):
             "question_tokens": max(1, self._most_tokens - specials - self._stride - 1),
             "context_tokens": room + (windows - 1) * (room - self._stride),
         }
-
-    @classmethod
-    def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
-        """Returns the outputs with start and end logits; see `TextTask`. Raises ConfigurationError."""
-        by_name = {spec.name: spec for spec in graph.outputs}
-        for name in LOGITS:
-            shape = by_name[name].shape if name in by_name else ()
-            if len(shape) != 1 or not isinstance(shape[0], str):
-                raise ConfigurationError(
-                    f"{model.description.name} cannot be served: the graph needs an output {name} "
-                    f"with a number for each token; it has {', '.join(by_name)}"
-                )
-        return [replace(by_name[name], shape=(LENGTH,)) for name in LOGITS]
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Tokenises to one item per window, with an array [tokens] per input of the graph.

@@ -12,6 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from smallplates.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
+from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.tasks.base import Task, TaskParts
 
@@ -68,11 +69,6 @@ class TextTask(Task):
         self._stride = min(self._most_tokens // 2, STRIDE)
 
     @classmethod
-    def outputs_of(cls, model: Model, graph: Signature) -> Sequence[TensorSpec]:
-        """Returns the graph's outputs that `postprocess` reads. Raises ConfigurationError."""
-        raise NotImplementedError
-
-    @classmethod
     def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
         """Returns the signatures for tokens, which may be padded, and for a client's own tensors.
 
@@ -82,7 +78,7 @@ class TextTask(Task):
         if not graph.is_batched:
             name = parts.model.description.name
             raise ConfigurationError(f"{name} has no batch dimension: {graph.batch_note}")
-        outputs = tuple(cls.outputs_of(parts.model, graph))
+        outputs = read_outputs(parts.model, graph)
         check_inputs(graph.inputs, parts.model.description.name)
         inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
         most = min(graph.limits[axis] for axis in graph.input_axes)
@@ -211,6 +207,31 @@ def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
                 f"{name} cannot be served: {spec.name} has the shape {[*spec.shape]} after the batch "
                 "dimension; export the graph with one variable axis, for the tokens"
             )
+
+
+def read_outputs(model: Model, graph: Signature) -> tuple[TensorSpec, ...]:
+    """Returns the graph's outputs that the task's row names, in its order; `token` becomes `tokens`.
+
+    If the row has a single output, it may have another name and is then the graph's first. Raises
+    ConfigurationError.
+    """
+    named = kind_of(model.description.task).outputs
+    specs = {spec.name: spec for spec in graph.outputs}
+    if len(named) == 1:
+        specs.setdefault(*named, graph.outputs[0])
+    known, outputs = {"token": LENGTH, "label": len(model.labels)}, []
+    for name, axes in named.items():
+        shape = specs[name].shape if name in specs else ()
+        sizes = tuple(LENGTH if isinstance(size, str) else size for size in shape)
+        if len(sizes) != len(axes) or sizes != tuple(map(known.get, axes, sizes)):
+            needed = [f"{known[axis]} labels" if axis == "label" else axis for axis in axes]
+            has = "; ".join(f"{spec.name} {[*spec.shape]}" for spec in graph.outputs)
+            raise ConfigurationError(
+                f"{model.description.name} cannot be served: the graph needs an output {name} "
+                f"[{', '.join(needed)}] after the batch dimension; it has {has}"
+            )
+        outputs.append(replace(specs[name], shape=sizes))
+    return tuple(outputs)
 
 
 def filled(spec: TensorSpec, pipeline: TextPipeline) -> TensorSpec:

@@ -4,14 +4,9 @@ from types import MappingProxyType
 
 from pydantic import BaseModel, Field
 
-from smallplates.errors import ConfigurationError, TextTooLongError
-from smallplates.models.folder import Model
-from smallplates.models.task_kinds import TEXT_CLASSIFICATION, kind_of
-from smallplates.models.tensors import Signature, TensorSpec
+from smallplates.errors import TextTooLongError
 from smallplates.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
 from smallplates.tasks.text import TextTask
-
-(LOGITS,) = kind_of(TEXT_CLASSIFICATION).outputs
 
 
 class TextRequest(BaseModel):
@@ -55,14 +50,3 @@ class TextClassification(TextTask, Classification):
                 f"the text has {count} tokens; at most {self._most_tokens} are accepted"
             )
         return Prepared([self.arrays(encoding)], truncated=bool(encoding.overflowing))
-
-    @classmethod
-    def outputs_of(cls, model: Model, graph: Signature) -> list[TensorSpec]:
-        """Returns the output with the logits; see `TextTask`. Raises ConfigurationError."""
-        logits = next((spec for spec in graph.outputs if spec.name == LOGITS), graph.outputs[0])
-        if logits.shape != (len(model.labels),):
-            raise ConfigurationError(
-                f"{model.description.name} cannot be served: {logits.name} has the shape "
-                f"{[*logits.shape]} after the batch dimension, but there are {len(model.labels)} labels"
-            )
-        return [logits]

@@ -12,7 +12,7 @@ import numpy as np
 
 from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
-from smallplates.models.task_kinds import QUESTION_ANSWERING
+from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature, put_at_end
 from smallplates.worker.precision_check import EXACT
 
@@ -113,7 +113,7 @@ def vocabulary(model: Model) -> tuple[int, tuple[int, ...]]:
     tokenizer = Tokenizer.from_file(str(model.tokenizer()))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    empty = ("", "") if model.description.task == QUESTION_ANSWERING else ("",)
+    empty = ("", "") if kind_of(model.description.task).is_pair else ("",)
     special = tokenizer.encode(*empty).ids
     pad = model.description.text_pipeline.pad_token_id
     count = tokenizer.get_vocab_size(with_added_tokens=False)

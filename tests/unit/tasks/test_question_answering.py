@@ -379,7 +379,7 @@ def test_outputs_may_be_others_and_in_another_order(tmp_path: Path) -> None:
 def test_graphs_without_these_outputs_are_refused(tmp_path: Path) -> None:
     folder = exports.asked(tmp_path / "made", WORD_PIECE, {}, outputs=("start_logits", "other"))
     with pytest.raises(
-        ConfigurationError, match=r"needs an output end_logits .* has start_logits, other"
+        ConfigurationError, match=r"needs an output end_logits .* has start_logits .*; other"
     ):
         planned(folder)
     graphs.saved(graphs.text_classifier(exports.embeddings(WORD_PIECE)), folder)
