@@ -30,7 +30,6 @@ from smallplates.models.description import (
 )
 from smallplates.models.task_kinds import KINDS, PYTHON
 from smallplates.settings import ROOT, Settings
-from smallplates.supervision.planner import task_class
 
 Devices = dict[str, tuple[str, ...]]
 """Device -> precisions."""
@@ -229,7 +228,7 @@ def protocols_table() -> str:
     """One row for each protocol: how clients may call the models of each task."""
     ways = {
         kind.name: (
-            "requests" if (task := task_class(kind)).request_signature is not None else "",
+            "requests" if (task := kind.load()).request_signature is not None else "",
             "tensors" if task.tensor_signature is not None else "",
         )
         for kind in (*KINDS, PYTHON)

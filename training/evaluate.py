@@ -28,7 +28,6 @@ from smallplates.models.folder import Model
 from smallplates.models.scores import softmax
 from smallplates.models.task_kinds import TEXT_CLASSIFICATION
 from smallplates.settings import Settings
-from smallplates.tasks.base import TaskParts
 from smallplates.tasks.image.decode import ImageDecoder
 from smallplates.tasks.image_classification import compute_logits
 from smallplates.tasks.text import TOKENS
@@ -78,8 +77,8 @@ def logits_of(
     if model.description.task != TEXT_CLASSIFICATION:
         decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
         return lambda photo: compute_logits(backend, decoder.decode(photo)[np.newaxis])[0]
-    signatures = TextClassification.plan(TaskParts(model, settings, backend.signatures(model)))
-    task = TextClassification(TaskParts(model, settings, signatures))
+    signatures = TextClassification.plan(model, settings, *backend.signatures(model))
+    task = TextClassification(model, settings, signatures, {})
 
     def of_text(text: str) -> NDArray[np.float32]:
         (item,) = task.preprocess({"text": text}).items

@@ -26,7 +26,6 @@ from smallplates.models.folder import Model
 from smallplates.models.scores import ACTIVATIONS
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
-from smallplates.tasks.base import TaskParts
 from smallplates.tasks.text import IDS, TOKENS
 from smallplates.tasks.text_classification import TextClassification
 from smallplates.worker import precision_check
@@ -91,8 +90,8 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     a label is unknown, and OSError.
     """
     settings = Settings.model_validate({"device": "cpu", "long_text": "truncate"})
-    signatures = TextClassification.plan(TaskParts(model, settings, (signature_of(model),)))
-    task = TextClassification(TaskParts(model, settings, signatures))
+    signatures = TextClassification.plan(model, settings, signature_of(model))
+    task = TextClassification(model, settings, signatures, {})
     place = [spec.name for spec in signatures[TOKENS].inputs].index(IDS)
     tokens: list[NDArray[np.int64]] = []
     labels: list[int | None] = []

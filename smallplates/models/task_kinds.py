@@ -3,9 +3,10 @@
 No task's class is imported here, only when a model of that kind is served.
 """
 
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from smallplates.models.comparison import Compare, probabilities
 
@@ -44,6 +45,10 @@ class TaskKind:
 
     compare: Compare | None = None
     """Compares the outputs in other precisions and runtimes; None: by size, and without int8."""
+
+    def load(self) -> Any:
+        """Imports the task's class, when it is needed: image models need no tokenisers, for example."""
+        return pkgutil.resolve_name(self.task)
 
 
 KINDS = (

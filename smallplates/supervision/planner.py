@@ -1,23 +1,16 @@
 """Finds a model's task and what its workers run; `smallplates/models/task_kinds.py` has the table."""
 
-import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
-from smallplates.models.task_kinds import PYTHON, TaskKind, kind_of
+from smallplates.models.task_kinds import PYTHON, kind_of
 from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
 from smallplates.supervision import describe
 from smallplates.supervision.registry import EnginePlan, Planner
-from smallplates.tasks.base import Task, TaskParts
-
-
-def task_class(kind: TaskKind) -> type[Task]:
-    """Imports a task's class; only when needed, since image models need no tokenisers, for example."""
-    class_: type[Task] = pkgutil.resolve_name(kind.task)
-    return class_
+from smallplates.tasks.base import Task
 
 
 def task_of(
@@ -27,8 +20,8 @@ def task_of(
 
     Raises ConfigurationError.
     """
-    parts = TaskParts(model, settings, tuple(signatures), dict(schemas))
-    return task_class(kind_of(model.description.task))(parts)
+    task: Task = kind_of(model.description.task).load()(model, settings, signatures, schemas)
+    return task
 
 
 def planner(backend: str, settings: Settings) -> Planner:
@@ -43,7 +36,6 @@ def planner(backend: str, settings: Settings) -> Planner:
         if kind is PYTHON and ":" not in name:
             raise ConfigurationError(f"there is no task {name}")
         graph = describe.signatures(backend, model) if kind.plain_graph else ()
-        signatures = task_class(kind).plan(TaskParts(model, settings, graph))
-        return EnginePlan(kind.backend or backend, signatures)
+        return EnginePlan(kind.backend or backend, kind.load().plan(model, settings, *graph))
 
     return plan

@@ -8,7 +8,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pydantic
 
@@ -99,18 +99,6 @@ class Prepared:
     """Whether `Task.postprocess` may run on the event loop if there is only one item."""
 
 
-class TaskParts(NamedTuple):
-    """Arguments from which a task is created."""
-
-    model: Model
-    settings: Settings
-    signatures: tuple[Signature, ...] = ()
-    """Signatures of the network, as returned by `Task.plan`."""
-
-    schemas: Mapping[str, Any] = MappingProxyType({})
-    """JSON schemas that a Python task declares; see `engine.backend.DeclaredBackend`."""
-
-
 class Task:
     """A model's task; `preprocess` is called on several threads at once."""
 
@@ -160,16 +148,26 @@ class Task:
     answer_schema: Schema = {"type": "object"}  # noqa: RUF012
     """JSON schema of an answer in JSON."""
 
-    def __init__(self, parts: TaskParts) -> None:
-        self._model = parts.model
+    def __init__(
+        self,
+        model: Model,
+        settings: Settings,
+        signatures: Sequence[Signature] = (),
+        schemas: Schema = MappingProxyType({}),
+    ) -> None:
+        """`signatures` is what `plan` has returned.
+
+        `schemas` are those that a Python task declares, see `engine.backend.DeclaredBackend`.
+        """
+        self._model = model
 
     @classmethod
-    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
-        """Returns the network's signatures; `parts` has those that the backend read from the file.
+    def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
+        """Returns the network's signatures; `graph` is what the backend read from the model's file.
 
         Raises ConfigurationError if the task cannot use the graph.
         """
-        return parts.signatures
+        return graph
 
     @property
     def body_field(self) -> Field | None:
@@ -239,10 +237,10 @@ class Classification(Task):
     answer_schema = PredictResponse.model_json_schema()
     answer = fields_of(LabelProbability.model_json_schema())
 
-    def __init__(self, parts: TaskParts) -> None:
-        super().__init__(parts)
-        text = parts.model.description.text
-        self.labels = parts.model.labels
+    def __init__(self, model: Model, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
+        text = model.description.text
+        self.labels = model.labels
         self.most_candidates = len(self.labels)
         self._activation = ACTIVATIONS[text.activation if text else "softmax"]
 

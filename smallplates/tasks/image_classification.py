@@ -3,14 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from smallplates.engine.backend import Backend
+from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature, TensorSpec
-from smallplates.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
+from smallplates.settings import Settings
+from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
 from smallplates.tasks.image.decode import INLINE_BYTES, Header, ImageDecoder
 
 IMAGE, TENSOR = 0, 1
@@ -41,17 +44,16 @@ class ImageClassification(Classification):
     inline_limit = INLINE_BYTES
     example = MappingProxyType({"image": EXAMPLE.read_bytes()})
 
-    def __init__(self, parts: TaskParts) -> None:
+    def __init__(self, model: Model, settings: Settings, *arguments: Any) -> None:
         """Raises ConfigurationError for a model without an image pipeline."""
-        super().__init__(parts)
-        pixels = parts.settings.max_image_pixels
-        self.limits = {"image_pixels": pixels}
-        self._decoder = ImageDecoder(parts.model.description.pipeline, pixels)
+        super().__init__(model, settings, *arguments)
+        self.limits = {"image_pixels": settings.max_image_pixels}
+        self._decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
 
     @classmethod
-    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+    def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
         """Returns the signatures of an image classifier; see `image_signatures`."""
-        return image_signatures(parts.model.description.pipeline.output_size, len(parts.model.labels))
+        return image_signatures(model.description.pipeline.output_size, len(model.labels))
 
     def inspect(self, fields: Fields) -> Header | None:
         """Returns the header of a small JPEG, the only format whose cost can be predicted, else None."""

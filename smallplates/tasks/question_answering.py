@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, Prepared, TaskParts, fields_of
+from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
 from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask
 
 USUAL_QUESTION = 32
@@ -88,8 +88,8 @@ class QuestionAnswering(TextTask):
         {"question": "What was wonderful?", "context": "The bread was dull, but the soup was wonderful."}
     )
 
-    def __init__(self, parts: TaskParts) -> None:
-        super().__init__(parts)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         specials = self._tokenizer.num_special_tokens_to_add(is_pair=True)
         room = max(1, self._most_tokens - specials - USUAL_QUESTION)
         windows = MAX_WINDOWS if room > self._stride else 1

@@ -1,7 +1,10 @@
 """Task for ONNX graphs that are called with raw tensors."""
 
+from typing import Any
+
 from smallplates.errors import NotSupportedError
-from smallplates.tasks.base import Fields, Prepared, Task, TaskParts
+from smallplates.models.folder import Model
+from smallplates.tasks.base import Fields, Prepared, Task
 
 
 class TensorsOnly(Task):
@@ -10,9 +13,9 @@ class TensorsOnly(Task):
     tensor_signature = 0
     takes_json = True  # leaves a body unparsed, as `preprocess` refuses it
 
-    def __init__(self, parts: TaskParts) -> None:
-        super().__init__(parts)
-        self.labels = parts.model.labels
+    def __init__(self, model: Model, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
+        self.labels = model.labels
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Always raises NotSupportedError."""

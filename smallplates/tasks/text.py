@@ -14,7 +14,8 @@ from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
-from smallplates.tasks.base import Task, TaskParts
+from smallplates.settings import Settings
+from smallplates.tasks.base import Schema, Task
 
 TOKENS, TENSOR = 0, 1
 """Indices of the signatures."""
@@ -57,42 +58,44 @@ class TextTask(Task):
     window: int | None = None
     """Maximum tokens per item if long texts are split into several; None if they are not split."""
 
-    def __init__(self, parts: TaskParts) -> None:
+    def __init__(
+        self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
+    ) -> None:
         """Reads the tokeniser. Raises ConfigurationError."""
-        super().__init__(parts)
-        signature = parts.signatures[TOKENS]
+        super().__init__(model, settings, signatures, schemas)
+        signature = signatures[TOKENS]
         self._inputs = signature.inputs
-        self._tokenizer = load_tokenizer(parts.model)
+        self._tokenizer = load_tokenizer(model)
         self._most_tokens = signature.limits[LENGTH]
         """Maximum number of tokens in an item."""
 
         self._stride = min(self._most_tokens // 2, STRIDE)
 
     @classmethod
-    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+    def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
         """Returns the signatures for tokens, which may be padded, and for a client's own tensors.
 
         Raises ConfigurationError.
         """
-        (graph,), pipeline = parts.signatures, parts.model.description.text_pipeline
-        if not graph.is_batched:
-            name = parts.model.description.name
-            raise ConfigurationError(f"{name} has no batch dimension: {graph.batch_note}")
-        outputs = read_outputs(parts.model, graph)
-        check_inputs(graph.inputs, parts.model.description.name)
-        inputs = tuple(filled(spec, pipeline) for spec in graph.inputs)
-        most = min(graph.limits[axis] for axis in graph.input_axes)
+        (network,), description = graph, model.description
+        if not network.is_batched:
+            note = network.batch_note
+            raise ConfigurationError(f"{description.name} has no batch dimension: {note}")
+        outputs = read_outputs(model, network)
+        check_inputs(network.inputs, description.name)
+        inputs = tuple(with_values(spec, description.text_pipeline) for spec in network.inputs)
+        most = min(network.limits[axis] for axis in network.input_axes)
         tokens = Signature(
             "tokens",
             tuple(replace(spec, shape=(LENGTH,)) for spec in inputs),
             outputs,
             limits={LENGTH: min(most, cls.window or most)},
-            pads=graph.pads,
-            batch_size=graph.batch_size,
-            batch_note=graph.batch_note,
+            pads=network.pads,
+            batch_size=network.batch_size,
+            batch_note=network.batch_note,
             checks_finite=True,
         )
-        return tokens, replace(graph, inputs=inputs, pads=False)
+        return tokens, replace(network, inputs=inputs, pads=False)
 
     def likely_items(self, size: int) -> int:
         """Estimates the number of windows for a text of `size` bytes."""
@@ -218,7 +221,7 @@ def read_outputs(model: Model, graph: Signature) -> tuple[TensorSpec, ...]:
     named = kind_of(model.description.task).outputs
     specs = {spec.name: spec for spec in graph.outputs}
     if len(named) == 1:
-        specs.setdefault(*named, graph.outputs[0])
+        specs.setdefault(next(iter(named)), graph.outputs[0])
     known, outputs = {"token": LENGTH, "label": len(model.labels)}, []
     for name, axes in named.items():
         shape = specs[name].shape if name in specs else ()
@@ -234,7 +237,7 @@ def read_outputs(model: Model, graph: Signature) -> tuple[TensorSpec, ...]:
     return tuple(outputs)
 
 
-def filled(spec: TensorSpec, pipeline: TextPipeline) -> TensorSpec:
+def with_values(spec: TensorSpec, pipeline: TextPipeline) -> TensorSpec:
     """Returns an input's spec with its values for padding and for warm-up."""
     padding = pipeline.pad_token_id or 0 if spec.name == IDS else 0
     return replace(spec, padding=padding, example=int(spec.name in (IDS, MASK) and padding != 1))

@@ -1,11 +1,14 @@
 """Text classification: a text or a pair of texts in, the most probable classes out."""
 
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import BaseModel, Field
 
 from smallplates.errors import TextTooLongError
-from smallplates.tasks.base import Classification, Fields, Prepared, TaskParts, fields_of
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
 from smallplates.tasks.text import TextTask
 
 
@@ -28,11 +31,11 @@ class TextClassification(TextTask, Classification):
     example_type = "text/plain"
     example = MappingProxyType({"text": "The film was wonderful."})
 
-    def __init__(self, parts: TaskParts) -> None:
+    def __init__(self, model: Model, settings: Settings, *arguments: Any) -> None:
         """Sets up truncation of long texts if configured. Raises ConfigurationError."""
-        super().__init__(parts)
-        if parts.settings.long_text == "truncate":
-            side = parts.model.description.text_pipeline.truncation_side
+        super().__init__(model, settings, *arguments)
+        if settings.long_text == "truncate":
+            side = model.description.text_pipeline.truncation_side
             self._tokenizer.enable_truncation(self._most_tokens, direction=side)
         else:
             self.limits = {**self.limits, "tokens": self._most_tokens}

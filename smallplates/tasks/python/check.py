@@ -12,7 +12,6 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
-from smallplates.tasks.base import TaskParts
 from smallplates.tasks.python.backend import PythonBackend, Status, TaskError, summary
 from smallplates.tasks.python.web import PythonRequests
 
@@ -48,7 +47,7 @@ def check(model: Model, settings: Settings, request: str | None) -> None:
         raise ConfigurationError(
             "there is no request to send: give the class an example, or use --request"
         )
-    (signature,) = PythonRequests.plan(TaskParts(model, settings))
+    (signature,) = PythonRequests.plan(model, settings)
     for count in (1, 2):
         started = time.perf_counter()
         batch = np.frombuffer(data * count, np.uint8).reshape(count, -1)

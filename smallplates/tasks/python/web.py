@@ -19,7 +19,9 @@ from smallplates.errors import (
     RejectedError,
     RequestError,
 )
+from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.settings import Settings
 from smallplates.tasks.base import (
     JSON_BODY,
     Candidate,
@@ -28,7 +30,6 @@ from smallplates.tasks.base import (
     Prepared,
     Schema,
     Task,
-    TaskParts,
     field_of,
     fields_of,
     json_value,
@@ -57,25 +58,27 @@ class PythonRequests(Task):
     takes_json = True
     inline_limit = INLINE_BYTES  # copying small requests is cheap
 
-    def __init__(self, parts: TaskParts) -> None:
-        super().__init__(parts)
-        self._most = parts.signatures[0].limits["request_bytes"]
-        self.limits = {"request_bytes": min(self._most, parts.settings.max_body_bytes)}
-        self.request_schema = parts.schemas.get("request", {})
-        self.answer_schema = parts.schemas.get("answer", {})
-        self.example = parts.schemas.get("example")
+    def __init__(
+        self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
+    ) -> None:
+        super().__init__(model, settings, signatures, schemas)
+        self._most = signatures[0].limits["request_bytes"]
+        self.limits = {"request_bytes": min(self._most, settings.max_body_bytes)}
+        self.request_schema = schemas.get("request", {})
+        self.answer_schema = schemas.get("answer", {})
+        self.example = schemas.get("example")
         self.request = declared_fields(self.request_schema, "request")
         self.answer = declared_fields(self.answer_schema, "answer")
 
     @classmethod
-    def plan(cls, parts: TaskParts) -> tuple[Signature, ...]:
+    def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
         """Returns the signature of all Python tasks. Raises ConfigurationError for an unknown limit."""
-        limits = {"request_bytes": parts.settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
-        if unknown := parts.model.description.limits.keys() - limits.keys():
+        limits = {"request_bytes": settings.max_body_bytes, "answer_bytes": MAX_ANSWER}
+        if unknown := model.description.limits.keys() - limits.keys():
             raise ConfigurationError(
                 f"limits in model.json may have {', '.join(limits)}, not {unknown.pop()}"
             )
-        limits |= parts.model.description.limits
+        limits |= model.description.limits
         request = TensorSpec("request", "uint8", ("request_bytes",), padding=SPACE, example=SPACE)
         outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
         return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)

@@ -11,7 +11,6 @@ import pytest
 
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT, Settings
-from smallplates.tasks.base import TaskParts
 from smallplates.tasks.python import check
 from smallplates.tasks.python.backend import PythonBackend, Status
 from smallplates.tasks.python.web import PythonRequests
@@ -46,7 +45,7 @@ def answers(name: str, *requests: object) -> list[object]:
     model = Model.read(Path("models") / name)
     backend, settings = PythonBackend(), Settings(device="cpu", intra_op_threads=1)
     backend.load(model, settings)
-    (signature,) = PythonRequests.plan(TaskParts(model, settings))
+    (signature,) = PythonRequests.plan(model, settings)
     assert warmup.warm_up(backend, [signature], [1, 2, 4], settings).batch_cap in (1, 2, 4)
     backend.trim()
     data = [json.dumps(request).encode() for request in requests]

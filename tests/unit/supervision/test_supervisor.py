@@ -17,7 +17,6 @@ from smallplates.settings import Settings
 from smallplates.supervision.registry import EnginePlan, Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.worker_process import WorkerProcess
-from smallplates.tasks.base import TaskParts
 from smallplates.tasks.image_classification import ImageClassification, image_signatures
 
 
@@ -28,7 +27,7 @@ def supervisor(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Superv
     made = Supervisor(
         "no:Backend",
         model,
-        ImageClassification.plan(TaskParts(model, Settings())),
+        ImageClassification.plan(model, Settings()),
         Settings(instances=3),
         ServiceCounts(),
     )

@@ -20,7 +20,6 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT, Settings
-from smallplates.tasks.base import TaskParts
 from smallplates.tasks.python import check
 from smallplates.tasks.python.backend import MAX_PROBLEMS, MAX_TEXT, PythonBackend, Status, TaskError
 from smallplates.tasks.python.web import PythonRequests
@@ -92,7 +91,7 @@ def loaded(model: Model, warm: bool = True, **settings: Any) -> tuple[PythonBack
 def asked(backend: PythonBackend, *requests: bytes, **limits: int) -> list[tuple[int, str]]:
     """The status and the text of each answer of one batch."""
     description = ModelDescription(name="own", version="3", task="own:X", files={}, limits=limits)
-    (signature,) = PythonRequests.plan(TaskParts(Model(Path(), description), Settings()))
+    (signature,) = PythonRequests.plan(Model(Path(), description), Settings())
     width = max(map(len, requests))
     batch = np.frombuffer(b"".join(data.ljust(width) for data in requests), np.uint8)
     statuses, answers = backend.infer(signature, [batch.reshape(len(requests), width)])
@@ -236,14 +235,12 @@ def test_a_gpu_is_used_only_where_the_settings_say_so(
 
 def test_the_limits_are_those_of_model_json(tmp_path: Path) -> None:
     settings = Settings(max_body_bytes=1000)
-    (signature,) = PythonRequests.plan(TaskParts(described(tmp_path), settings))
+    (signature,) = PythonRequests.plan(described(tmp_path), settings)
     assert signature.limits == {"request_bytes": 1000, "answer_bytes": 1024 * 1024}
-    (signature,) = PythonRequests.plan(
-        TaskParts(described(tmp_path, limits={"answer_bytes": 5}), settings)
-    )
+    (signature,) = PythonRequests.plan(described(tmp_path, limits={"answer_bytes": 5}), settings)
     assert signature.limits == {"request_bytes": 1000, "answer_bytes": 5}
     with pytest.raises(ConfigurationError, match="request_bytes, answer_bytes, not tokens"):
-        PythonRequests.plan(TaskParts(described(tmp_path, limits={"tokens": 5}), settings))
+        PythonRequests.plan(described(tmp_path, limits={"tokens": 5}), settings)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +254,8 @@ def test_the_limits_are_those_of_model_json(tmp_path: Path) -> None:
 def test_an_example_is_shown_as_it_is(tmp_path: Path, schema: Any, example: Any) -> None:
     schemas = {"request": schema, "answer": {}, "example": example}
     model, settings = described(tmp_path), Settings()
-    signatures = PythonRequests.plan(TaskParts(model, settings))
-    task = PythonRequests(TaskParts(model, settings, signatures, schemas))
+    signatures = PythonRequests.plan(model, settings)
+    task = PythonRequests(model, settings, signatures, schemas)
     assert task.json_example == example
     document: Any = {"paths": {"/predict": {"post": {"responses": {"200": {}}}}}}
     describe_predict(document, "/predict", task)
@@ -338,9 +335,7 @@ def test_a_schema_that_is_too_large_is_left_out(module: Path, tmp_path: Path) ->
 
 def test_a_slot_gives_back_what_a_large_item_used() -> None:
     description = ModelDescription(name="own", version="1", task="own:X", files={})
-    layout = SlotLayout(
-        2, 1, 1, 1, PythonRequests.plan(TaskParts(Model(Path(), description), Settings()))
-    )
+    layout = SlotLayout(2, 1, 1, 1, PythonRequests.plan(Model(Path(), description), Settings()))
     memory = Memory.create(layout)
     try:
         for size, kept in ((KEPT_BYTES, True), (10_000_000, False)):

@@ -14,7 +14,7 @@ from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner, task_of
-from smallplates.tasks.base import Candidate, Prepared, TaskParts
+from smallplates.tasks.base import Candidate, Prepared
 from smallplates.tasks.question_answering import (
     INLINE_CHARACTERS,
     MAX_ANSWER,
@@ -39,7 +39,7 @@ def saved(folder: Path, tokenizer: Tokenizer = WORD_PIECE, **changes: Any) -> Pa
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return QuestionAnswering.plan(TaskParts(model, Settings(), (graphs.compared(model),)))
+    return QuestionAnswering.plan(model, Settings(), graphs.compared(model))
 
 
 def made(folder: Path, settings: Settings | None = None) -> QuestionAnswering:

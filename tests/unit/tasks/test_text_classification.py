@@ -25,7 +25,7 @@ from smallplates.models.huggingface import BEHIND_PADDING
 from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner, task_of
-from smallplates.tasks.base import Candidate, Fields, TaskParts
+from smallplates.tasks.base import Candidate, Fields
 from smallplates.tasks.text import MAX_BYTES, TENSOR, TOKENS
 from smallplates.tasks.text_classification import TextClassification
 from tests import exports, graphs
@@ -43,7 +43,7 @@ def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> P
 def planned(folder: Path) -> tuple[Signature, ...]:
     """How the graph in a folder is called."""
     model = Model.read(folder)
-    return TextClassification.plan(TaskParts(model, Settings(), (graphs.compared(model),)))
+    return TextClassification.plan(model, Settings(), graphs.compared(model))
 
 
 def made(folder: Path, settings: Settings | None = None) -> TextClassification:

@@ -14,7 +14,6 @@ from smallplates.errors import InvalidBase64Error, InvalidRequestError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
-from smallplates.tasks.base import TaskParts
 from smallplates.tasks.image_classification import ImageClassification
 from smallplates.tasks.python.web import PythonRequests
 from smallplates.web.api import tfserving
@@ -69,8 +68,8 @@ def task_of(kind: type[BaseModel]) -> PythonRequests:
         "request": kind.model_json_schema(),
         "answer": kind.model_json_schema(mode="serialization"),
     }
-    signatures = PythonRequests.plan(TaskParts(model, settings))
-    return PythonRequests(TaskParts(model, settings, signatures, schemas))
+    signatures = PythonRequests.plan(model, settings)
+    return PythonRequests(model, settings, signatures, schemas)
 
 
 def entry_of(task: Any) -> CatalogEntry:
