@@ -19,7 +19,6 @@ try:
         plots,
         ray,
         scale,
-        simulate,
         stress,
     )
 except ModuleNotFoundError as error:
@@ -38,7 +37,6 @@ app.command("overload")(overload.main)
 app.command("parts")(parts.main)
 app.command("ray")(ray.main)
 app.command("scale")(scale.main)
-app.command("simulate")(simulate.main)
 app.command("gpu")(gpu.main)
 app.command("plots")(plots.main)
 

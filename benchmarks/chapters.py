@@ -11,7 +11,6 @@ from statistics import median
 
 from benchmarks import compare_report, gpu_report
 from benchmarks.markdown import Content, markdown
-from benchmarks.simulation import pages
 from smallplates.settings import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,7 +21,6 @@ PLOTS = {
     "stress": "Mean latency by number of clients, for 1, 2, 4 and 8 instances",
     "jobs": "Images a second of own models and of one service",
     "scale": "Requests a second by web processes, measured, and by cores, calculated",
-    "simulate": "Simulated latency by load balancing policy, and answers during and after a surge",
 }
 """Results that `plots.py` draws as docs/images/NAME.svg, and what the plot shows."""
 
@@ -259,21 +257,6 @@ def chapter(name: str, folder: Path = RESULTS) -> str:
     content = read(folder, name)
     plot = [f"![{PLOTS[name]}](images/{name}.svg)"] if name in PLOTS else []
     return "\n\n".join([made_by(content), *plot, RENDERERS[name](content)])
-
-
-def simulation(folder: Path = RESULTS) -> str:
-    """Returns the scenarios of `simulate`, and those of one policy with many more replicas."""
-    content, more = read(folder, "simulate"), read(folder, "simulate-10000")
-    plot = f"![{PLOTS['simulate']}](images/simulate.svg)"
-    return "\n\n".join(
-        [made_by(content), plot, pages.scenarios(content), made_by(more), pages.scenarios(more)]
-    )
-
-
-def validation(folder: Path = RESULTS) -> str:
-    """Returns the simulated figures of `simulate --validate` beside the measured ones."""
-    content = read(folder, "simulate-validation")
-    return f"{made_by(content)}\n\n{pages.validation(content)}"
 
 
 def ray(folder: Path = RESULTS) -> str:

@@ -12,7 +12,6 @@ import typer
 
 from benchmarks import chapters, compare_report, table
 from benchmarks.markdown import Content
-from benchmarks.simulation import pages
 from smallplates.cli.load import report
 from smallplates.settings import ROOT
 
@@ -131,7 +130,6 @@ PLOTS: dict[str, tuple[Plot, ...]] = {
     "stress": (latencies_by_clients,),
     "jobs": (images_per_second,),
     "scale": (rates_by_web_processes, rates_by_cores),
-    "simulate": (pages.hot_replicas, pages.retry_storm),
 }
 
 

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings
 
 from benchmarks import chapters
 from benchmarks.markdown import markdown
-from benchmarks.simulation.sizing import sizing
+from benchmarks.sizing import sizing
 from flask_app.settings import Settings as PageSettings
 from smallplates.cli.commands import COMMANDS
 from smallplates.errors import RequestError, RetryableError, ServingError
@@ -265,11 +265,7 @@ def parts() -> dict[str, dict[str, str]]:
         },
         "docs/performance.md": {name: chapters.chapter(name) for name in chapters.RENDERERS},
         "docs/ray.md": {"ray": chapters.ray()},
-        "docs/scale.md": {
-            "sizing": sizing(chapters.read(chapters.RESULTS, "scale")),
-            "simulation": chapters.simulation(),
-            "validation": chapters.validation(),
-        },
+        "docs/scale.md": {"sizing": sizing(chapters.read(chapters.RESULTS, "scale"))},
         "docs/supported.md": {
             "tasks": supported_table(),
             "precisions": precisions_table(),

@@ -1,7 +1,7 @@
 """Service whose workers sleep: `python -m smallplates.service benchmarks.sleeping`.
 
 A batch of any size takes BENCHMARK_SLEEP_MS milliseconds and hardly any CPU time, so that a machine with
-few cores can serve as many workers as one with many. `scale` and `simulate --validate` run it.
+few cores can serve as many workers as one with many. `scale` runs it.
 """
 
 import os

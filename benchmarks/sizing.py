@@ -36,7 +36,7 @@ ASSUMED = f"""
 Assumptions: bodies of {BODY_BYTES / 1000:.0f} KB (the sample photos as files; base64 in JSON is a
 third larger), load balancers with {BALANCER_GBITS:.0f} Gbit/s, {SOURCE_GBITS:.0f} Gbit/s from each
 source of model files, {PRICE} dollars per core and hour, no charge for traffic or storage. For your
-own figures, edit `benchmarks/simulation/sizing.py` and run `make docs-tables`.
+own figures, edit `benchmarks/sizing.py` and run `make docs-tables`.
 """
 
 
