@@ -362,8 +362,8 @@ def test_bombs_are_refused(backend_url: str, encoding: str) -> None:
     ("body", "encoding", "status"),
     [
         (b"not gzip", "gzip", 400),
-        (gzip.compress(b"{}")[:-5], "gzip", 400),
-        (gzip.compress(b"{}") + b"more", "gzip", 400),
+        (gzip.compress(b"{}", mtime=0)[:-5], "gzip", 400),
+        (gzip.compress(b"{}", mtime=0) + b"more", "gzip", 400),
         (zlib.compress(b"{}"), "gzip", 400),
         (b"{}", "br", 415),
         (b"{}", "gzip, gzip", 415),

@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from tests import servers
+from tests.e2e.tasks import Service, every_task
 from tests.servers import metric, wait_for
 
 CLASSES = 4096
@@ -124,3 +125,10 @@ def one_worker(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     with servers.api("tests.fake", settings) as url:
         yield SharedService(url, folder / "gate")
         (folder / "gate").touch()
+
+
+@pytest.fixture(scope="session")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with a model of every task."""
+    with every_task(tmp_path_factory.mktemp("tasks")) as service:
+        yield service

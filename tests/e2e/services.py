@@ -1,7 +1,10 @@
 """Services of the fake backend as real processes: their children, their connections, requests."""
 
 import http.client
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -61,6 +64,29 @@ async def local_engine(settings: Settings, plan: Planner) -> AsyncIterator[Engin
         yield registry.engines[0].handle(0)
     finally:
         await registry.close()
+
+
+def ended(settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A service that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "smallplates.service", *(arguments or ("tests.fake",))],
+        cwd=servers.ROOT,
+        env={**os.environ, "SERVING_PORT": "0", **settings},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def check_one_sentence(process: subprocess.CompletedProcess[str], *words: str) -> None:
+    """The last line is the reason; nothing is a defect of ours."""
+    assert process.returncode == 1
+    assert "Traceback" not in process.stderr
+    last = process.stderr.splitlines()[-1]
+    assert last.startswith("the service cannot start: ")
+    for word in words:
+        assert word in last
 
 
 def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> requests.Response:

@@ -1,28 +1,19 @@
 """Several models in one service: names, paths, starts, failures."""
 
-import base64
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import requests
-import tritonclient.grpc as triton
 
-from smallplates.client import Client, ServingClientError
-from smallplates.client.tcp import TcpClient
 from smallplates.engine import topology
 from smallplates.settings import Settings
-from tests import exports, graphs, pictures, servers
-from tests.conftest import started
 from tests.e2e.conftest import obedient, write_model
 from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import Failure, command
@@ -197,172 +188,6 @@ def test_models_of_the_store_are_loaded_by_their_folders_names(
     assert change(url, "fifth", "load").status_code == 200
     assert change(url, "fifth", "unload").status_code == 200
     assert len(programs(server, WORKER)) == before
-
-
-@pytest.fixture(scope="module")
-def tcp_port() -> int:
-    """Where `different` takes frames over TCP."""
-    return servers.free_port()
-
-
-@pytest.fixture(scope="module")
-def different(tmp_path_factory: pytest.TempPathFactory, tcp_port: int) -> Iterator[tuple[str, str]]:
-    """Photos, sentences, questions and numbers in one service: base URL, and where gRPC is."""
-    folder = tmp_path_factory.mktemp("different")
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    exports.saved(folder / "export-1", exports.word_piece(), {}, names=names)
-    exports.asked(folder / "reader", exports.word_piece(), {}, names=names)
-    graphs.saved(graphs.two_by_two(), folder / "numbers", "1")
-    models = (
-        Settings().model_dir,
-        f"sentiment={folder}/export-1",
-        folder / "reader",
-        folder / "numbers",
-    )
-    more = {"SERVING_MODELS": ",".join(map(str, models)), "SERVING_INSTANCES": "1"}
-    more["SERVING_TCP_PORT"] = str(tcp_port)
-    with started("fastapi_onnx", **more) as (url, grpc):
-        wait_for(lambda: {row["state"] for row in about(url)["models"]} == {"ready"})
-        yield url, grpc
-
-
-def test_every_model_has_examples_in_swagger_that_are_answered(different: tuple[str, str]) -> None:
-    url, _ = different
-    paths = about(url, "/openapi.json")["paths"]
-    asked = {path.removeprefix("/predict/") for path in paths if path.startswith("/predict/")}
-    assert asked == {"food11", "sentiment", "reader"}
-    for name in asked:
-        body = paths[f"/predict/{name}"]["post"]["requestBody"]["content"]["application/json"]
-        answer = requests.post(f"{url}/predict/{name}", json=body["example"], timeout=10)
-        assert answer.status_code == 200, answer.text
-    for name in ("food11", "sentiment", "reader", "numbers"):
-        assert paths[f"/model/{name}"]
-        assert about(url, f"/model/{name}")["name"] == name
-    for template in ("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"):
-        call = paths[template]["post"]
-        (model,) = (part for part in call["parameters"] if part["name"] == "model")
-        bodies = call["requestBody"]["content"]["application/json"]["examples"]
-        assert {"this model", "sentiment", "reader"} <= set(bodies) <= set(model["examples"])
-        for key, example in bodies.items():
-            path = template.replace("{model}", model["examples"][key]["value"])
-            answer = requests.post(url + path, json=example["value"], timeout=10)
-            assert answer.status_code == 200, answer.text
-
-
-def test_tf_serving_and_kserve_know_each(different: tuple[str, str]) -> None:
-    url, _ = different
-    names = about(url, "/v1/models")["models"]
-    assert {"food11", "food_classifier", "sentiment", "sentiment_tensor", "reader", "numbers"} <= set(
-        names
-    )
-    for name in names:
-        (status,) = about(url, f"/v1/models/{name}")["model_version_status"]
-        assert (status["version"], status["state"]) == ("1", "AVAILABLE")
-        described = about(url, f"/v1/models/{name}/metadata")
-        assert described["model_spec"]["name"] == name
-    bodies: dict[str, dict[str, list[Any]]] = {
-        "food11": {"instances": [{"b64": base64.b64encode(pictures.jpeg()).decode()}]},
-        "sentiment": {"instances": ["a warm soup", "an awful soup"]},
-        "reader": {"instances": [{"QUESTION": "a", "CONTEXT": "soup"}]},
-        "numbers": {"instances": [{"a": [1.5, 2], "b": [1, 3]}]},
-    }
-    for name, body in bodies.items():
-        answer = requests.post(f"{url}/v1/models/{name}:predict", json=body, timeout=10)
-        assert answer.status_code == 200, answer.text
-        assert len(answer.json()["predictions"]) == len(body["instances"])
-    assert answer.json()["predictions"] == [{"sum": [2.5, 5.0], "more": [True, False]}]
-    unknown = requests.get(f"{url}/v1/models/nothing", timeout=10)
-    assert (unknown.status_code, list(unknown.json())) == (404, ["error"])
-
-
-def test_torchserve_knows_each(different: tuple[str, str]) -> None:
-    url, _ = different
-    listed = {row["modelName"]: row["modelUrl"] for row in about(url, "/models")["models"]}
-    assert listed["sentiment"] == "export-1"
-    assert listed["food11"] == listed["food_classifier"] == "food11"
-    for name in listed:
-        (described,) = requests.get(f"{url}/models/{name}", timeout=10).json()
-        assert (described["modelName"], described["modelUrl"]) == (name, listed[name])
-        assert {worker["status"] for worker in described["workers"]} == {"READY"}
-    photo, text = pictures.jpeg(), {"text": "a warm soup"}
-    assert len(requests.post(f"{url}/predictions/food11", data=photo, timeout=10).json()) == 5
-    labels = requests.post(f"{url}/predictions/sentiment", json=text, timeout=10).json()
-    assert set(labels) == set(about(url, "/model/sentiment")["labels"])
-    question = {"question": "a", "context": "soup"}
-    assert "answer" in requests.post(f"{url}/predictions/reader", json=question, timeout=10).json()
-    refused = requests.post(f"{url}/predictions/numbers", json={"a": [1]}, timeout=10)
-    assert (refused.status_code, refused.json()["type"]) == (400, "BadRequestException")
-    unknown = requests.get(f"{url}/models/nothing", timeout=10)
-    assert (unknown.status_code, unknown.json()["code"]) == (404, 404)
-
-
-def test_tritons_client_asks_each(different: tuple[str, str]) -> None:
-    _, target = different
-    with triton.InferenceServerClient(target) as client:
-        for name, column in (("sentiment", "LABEL"), ("reader", "ANSWER")):
-            texts = (
-                {"TEXT": "a warm soup"} if name == "sentiment" else {"QUESTION": "a", "CONTEXT": "soup"}
-            )
-            inputs = []
-            for field, text in texts.items():
-                inputs.append(triton.InferInput(field, [1], "BYTES"))
-                inputs[-1].set_data_from_numpy(np.array([text.encode()], object))
-            assert client.infer(name, inputs).as_numpy(column).shape == (1,)
-            assert client.is_model_ready(name)
-        statistics = client.get_inference_statistics(as_json=True)["model_stats"]
-        assert {"sentiment", "reader", "numbers"} <= {row["name"] for row in statistics}
-
-
-def test_our_client_asks_each(different: tuple[str, str], tmp_path: Path) -> None:
-    url, _ = different
-    (photo := tmp_path / "photo.jpg").write_bytes(pictures.jpeg())
-    with Client(url) as client:
-        assert client.predict(photo, model="food11").label == client.predict(photo).label
-        (item,) = client.predict_many([photo], model="food11")
-        assert item.prediction
-        assert item.prediction.label == client.predict(photo).label
-        label = client.classify_text("a warm soup", model="sentiment").label
-        assert label in client.model("sentiment").labels
-        (one,) = client.call({"text": ["a warm soup"]}, model="sentiment").body
-        assert one["prediction"] == label
-        assert client.answer("a", "soup", model="reader").answer in {"soup", ""}
-        assert (client.model("numbers").name, client.model().name) == ("numbers", "food11")
-        for name, code in (("numbers", "not_supported"), ("nothing", "not_found")):
-            with pytest.raises(ServingClientError) as refused:
-                client.call({"text": "a"}, model=name)
-            assert refused.value.code == code
-
-
-@pytest.mark.usefixtures("different")
-def test_our_client_asks_each_over_tcp(tcp_port: int) -> None:
-    with TcpClient("127.0.0.1", tcp_port) as client:
-        photo, text, question = (
-            pictures.jpeg(),
-            b'{"text": "a warm soup"}',
-            b'{"question": "a", "context": "soup"}',
-        )
-        asked = ((photo, None), (photo, "food11"), (text, "sentiment"), (question, "reader"))
-        answers = [client.predict(body, model=name) for body, name in asked]
-        assert [answer.status for answer in answers] == [200] * 4
-        assert answers[0].content["prediction"] == answers[1].content["prediction"]
-        assert "answer" in answers[3].content
-        assert client.predict(text, model="nothing").status == 404
-
-
-def test_the_command_asks_each(different: tuple[str, str], tcp_port: int) -> None:
-    for address in (different[0], f"tcp://127.0.0.1:{tcp_port}"):
-        for text, name, code in (("a warm soup", "sentiment", 0), ("a", "nothing", 1)):
-            arguments = ["--url", address, "--text", text, "--model", name]
-            process = subprocess.run(
-                [sys.executable, "-m", "smallplates", "ask", *arguments],
-                cwd=servers.ROOT,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert process.returncode == code, process.stderr
-            assert f"{text}: " in process.stdout + process.stderr
 
 
 def test_the_workers_of_one_die_and_the_others_answer(

@@ -17,34 +17,11 @@ import pytest
 from smallplates.supervision.cluster import metrics_parent
 from tests import servers
 from tests.e2e.conftest import write_model
-from tests.e2e.services import fake_service, predict, switch
+from tests.e2e.services import check_one_sentence, ended, fake_service, predict, switch
 from tests.fake.backend import command
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.slow
-
-
-def ended(settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A service that ends by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "smallplates.service", *(arguments or ("tests.fake",))],
-        cwd=servers.ROOT,
-        env={**os.environ, "SERVING_PORT": "0", **settings},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def check_one_sentence(process: subprocess.CompletedProcess[str], *words: str) -> None:
-    """The last line is the reason; nothing is a defect of ours."""
-    assert process.returncode == 1
-    assert "Traceback" not in process.stderr
-    last = process.stderr.splitlines()[-1]
-    assert last.startswith("the service cannot start: ")
-    for word in words:
-        assert word in last
 
 
 def test_wrong_settings_are_named() -> None:

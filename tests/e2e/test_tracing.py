@@ -24,8 +24,7 @@ from flask_app.app import create_app as create_page
 from flask_app.settings import Settings as PageSettings
 from smallplates.client import Client
 from tests import servers
-from tests.e2e.services import predict
-from tests.e2e.test_start_and_end import check_one_sentence, ended
+from tests.e2e.services import check_one_sentence, ended, predict
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 

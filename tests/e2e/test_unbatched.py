@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,13 @@ import onnx
 import pytest
 import requests
 import tritonclient.grpc
-import tritonclient.http
 from onnx.backend.test.loader import load_model_tests
 from onnx.compose import merge_models
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
-from smallplates.models.tensors import Array
 from tests import graphs
 from tests.conftest import started
+from tests.e2e.tasks import Service
 from tests.graphs import model, node, value
 from tests.unit.fastapi_onnx.test_onnx_cases import Case, by_runtime, loaded, same
 
@@ -26,13 +25,15 @@ OPSET = 6  # of most of the cases
 X, W, S = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32), np.float32(0.5)
 
 
-def served(folder: Path) -> AbstractContextManager[tuple[str, str]]:
-    """A service of the graph in a folder: base URL, and host and port of its gRPC."""
-    return started("fastapi_onnx", SERVING_MODEL_DIR=str(folder), SERVING_INSTANCES="1")
+@contextmanager
+def served(folder: Path) -> Iterator[Service]:
+    """A service of the graph in a folder."""
+    with started("fastapi_onnx", SERVING_MODEL_DIR=str(folder), SERVING_INSTANCES="1") as addresses:
+        yield Service(*addresses)
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Of `y` = x * w + s and its sum, with x [2, 3], w [3] and s []."""
     made = model(
         [node("Mul", "x w", "p"), node("Add", "p s", "y"), node("ReduceSum", "y", "total", keepdims=0)],
@@ -43,79 +44,57 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
         yield service
 
 
-@pytest.fixture(scope="module")
-def url(service: tuple[str, str]) -> str:
-    """Its base URL."""
-    return service[0]
-
-
-def infer(service: tuple[str, str], kind: str, name: str, arrays: dict[str, Array]) -> dict[str, Array]:
-    """All outputs of a model, asked by one of Triton's clients."""
-    module: Any = tritonclient.grpc if kind == "grpc" else tritonclient.http
-    address = service[1] if kind == "grpc" else service[0].removeprefix("http://")
-    inputs = []
-    for key, array in arrays.items():
-        inputs.append(module.InferInput(key, array.shape, np_to_triton_dtype(array.dtype)))
-        inputs[-1].set_data_from_numpy(array, **({"binary_data": False} if kind == "json" else {}))
-    with module.InferenceServerClient(address) as client:
-        answer = client.infer(name, inputs)
-        raw = answer.get_response() if kind != "grpc" else answer.get_response(as_json=True)
-        return {output["name"]: answer.as_numpy(output["name"]) for output in raw["outputs"]}
-
-
 @pytest.mark.parametrize("kind", ["http", "json", "grpc"])
-def test_tensors_have_the_graphs_own_shapes(service: tuple[str, str], kind: str) -> None:
-    outputs = infer(service, kind, "line", {"x": X, "w": W, "s": np.asarray(S)})
+def test_tensors_have_the_graphs_own_shapes(service: Service, kind: str) -> None:
+    outputs = service.triton(kind, "line", {"x": X, "w": W, "s": np.asarray(S)})
     assert np.array_equal(outputs["y"], X * W + S)
     assert outputs["total"].shape == ()
     assert outputs["total"] == 18
     with pytest.raises(
         InferenceServerException, match=r"x must have the shape \[2, 3\], not \[1, 2, 3\]"
     ):
-        infer(service, kind, "line", {"x": X[np.newaxis], "w": W, "s": np.asarray(S)})
+        service.triton(kind, "line", {"x": X[np.newaxis], "w": W, "s": np.asarray(S)})
     with pytest.raises(InferenceServerException, match=r"s must have the shape \[\], not \[1\]"):
-        infer(service, kind, "line", {"x": X, "w": W, "s": W[:1]})
+        service.triton(kind, "line", {"x": X, "w": W, "s": W[:1]})
 
 
-def test_requests_are_computed_one_at_a_time(service: tuple[str, str]) -> None:
+def test_requests_are_computed_one_at_a_time(service: Service) -> None:
     def ask(number: int) -> float:
         scalar = np.asarray(np.float32(number))
-        return float(infer(service, "http", "line", {"x": X, "w": W, "s": scalar})["total"])
+        return float(service.triton("http", "line", {"x": X, "w": W, "s": scalar})["total"])
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, range(32))) == [15 + 6 * number for number in range(32)]
-    statistics = requests.get(f"{service[0]}/v2/models/line/stats", timeout=20).json()
+    statistics = service.get("/v2/models/line/stats")
     assert [entry["batch_size"] for entry in statistics["model_stats"][0]["batch_stats"]] == [1]
 
 
-def test_metadata_say_that_there_is_no_batch(service: tuple[str, str]) -> None:
-    url, grpc = service
+def test_metadata_say_that_there_is_no_batch(service: Service) -> None:
     shapes = {"x": [2, 3], "w": [3], "s": []}
-    metadata = requests.get(f"{url}/v2/models/line", timeout=20).json()
+    metadata = service.get("/v2/models/line")
     assert {tensor["name"]: tensor["shape"] for tensor in metadata["inputs"]} == shapes
-    config = requests.get(f"{url}/v2/models/line/config", timeout=20).json()
+    config = service.get("/v2/models/line/config")
     assert (config["max_batch_size"], "dynamic_batching" in config) == (0, False)
-    with tritonclient.grpc.InferenceServerClient(grpc) as client:
+    with tritonclient.grpc.InferenceServerClient(service.grpc) as client:
         described = client.get_model_metadata("line").inputs
         assert {tensor.name: list(tensor.shape) for tensor in described} == shapes
         assert client.get_model_config("line").config.max_batch_size == 0
-    signature = requests.get(f"{url}/v1/models/line/metadata", timeout=20).json()["metadata"]
+    signature = service.get("/v1/models/line/metadata")["metadata"]
     inputs = signature["signature_def"]["signature_def"]["serving_default"]["inputs"]
     assert [size["size"] for size in inputs["x"]["tensor_shape"]["dim"]] == ["2", "3"]
-    described = requests.get(f"{url}/model", timeout=20).json()
+    described = service.get("/model")
     assert (described["batched"], described["max_batch_size"]) == (False, 1)
     assert described["batch_note"].startswith("the inputs do not share their first axis: 2 in x")
 
 
-def test_tensorflow_serving_takes_columns_and_no_rows(url: str) -> None:
+def test_tensorflow_serving_takes_columns_and_no_rows(service: Service) -> None:
     def post(content: Any) -> requests.Response:
-        return requests.post(f"{url}/v1/models/line:predict", json=content, timeout=20)
+        return service.post("/v1/models/line:predict", content)
 
     columns = {"x": X.tolist(), "w": W.tolist(), "s": 0.5}
     assert post({"inputs": columns}).json() == {"outputs": {"y": (X + 0.5).tolist(), "total": 18}}
     refused = post({"instances": [columns]})
-    assert refused.status_code == 400
-    assert refused.json()["error"] == "line has no batch dimension: send inputs, not instances"
+    assert (refused.status_code, "inputs" in refused.json()["error"]) == (400, True)
     wrongs: list[dict[str, Any]] = [
         {"s": [0.5]}, {"s": "a"}, {"x": [X.tolist()]}, {"x": [1, 2, 3]}, {"w": 1}, {"w": []},
     ]  # fmt: skip
@@ -123,20 +102,18 @@ def test_tensorflow_serving_takes_columns_and_no_rows(url: str) -> None:
         assert post({"inputs": {**columns, **wrong}}).status_code == 400
 
 
-def test_the_documents_examples_are_answered(url: str) -> None:
-    document = requests.get(f"{url}/openapi.json", timeout=20).json()
+def test_the_documents_examples_are_answered(service: Service) -> None:
+    paths = service.get("/openapi.json")["paths"]
     for path in ("/v2/models/{model}/infer", "/v1/models/{model}:predict"):
-        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        answer = requests.post(
-            url + path.replace("{model}", "line"), json=content["example"], timeout=20
-        )
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        answer = service.post(path.replace("{model}", "line"), content["example"])
         assert answer.status_code == 200, answer.text
 
 
 @pytest.fixture(scope="module")
 def merged(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[tuple[str, str], list[Case]]]:
+) -> Iterator[tuple[Service, list[Case]]]:
     """Many of ONNX's own cases as one graph, side by side, and a service of it."""
     cases: list[Case] = []
     whole: onnx.ModelProto | None = None
@@ -154,14 +131,14 @@ def merged(
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_onnxs_own_cases_side_by_side(merged: tuple[tuple[str, str], list[Case]], kind: str) -> None:
+def test_onnxs_own_cases_side_by_side(merged: tuple[Service, list[Case]], kind: str) -> None:
     service, cases = merged
     arrays = {
         spec.name: np.asarray(data)
         for case in cases
         for spec, data in zip(case.model.graph.input, case.inputs, strict=False)
     }
-    outputs = infer(service, kind, "many", arrays)
+    outputs = service.triton(kind, "many", arrays)
     for case in cases:
         found = [outputs[spec.name] for spec in case.model.graph.output]
         assert same(case, case.outputs, found), case.name

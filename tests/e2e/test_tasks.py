@@ -1,0 +1,615 @@
+"""Every task over every protocol: what is answered, and what is refused.
+
+`tests/golden` has the usual requests of texts, questions and pictures, byte for byte. Here is the rest,
+and what Triton's clients, our client and the command make of it.
+"""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from smallplates.client import Client, ServingClientError
+from smallplates.client.tcp import TcpClient
+from smallplates.models.tensors import Array
+from tests import exports, pictures, servers
+from tests.e2e.services import check_one_sentence, ended
+from tests.e2e.tasks import MODELS, PYTHON, TOKENS, Service
+
+TEXT, READER, OWN = "/predict/sentiment", "/predict/reader", "/predict/own"
+QUESTION, CONTEXT, START, END = "what was cold", "Été \U0001f600: the warm soup", 11, 20
+ASKED = {"question": QUESTION, "context": CONTEXT}
+ROW = {"QUESTION": QUESTION, "CONTEXT": CONTEXT, "ALLOW_NO_ANSWER": True}
+SPAN = {"answer": "warm soup", "start": START, "end": END}
+LONG = "bread " * 5000
+
+ANSWERS: list[tuple[str, Any, Any]] = [
+    (f"{TEXT}?top_k=3", {"text": "awful"}, {"top": [{"label": label} for label in exports.LABELS]}),
+    (TEXT, {"text": ["warm"]}, [{"prediction": "POSITIVE"}]),
+    (TEXT, {"text": "warm", "text_pair": None}, {"prediction": "POSITIVE"}),
+    (
+        f"{TEXT}?top_k=2",
+        {"text": ["warm", "warm"], "text_pair": ["awful", "wonderful"]},
+        [{"prediction": "NEGATIVE", "top": [{}, {}]}, {"prediction": "POSITIVE"}],
+    ),
+    (TEXT, "Ein warm é \U0001f600".encode(), {"prediction": "POSITIVE"}),
+    (READER, {**ASKED, "allow_no_answer": None}, SPAN),
+    (READER, {**ASKED, "context": "a table", "allow_no_answer": True}, {"answer": "", "end": 0}),
+    (f"{READER}?top_k=20", {**ASKED, "context": "a" * 200_000 + " warm soup"}, {"start": 200_001}),
+    (READER, {**ASKED, "context": "bread " * 20 + "warm soup and"}, {"start": 120}),
+    (READER, {**ASKED, "context": "bread " * 250 + "warm soup and"}, {"start": 1500}),
+    (OWN, {"number": 7, "length": 3}, {"number": 7, "text": "1 cpuxxx"}),
+    ("/predictions/own", {"number": 3}, {"number": 3, "text": "1 cpu"}),
+    (
+        "/v1/models/sentiment:predict",
+        {"instances": [{"TEXT": "awful, [1, 2, 3]"}, {"TEXT": {"b64": "d2FybQ=="}}]},
+        {"predictions": [{"LABEL": "NEGATIVE"}, {"LABEL": "POSITIVE"}]},
+    ),
+    (
+        "/v1/models/sentiment:predict",
+        {"inputs": ["warm", "awful"]},
+        {"outputs": {"LABEL": ["POSITIVE", "NEGATIVE"]}},
+    ),
+    (
+        "/v1/models/reader:predict",
+        {"instances": [ROW, {**ROW, "CONTEXT": "a table"}]},
+        {"predictions": [{"ANSWER": "warm soup", "START": START, "END": END}, {"ANSWER": ""}]},
+    ),
+    (
+        "/v1/models/reader:predict",
+        {"inputs": {"QUESTION": [QUESTION], "CONTEXT": [CONTEXT]}},
+        {"outputs": {"ANSWER": ["warm soup"]}},
+    ),
+    (
+        "/v1/models/own:predict",
+        {"instances": [{"NUMBER": 1}, {"NUMBER": 2}]},
+        {"predictions": [{"NUMBER": 1, "TEXT": "1 cpu"}, {"NUMBER": 2, "TEXT": "1 cpu"}]},
+    ),
+    (
+        "/v1/models/own:predict",
+        {"inputs": {"NUMBER": [1, 2], "PADDING": ["a", "b"]}},
+        {"outputs": {"NUMBER": [1, 2], "TEXT": ["1 cpu", "1 cpu"]}},
+    ),
+    (
+        "/v1/models/sums:predict",
+        {"instances": [{"a": [1, 2], "b": [3, 1]}, {"a": [0.5, 0], "b": [0, 0]}]},
+        {
+            "predictions": [
+                {"sum": [4, 3], "more": [False, True]},
+                {"sum": [0.5, 0], "more": [True, False]},
+            ]
+        },
+    ),
+]
+"""Path, body, and what the answer has in these places."""
+
+
+def has(answer: Any, expected: Any) -> bool:
+    """Returns whether JSON has these values, whatever else its objects have."""
+    if isinstance(expected, dict):
+        return all(name in answer and has(answer[name], value) for name, value in expected.items())
+    if isinstance(expected, list):
+        return len(answer) == len(expected) and all(map(has, answer, expected))
+    return bool(answer == expected)
+
+
+@pytest.mark.parametrize(("path", "body", "expected"), ANSWERS, ids=range(len(ANSWERS)))
+def test_what_is_answered(tasks: Service, path: str, body: Any, expected: Any) -> None:
+    answer = tasks.post(path, body)
+    assert answer.status_code == 200, answer.text
+    assert has(answer.json(), expected), answer.text
+
+
+TEXT_PLAIN, JSON = "text/plain", "application/json"
+REFUSED: list[tuple[str, Any, str | None, int, str]] = [
+    (TEXT, b"", TEXT_PLAIN, 400, "invalid_text"),
+    (TEXT, b" \n", TEXT_PLAIN, 400, "invalid_text"),
+    (TEXT, b"warm \xff", TEXT_PLAIN, 400, "invalid_text"),
+    (TEXT, b"\xed\xa0\x80", TEXT_PLAIN, 400, "invalid_text"),
+    (TEXT, b"warm " * 10_000, TEXT_PLAIN, 413, "text_too_long"),
+    (TEXT, b"a" * 1_000_000, TEXT_PLAIN, 413, "text_too_long"),
+    (TEXT, b"warm", "text/html", 415, "unsupported_media_type"),
+    (TEXT, b"warm", "image/jpeg", 415, "unsupported_media_type"),
+    *(
+        (TEXT, body, JSON, 422, "invalid_request")
+        for body in (
+            b"{}",
+            b"[]",
+            b'{"text": []}',
+            b'{"text": ["a", 1]}',
+            b'{"text": [["a"]]}',
+            b'{"text": ["a"], "text_pair": "b"}',
+            b'{"text": ["a", "b"], "text_pair": ["b"]}',
+            b'{"text": [%s"a"]}' % (b'"a",' * 10_000),
+            b'{"text": [%s"a"]}' % (b'"a",' * 1_000_000),
+            b'{"text": 1}',
+        )
+    ),
+    *(
+        (TEXT, body, JSON, 400, "invalid_text")
+        for body in (
+            b'{"text": ["a", " "]}',
+            b'{"text": ""}',
+            b'{"text": "a\\ud83d"}',
+            b'{"text": "\\udfff"}',
+            b'{"text": "\\uD83D\\uDE00\\uDE00"}',
+            b'{"text": "\\u200b"}',
+            b'{"text": ["warm", "\\u0000"]}',
+        )
+    ),
+    *(
+        (TEXT, body, JSON, 400, "invalid_json")
+        for body in (b'{"text": "a', b'{"text": "a\xff"}', b'{"text": "\\ud83d\\ude00')
+    ),
+    (TEXT, {"text": ["warm", LONG]}, None, 413, "element 1: "),
+    (f"{TEXT}?top_k=4", {"text": "awful"}, None, 422, "invalid_request"),
+    (READER, {"question": QUESTION}, None, 422, "invalid_request"),
+    (READER, {"context": CONTEXT}, None, 422, "invalid_request"),
+    (READER, {**ASKED, "question": None}, None, 422, "invalid_request"),
+    (READER, {**ASKED, "context": [CONTEXT]}, None, 422, "invalid_request"),
+    (READER, {**ASKED, "allow_no_answer": "yes"}, None, 422, "invalid_request"),
+    (READER, [], None, 422, "invalid_request"),
+    (f"{READER}?top_k=21", ASKED, None, 422, "invalid_request"),
+    (READER, {**ASKED, "question": ""}, None, 400, "invalid_text"),
+    (READER, {**ASKED, "context": "\t "}, None, 400, "invalid_text"),
+    (READER, {**ASKED, "context": "\0"}, None, 400, "invalid_text"),
+    (READER, {**ASKED, "context": "soup \ud83d"}, None, 400, "invalid_text"),
+    (READER, {**ASKED, "question": "bread " * 70}, None, 413, "text_too_long"),
+    (READER, {"question": "bread " * 40, "context": "soup " * 60}, None, 413, "text_too_long"),
+    *(
+        (READER, {**ASKED, "context": text}, None, 413, "text_too_long")
+        for text in (LONG, "e" + "\u0301" * 1_000_000, "a" * 10_000_000)
+    ),
+    (READER, b"warm soup", TEXT_PLAIN, 415, "unsupported_media_type"),
+    *(
+        (READER, body, JSON, 400, "invalid_json")
+        for body in (b"", b'{"question": "a", "context": "\xff"}', b'{"question": "a", "context": "b')
+    ),
+    (OWN, {"number": 7, "does": "refuse"}, None, 400, "7 is refused"),
+    (OWN, {"number": 7, "does": "refuse late"}, None, 400, "7 is refused late"),
+    (OWN, {"number": 7, "does": "fail"}, None, 500, "internal_error"),
+    (OWN, {"number": "x"}, None, 422, "number: "),
+    (OWN, [], None, 422, "invalid_request"),
+    *((OWN, body, JSON, 400, "invalid_json") for body in (b"{", b"", b"   ", b"\xff\xfe")),
+    (OWN, {"number": 1, "padding": "x" * 21_000_000}, None, 413, "payload_too_large"),
+    (OWN, b"x", "image/jpeg", 415, "application/json"),
+    (f"{OWN}?top_k=2", {"number": 1}, None, 422, "invalid_request"),
+    ("/predictions/sentiment", b"\xff", None, 400, "BadRequestException"),
+    ("/predictions/sentiment", b"warm " * 90, None, 413, "RequestEntityTooLargeException"),
+    ("/predictions/reader", {"question": QUESTION}, None, 400, "BadRequestException"),
+    ("/predictions/reader", {**ASKED, "context": LONG}, None, 413, "RequestEntityTooLargeException"),
+    ("/predictions/own", {"number": "x"}, None, 400, "number: "),
+    ("/predictions/sums", {"a": [1]}, None, 400, "BadRequestException"),
+    ("/predict/sums", {"image": "AAAA"}, None, 501, "not_supported"),
+    *(
+        ("/v1/models/sentiment:predict", {"instances": [row]}, None, 400, words)
+        for row, words in (
+            (1, "schema"),
+            ({"TEXT_PAIR": "warm"}, "TEXT is missing"),
+            ({"b64": "d2FybQ==", "TEXT_PAIR": "warm"}, "TEXT is missing"),
+            ({"TEXT": "a", "b64": "d2FybQ=="}, "b64 is an alias for TEXT"),
+            ({"b64": "?"}, "TEXT is not valid base64"),
+            ({"b64": "/w=="}, "UTF-8"),
+            ("", "empty"),
+        )
+    ),
+    *(
+        ("/v1/models/own:predict", {"instances": rows}, None, 400, "error")
+        for rows in (
+            [],
+            [1],
+            [{"NUMBER": 1}, {"NUMBER": 1, "LENGTH": 2}],
+            [{"LENGTH": 1}],
+            [{"NUMBER": "x"}],
+            [{"NUMBER": 2**70}],
+            [{"NUMBER": 1, "OTHER": 2}],
+        )
+    ),
+    ("/v1/models/own:predict", {"inputs": {"NUMBER": [1, 2], "LENGTH": [1]}}, None, 400, "error"),
+    ("/v1/models/own:predict", {"inputs": {"NUMBER": []}}, None, 400, "error"),
+    ("/v1/models/sums:predict", {"instances": [{"a": [1, 2]}]}, None, 400, "b is missing"),
+]
+"""Path, body, Content-Type of bytes, status, and what the answer names."""
+
+
+@pytest.mark.parametrize(("path", "body", "kind", "status", "words"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_refused(
+    tasks: Service, path: str, body: Any, kind: str | None, status: int, words: str
+) -> None:
+    answer = tasks.post(path, body, kind)
+    assert (answer.status_code, words in answer.text) == (status, True), answer.text[:300]
+    assert "secret" not in answer.text
+
+
+# Triton's clients
+
+
+def texts(*values: str) -> Array:
+    """BYTES [N, 1]."""
+    return np.array([[value] for value in values], object)
+
+
+def tokens(text: str, pair: str) -> dict[str, Array]:
+    """The tensors of a network for texts."""
+    encoding = exports.word_piece().encode(text, pair)
+    values = (encoding.ids, encoding.attention_mask, encoding.type_ids)
+    return {name: np.array([row]) for name, row in zip(TOKENS, values, strict=True)}
+
+
+FLOATS, INTEGERS = np.arange(10, dtype=np.float32).reshape(5, 2) - 1, np.full((5, 2), 2)
+TRITON: list[tuple[str, dict[str, Array], dict[str, Any]]] = [
+    ("sentiment", {"TEXT": texts("warm", "some bread")}, {"LABEL": [[b"POSITIVE"], [b"NEUTRAL"]]}),
+    ("sentiment", {"TEXT_PAIR": texts("awful"), "TEXT": texts("warm")}, {"LABEL": [[b"NEGATIVE"]]}),
+    ("sentiment", {"TEXT": texts("warm")[0]}, {"LABEL": [b"POSITIVE"]}),
+    ("sentiment_tensor", tokens("warm", "awful"), {"logits": [pytest.approx([24, 0, 2.4])]}),
+    (
+        "reader",
+        {"CONTEXT": texts(CONTEXT), "QUESTION": texts(QUESTION)},
+        {"ANSWER": [[b"warm soup"]], "START": [[START]], "END": [[END]]},
+    ),
+    (
+        "reader",
+        {"CONTEXT": texts(CONTEXT)[0], "QUESTION": texts(QUESTION)[0]},
+        {"ANSWER": [b"warm soup"]},
+    ),
+    (
+        "reader",
+        {
+            "QUESTION": texts(*[QUESTION] * 3),
+            "CONTEXT": texts(CONTEXT, "bread " * 100 + "warm soup", "a table"),
+            "ALLOW_NO_ANSWER": np.array([[False], [True], [True]]),
+        },
+        {"ANSWER": [[b"warm soup"], [b"warm soup"], [b""]], "START": [[START], [600], [0]]},
+    ),
+    (  # windows for 128 slots
+        "reader",
+        {"QUESTION": texts(*[QUESTION] * 9), "CONTEXT": texts(*["bread " * 300 + "warm soup"] * 9)},
+        {"ANSWER": [[b"warm soup"]] * 9},
+    ),
+    ("own", {"NUMBER": np.array([[9]])}, {"NUMBER": [[9]], "TEXT": [[b"1 cpu"]]}),
+    ("own", {"NUMBER": np.array([3, 4]), "PADDING": texts("é", "b,c")[:, 0]}, {"NUMBER": [3, 4]}),
+    (
+        "sums",
+        {"b": INTEGERS, "a": FLOATS},
+        {"sum": (FLOATS + INTEGERS).tolist(), "more": (FLOATS > INTEGERS).tolist()},
+    ),
+    ("sums", {"a": FLOATS[2], "b": INTEGERS[0]}, {"sum": [5, 6], "more": [True, True]}),
+]
+NO_TRITON: list[tuple[str, dict[str, Array], str]] = [
+    ("sentiment", {"TEXT": texts(" ")}, "empty"),
+    ("sentiment", {"TEXT": texts("warm " * 90)}, "92 tokens.* 64 "),
+    ("sentiment", {"TEXT": texts("warm", "warm " * 90)}, "element 1: "),
+    ("sentiment", {"TEXT_PAIR": texts("warm")}, "TEXT"),
+    ("sentiment", {"TEXT": texts("warm"), "TEXT_PAIR": texts("a", "b")}, "different numbers"),
+    ("sentiment", {"IMAGE": texts("warm")}, "IMAGE"),
+    ("sentiment_tensor", {name: np.ones((1, 65), int) for name in TOKENS}, "1 to 64 "),
+    ("reader", {"QUESTION": texts(" "), "CONTEXT": texts("a")}, "question is empty"),
+    ("reader", {"QUESTION": texts("a"), "CONTEXT": texts(LONG)}, "windows of 64 tokens"),
+    ("reader", {"QUESTION": texts("a")}, "CONTEXT"),
+    ("reader", {"QUESTION": texts("a"), "CONTEXT": texts("a", "b")}, "different numbers"),
+    ("own", {"NUMBER": np.array([5]), "DOES": np.array(["refuse"], object)}, "5 is refused"),
+    ("own", {"DOES": np.array(["refuse"], object)}, "NUMBER"),
+    ("own_tensor", {"NUMBER": np.array([5])}, "no model"),
+    ("sums", {"a": FLOATS[:, :1], "b": INTEGERS}, "shape"),
+    ("sums", {"a": FLOATS, "b": INTEGERS[:2]}, "different numbers"),
+    ("sums", {"a": INTEGERS, "b": INTEGERS}, "FP32"),
+    ("sums", {"a": FLOATS}, "a, b"),
+    ("sums", {"a": FLOATS, "c": INTEGERS}, "'c'"),
+]
+wires = pytest.mark.parametrize("wire", ["http", "json", "grpc"])
+
+
+@wires
+@pytest.mark.parametrize(("model", "arrays", "expected"), TRITON, ids=range(len(TRITON)))
+def test_what_tritons_clients_are_answered(
+    tasks: Service, wire: str, model: str, arrays: dict[str, Array], expected: dict[str, Any]
+) -> None:
+    outputs = tasks.triton(wire, model, arrays)
+    assert {name: outputs[name].tolist() for name in expected} == expected
+
+
+@wires
+@pytest.mark.parametrize(("model", "arrays", "words"), NO_TRITON, ids=range(len(NO_TRITON)))
+def test_what_tritons_clients_are_refused(
+    tasks: Service, wire: str, model: str, arrays: dict[str, Array], words: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=words):
+        tasks.triton(wire, model, arrays)
+
+
+@wires
+def test_the_best_answers_to_several_questions(tasks: Service, wire: str) -> None:
+    contexts = texts(CONTEXT, "bread " * 100 + "warm soup", "a table")
+    arrays = {"QUESTION": texts(*[QUESTION] * 3), "CONTEXT": contexts}
+    several = tasks.triton(wire, "reader", arrays, {"top_k": 2})
+    assert several["ANSWER"].shape == several["END"].shape == (3, 2)
+    kinds = {name: str(array.dtype) for name, array in several.items()}
+    assert kinds == {"ANSWER": "object", "SCORE": "float32", "START": "int64", "END": "int64"}
+    with pytest.raises(InferenceServerException, match="different numbers of ANSWER"):
+        tasks.triton(wire, "reader", arrays, {"top_k": 20})
+
+
+@wires
+def test_the_logits_of_a_reader_are_the_graphs_own(tasks: Service, wire: str) -> None:
+    logits = tasks.triton(wire, "reader_tensor", tokens("a", "warm soup"))
+    assert logits["start_logits"][0, -3:].tolist() == [9, 2, 0]
+    assert logits["end_logits"][0, -3:].tolist() == [2, 9, 0]
+
+
+def test_statistics_of_each(tasks: Service) -> None:
+    with tritonclient.grpc.InferenceServerClient(tasks.grpc) as client:
+        assert all(client.is_model_ready(name) for name in MODELS)
+        statistics = client.get_inference_statistics(as_json=True)["model_stats"]
+        assert {row["name"] for row in statistics} >= {*MODELS} - {"food11"} | {"food_classifier"}
+
+
+def test_numbers_come_in_every_documented_shape(tasks: Service) -> None:
+    path = "/v2/models/own/infer"
+    for shape in ([2], [2, 1]):
+        number = {"name": "NUMBER", "datatype": "INT64", "shape": shape, "data": [3, 4]}
+        assert tasks.post(path, {"inputs": [number]}).json()["outputs"][0] == number
+    requested = {"name": "NUMBER", "parameters": {"classification": 1}}
+    answer = tasks.post(path, {"inputs": [number], "outputs": [requested]})
+    assert (answer.status_code, "NUMBER" in answer.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "status", "expected"),
+    [
+        ([1, 4], [0, 1, 0, 1], 200, [0, 0, 1, 3]),
+        ([1, 1], [0], 200, []),
+        ([2, 1], [1, 1], 200, [0, 0, 0, 0]),
+        ([2, 2], [0, 1, 1, 1], 400, "places differs in size"),
+        ([1, 5], [0] * 5, 400, "1 to 4 "),
+        ([1, 0], [], 400, ""),
+        ([1, 2**31 - 1], [0], 400, ""),
+        ([1, 4], [1, 1, 1, 1], 400, "cannot compute"),
+    ],
+)
+def test_sizes_that_vary_have_bounds(
+    tasks: Service, shape: list[int], data: list[float], status: int, expected: Any
+) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
+    answer = tasks.post("/v2/models/places/infer", {"inputs": [tensor]})
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert answer.json()["outputs"][0]["data"] == expected
+    else:
+        assert expected in answer.json()["error"]
+
+
+# load, crashes
+
+
+def test_texts_of_all_lengths_at_once(tasks: Service) -> None:
+    words = ["awful", "bread", "wonderful"]
+    bodies = [{"text": " ".join([words[n % 3]] * (1 + n % 40))} for n in range(120)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda body: tasks.post(TEXT, body).json(), bodies))
+    assert [answer["prediction"] for answer in answers] == exports.LABELS * 40
+
+
+def test_contexts_of_all_lengths_at_once(tasks: Service) -> None:
+    bodies = [{"question": QUESTION, "context": "bread " * n + "warm soup"} for n in range(100)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda body: tasks.post(READER, body).json(), bodies))
+    assert [(answer["answer"], answer["start"]) for answer in answers] == [
+        ("warm soup", 6 * n) for n in range(100)
+    ]
+
+
+def test_a_crash_costs_one_request(tasks: Service) -> None:
+    answer = tasks.post(OWN, {"number": 7, "does": "crash"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "worker_crashed")
+    assert tasks.post(OWN, {"number": 8}).json()["number"] == 8
+
+
+# what the service says of its models
+
+
+DESCRIBED: dict[str, Any] = {
+    "food11": {"task": "image-classification"},
+    "sentiment": {
+        "task": "text-classification",
+        "labels": exports.LABELS,
+        "text": {
+            "max_tokens": 64,
+            "pad_token_id": 0,
+            "truncation_side": "right",
+            "activation": "softmax",
+        },
+        "limits": {"request_bytes": 20 * 2**20, "text_bytes": 256 * 1024, "tokens": 64},
+    },
+    "reader": {"task": "question-answering", "labels": [], "text": {"max_tokens": 64}},
+    "own": {
+        "task": "tests.fake.python_task:Obedient",
+        "labels": [],
+        "image": None,
+        "answer_schema": {"properties": {"number": {}, "text": {}}},
+    },
+    "sums": {"task": "tensor", "request_schema": None, "example": None},
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_each_is_described(tasks: Service, name: str) -> None:
+    described = tasks.get(f"/model/{name}")
+    assert has(described, {"name": name, **DESCRIBED[name]}), described
+
+
+def test_every_model_has_examples_in_swagger_that_are_answered(tasks: Service) -> None:
+    paths = tasks.get("/openapi.json")["paths"]
+    named = {path.removeprefix("/predict/") for path in paths if path.startswith("/predict/")}
+    assert named == {"food11", "sentiment", "reader", *PYTHON}
+    assert {f"/model/{name}" for name in MODELS} <= set(paths)
+    calls = []
+    for name in named - {"squares"}:  # declares no example
+        content = paths[f"/predict/{name}"]["post"]["requestBody"]["content"]
+        calls.append((f"/predict/{name}", content[JSON]["example"]))
+    for template in ("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"):
+        call = paths[template]["post"]
+        (parameter,) = (part for part in call["parameters"] if part["name"] == "model")
+        bodies = call["requestBody"]["content"][JSON]["examples"]
+        assert {"this model", "sentiment", "reader", "own"} <= set(bodies) <= set(parameter["examples"])
+        for key, example in bodies.items():
+            path = template.replace("{model}", parameter["examples"][key]["value"])
+            calls.append((path, example["value"]))
+    for path, body in calls:
+        answer = tasks.post(path, body)
+        assert answer.status_code == 200, (path, answer.text)
+    assert "$ref" in paths[OWN]["post"]["requestBody"]["content"][JSON]["schema"]
+    kinds = paths[TEXT]["post"]["requestBody"]["content"]
+    assert set(kinds) == {JSON, TEXT_PLAIN, "application/octet-stream"}
+    assert list(paths[READER]["post"]["requestBody"]["content"]) == [JSON]
+
+
+def test_tf_serving_and_kserve_know_each(tasks: Service) -> None:
+    names = tasks.get("/v1/models")["models"]
+    assert {*MODELS, "food_classifier", "sentiment_tensor"} <= set(names)
+    for name in names:
+        (status,) = tasks.get(f"/v1/models/{name}")["model_version_status"]
+        assert (status["version"], status["state"]) == ("1", "AVAILABLE")
+        assert tasks.get(f"/v1/models/{name}/metadata")["model_spec"]["name"] == name
+    unknown = requests.get(f"{tasks.url}/v1/models/nothing", timeout=10)
+    assert (unknown.status_code, list(unknown.json())) == (404, ["error"])
+
+
+def test_torchserve_knows_each(tasks: Service) -> None:
+    listed = {row["modelName"]: row["modelUrl"] for row in tasks.get("/models")["models"]}
+    assert listed["sentiment"] == "export-1"
+    assert listed["food11"] == listed["food_classifier"] == "food11"
+    for name in listed:
+        (described,) = tasks.get(f"/models/{name}")
+        assert (described["modelName"], described["modelUrl"]) == (name, listed[name])
+        assert {worker["status"] for worker in described["workers"]} == {"READY"}
+    unknown = requests.get(f"{tasks.url}/models/nothing", timeout=10)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, 404)
+
+
+def test_torchserves_clients_send_texts(tasks: Service) -> None:
+    path = "/predictions/sentiment"
+    answers = [
+        tasks.post(path, b"warm soup", "application/x-www-form-urlencoded"),
+        requests.post(f"{tasks.url}{path}", files={"data": b"warm soup"}, timeout=20),
+    ]
+    for answer in answers:
+        assert next(iter(answer.json())) == "POSITIVE"
+        assert sorted(answer.json()) == exports.LABELS
+
+
+# our clients
+
+
+def test_our_client(tasks: Service, tmp_path: Path) -> None:
+    (photo := tmp_path / "photo.jpg").write_bytes(pictures.jpeg())
+    with Client(tasks.url) as client:
+        label = client.predict(photo).label
+        assert client.predict(photo, model="food11").label == label
+        (item,) = client.predict_many([photo], model="food11")
+        assert item.prediction
+        assert item.prediction.label == label
+        assert client.classify_text("warm", "awful", model="sentiment").label == "NEGATIVE"
+        top = client.classify_text("awful", top_k=3, model="sentiment").top
+        assert [score.label for score in top] == exports.LABELS
+        span = client.answer(QUESTION, CONTEXT, top_k=2, model="reader")
+        assert (span.start, span.end, span.answer, len(span.top)) == (START, END, CONTEXT[START:END], 2)
+        nothing = client.answer(QUESTION, CONTEXT, allow_no_answer=True, top_k=20, model="reader")
+        assert "" in [span.answer for span in nothing.top]
+        assert client.call({"number": 3}, model="own").body["number"] == 3
+        assert (client.model("sums").name, client.model().name) == ("sums", "food11")
+        for name, code in (("sums", "not_supported"), ("nothing", "not_found")):
+            with pytest.raises(ServingClientError) as refused:
+                client.call({"text": "a"}, model=name)
+            assert refused.value.code == code
+
+
+def test_our_client_over_tcp(tasks: Service) -> None:
+    question = b'{"question": "what was cold", "context": "the warm soup"}'
+    bodies: list[tuple[bytes, str | None, int, str]] = [
+        (pictures.jpeg(), None, 200, "prediction"),
+        (pictures.jpeg(), "food11", 200, "prediction"),
+        (b'{"text": "warm"}', "sentiment", 200, "prediction"),
+        (question, "reader", 200, "top"),
+        (b"warm soup", "reader", 400, "code"),
+        (b'{"text": "warm"}', "nothing", 404, "code"),
+    ]
+    with TcpClient("127.0.0.1", tasks.tcp_port) as client:
+        for body, model, status, key in bodies:
+            answer = client.predict(body, top_k=2 if model == "reader" else 1, model=model)
+            assert (answer.status, key in answer.content) == (status, True), answer.content
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`smallplates ask`."""
+    return subprocess.run(
+        [sys.executable, "-m", "smallplates", "ask", *arguments],
+        cwd=servers.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(params=["http", "tcp"])
+def address(request: pytest.FixtureRequest, tasks: Service) -> str:
+    """Where the command asks."""
+    return tasks.url if request.param == "http" else f"tcp://127.0.0.1:{tasks.tcp_port}"
+
+
+def test_the_command(address: str) -> None:
+    done = run("--url", address, "--model", "sentiment", "--text", "warm", "--text", " ")
+    assert (done.returncode, done.stdout[:15]) == (1, "warm: POSITIVE ")
+    assert (done.stderr[:3], "400" in done.stderr) == (" : ", True)
+    assert run("--url", address, "--model", "nothing", "--text", "a").returncode == 1
+
+
+def test_the_command_asks_a_question(tasks: Service, tmp_path: Path) -> None:
+    (tmp_path / "context.txt").write_text(CONTEXT, encoding="utf-8")
+    arguments = ["--question", QUESTION, "--context-file", str(tmp_path / "context.txt")]
+    done = run("--url", tasks.url, "--model", "reader", *arguments)
+    assert done.stdout.startswith(f"{QUESTION}: {CONTEXT[START:END]} "), done
+
+
+# at start
+
+
+def test_long_texts_are_truncated_where_that_is_set(tmp_path: Path) -> None:
+    folder = exports.saved(tmp_path / "models" / "short", exports.byte_level(), {"pad_token_id": 1})
+    env = {"SERVING_MODEL_DIR": str(folder), "SERVING_LOG_LEVEL": "error", "SERVING_INSTANCES": "1"}
+    with servers.api("fastapi_onnx", {**env, "SERVING_LONG_TEXT": "truncate"}) as url:
+        service = Service(url, "")
+        for text, truncated in (
+            ("warm " * 80 + "awful " * 500, True),
+            (["warm", "warm " * 80], True),
+            ("warm " * 20, False),
+        ):
+            answer = service.post("/predict", {"text": text})
+            assert answer.status_code == 200
+            assert ("X-Input-Truncated" in answer.headers) is truncated
+        assert service.post("/predict", {"text": "warm " * 80 + "awful " * 500}).json() == {
+            "prediction": "POSITIVE",
+            "probability": pytest.approx(1, abs=0.1),
+        }
+
+
+@pytest.mark.parametrize("web_processes", ["1", "2", "auto"])
+def test_a_tokeniser_that_cannot_be_read_is_named(tmp_path: Path, web_processes: str) -> None:
+    folder = exports.saved(tmp_path / "broken", exports.word_piece(), {})
+    (folder / "tokenizer.json").write_text("{}")
+    env = {"SERVING_MODEL_DIR": str(folder), "SERVING_WEB_PROCESSES": web_processes}
+    check_one_sentence(ended({**env, "SERVING_INSTANCES": "1"}, "fastapi_onnx"), "tokenizer.json")
+
+
+def test_a_network_without_a_number_for_each_token_is_refused(tmp_path: Path) -> None:
+    config = {"architectures": ["BertForQuestionAnswering"]}
+    folder = exports.saved(tmp_path / "classes", exports.word_piece(), config)
+    settings = {"SERVING_MODEL_DIR": str(folder)}
+    check_one_sentence(ended(settings, "fastapi_onnx"), "classes", "start_logits")
