@@ -144,7 +144,7 @@ class Model:
 
     def tokenizer(self) -> Path:
         """Returns the path of the tokeniser. Raises ConfigurationError."""
-        name = "tokenizer.json"
+        name = huggingface.TOKENIZER
         return self.checked(name) if name in self.description.files else self.folder / name
 
     def checked(self, relative: str) -> Path:

@@ -7,12 +7,14 @@ A task declares the fields of its requests and answers, from which the protocols
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pydantic
 
 from smallplates.models.folder import Model
+from smallplates.models.huggingface import Config
 from smallplates.models.scores import ACTIVATIONS, best
 from smallplates.models.tensors import Array, Item, Signature
 from smallplates.settings import Settings
@@ -160,6 +162,15 @@ class Task:
         `schemas` are those that a Python task declares, see `engine.backend.DeclaredBackend`.
         """
         self._model = model
+
+    @classmethod
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+        """Returns the fields of model.json that an export's other files state.
+
+        `config` is its config.json, for errors about which it raises ValueError; raises
+        ConfigurationError for other files.
+        """
+        raise NotImplementedError
 
     @classmethod
     def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:

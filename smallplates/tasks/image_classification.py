@@ -11,10 +11,12 @@ from pydantic import BaseModel, Field
 
 from smallplates.engine.backend import Backend
 from smallplates.models.folder import Model
+from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
 from smallplates.tasks.image.decode import INLINE_BYTES, Header, ImageDecoder
+from smallplates.tasks.image.preprocessor import image_pipeline
 
 IMAGE, TENSOR = 0, 1
 """Indices of the signatures."""
@@ -49,6 +51,13 @@ class ImageClassification(Classification):
         super().__init__(model, settings, *arguments)
         self.limits = {"image_pixels": settings.max_image_pixels}
         self._decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
+
+    @classmethod
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+        """Returns `labels` and `image`, the steps of the image processor; see `Task.from_export`."""
+        if config.independent:
+            raise ValueError("problem_type has independent labels, which are supported for texts only")
+        return {"labels": config.labels, "image": image_pipeline(folder)}
 
     @classmethod
     def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:

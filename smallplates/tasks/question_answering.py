@@ -5,15 +5,19 @@ Every step matches the defaults of the pipeline in transformers 4.57.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field
 
+from smallplates.errors import ConfigurationError
+from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
 from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask
+from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, read_config
 
 USUAL_QUESTION = 32
 """Tokens of a question, assumed when `limits` states the longest context."""
@@ -98,6 +102,17 @@ class QuestionAnswering(TextTask):
             "question_tokens": max(1, self._most_tokens - specials - self._stride - 1),
             "context_tokens": room + (windows - 1) * (room - self._stride),
         }
+
+    @classmethod
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+        """Returns `text`; see `Task.from_export`."""
+        fields = super().from_export(folder, config)
+        if read_config(folder).padding_side == "left":
+            raise ConfigurationError(
+                f"{folder / TOKENIZER_CONFIG} cannot be served: padding_side is left, which would put "
+                "the context first"
+            )
+        return fields
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Tokenises to one item per window, with an array [tokens] per input of the graph.

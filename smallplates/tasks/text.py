@@ -4,18 +4,22 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from smallplates.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
+from smallplates.models.huggingface import Config
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import Schema, Task
+from smallplates.tasks.tokenizer import load_tokenizer, text_pipeline
 
 TOKENS, TENSOR = 0, 1
 """Indices of the signatures."""
@@ -70,6 +74,11 @@ class TextTask(Task):
         """Maximum number of tokens in an item."""
 
         self._stride = min(self._most_tokens // 2, STRIDE)
+
+    @classmethod
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+        """Returns `text`, the preprocessing of texts; see `Task.from_export`."""
+        return {"text": text_pipeline(folder, config)}
 
     @classmethod
     def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
@@ -183,18 +192,6 @@ def check(texts: Mapping[str, str]) -> None:
         raise TextTooLongError(
             f"{' and '.join(texts)} {has} {size} bytes; at most {MAX_BYTES} are accepted"
         )
-
-
-def load_tokenizer(model: Model) -> Tokenizer:
-    """Returns the tokeniser, without truncation and padding. Raises ConfigurationError."""
-    path = model.tokenizer()
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exception type of its own
-        raise ConfigurationError(f"{path} cannot be read as a tokeniser: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:

@@ -1,5 +1,6 @@
 """Text classification: a text or a pair of texts in, the most probable classes out."""
 
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -7,9 +8,13 @@ from pydantic import BaseModel, Field
 
 from smallplates.errors import TextTooLongError
 from smallplates.models.folder import Model
+from smallplates.models.huggingface import Config
 from smallplates.settings import Settings
 from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
 from smallplates.tasks.text import TextTask
+from smallplates.tasks.tokenizer import text_pipeline
+
+REGRESSION = "regression"
 
 
 class TextRequest(BaseModel):
@@ -39,6 +44,15 @@ class TextClassification(TextTask, Classification):
             self._tokenizer.enable_truncation(self._most_tokens, direction=side)
         else:
             self.limits = {**self.limits, "tokens": self._most_tokens}
+
+    @classmethod
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+        """Returns `labels` and `text`; see `Task.from_export`."""
+        if config.problem_type == REGRESSION:
+            raise ValueError("problem_type is regression, which has no classes")
+        activation = "sigmoid" if config.independent else "softmax"
+        text = text_pipeline(folder, config).model_copy(update={"activation": activation})
+        return {"labels": config.labels, "text": text}
 
     def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
         """Tokenises to an array [tokens] per input of the graph.

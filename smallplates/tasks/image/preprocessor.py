@@ -1,0 +1,136 @@
+"""Image processors of transformers: `preprocessor_config.json` as an image pipeline, or refused."""
+
+from pathlib import Path
+
+from pydantic import PositiveFloat, PositiveInt
+
+from smallplates.models.description import ImagePipeline
+from smallplates.models.huggingface import File, read, refusing
+
+PREPROCESSOR = "preprocessor_config.json"
+FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+"""Pillow's number of a filter -> its name; without `nearest`, which no network is trained with."""
+
+CONVNEXT = "ConvNext"
+SQUARE = ("ViT", "DeiT", "Beit", "Siglip", "Pvt")
+"""Image processors for which a single number means the side of a square."""
+
+BY_SHORT_SIDE = ("CLIP", "Bit", "MobileNetV1", "MobileNetV2", CONVNEXT)
+"""Image processors for which a single number means the short side."""
+
+UNCROPPED = ("ViT", "Siglip", "Pvt")
+"""Image processors that crop only if their file says so."""
+
+CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
+
+Sizes = PositiveInt | dict[str, PositiveInt]
+Channels = float | tuple[float, float, float]
+
+
+class Preprocessor(File):
+    """Content of `preprocessor_config.json`."""
+
+    image_processor_type: str | None = None
+    feature_extractor_type: str | None = None
+    do_resize: bool = True
+    size: Sizes | None = None
+    resample: int | None = None
+    do_center_crop: bool | None = None
+    crop_size: Sizes | None = None
+    crop_pct: PositiveFloat | None = None
+    do_rescale: bool = True
+    rescale_factor: PositiveFloat = 1 / 255
+    do_normalize: bool = True
+    image_mean: Channels | None = None
+    image_std: Channels | None = None
+    do_flip_channel_order: bool | None = None
+
+    @property
+    def kind(self) -> str:
+        """Name of the image processor's family. Raises ValueError if it is unknown."""
+        field = "image_processor_type" if self.image_processor_type else "feature_extractor_type"
+        name = getattr(self, field)
+        if name is None:
+            raise ValueError("image_processor_type is missing")
+        kind = name.removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+        if kind not in SQUARE + BY_SHORT_SIDE:
+            raise ValueError(f"{field} is {name[:80]}, whose steps are unknown")
+        return str(kind)
+
+    def pipeline(self) -> ImagePipeline:
+        """Returns the preprocessing steps. Raises ValueError for unsupported ones."""
+        kind = self.kind
+        if not self.do_resize:
+            raise ValueError("do_resize is false, but all images need the same size")
+        if self.do_flip_channel_order:
+            raise ValueError("do_flip_channel_order is true, but only RGB is supported")
+        resample = FILTERS.get(self.resample or 0)
+        if resample is None:
+            raise ValueError(f"resample is {self.resample}; filters 1 to 5 are supported")
+        resize, crop = self._sizes(kind)
+        mean, std = self._statistics()
+        steps = {"resize": resize, "center_crop": crop, "crop_rounding": "down", "filter": resample}
+        return ImagePipeline.model_validate({**steps, "exact": True, "mean": mean, "std": std})
+
+    def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
+        """Returns the size after resizing, the short side or (height, width), and the crop's side."""
+        if self.size is None:
+            raise ValueError("size is missing")
+        resize = sides("size", self.size, kind in SQUARE)
+        if kind == CONVNEXT:
+            if not isinstance(resize, int):
+                raise ValueError("size has no shortest_edge")
+            if resize >= CONVNEXT_UNCROPPED:
+                return (resize, resize), None
+            return int(resize / (self.crop_pct or CONVNEXT_CROP_PCT)), resize
+        crops = kind not in UNCROPPED if self.do_center_crop is None else self.do_center_crop
+        return resize, self._crop(resize) if crops else None
+
+    def _crop(self, resize: int | tuple[int, int]) -> int:
+        if self.crop_size is None:
+            raise ValueError("crop_size is missing")
+        crop = sides("crop_size", self.crop_size, square=True)
+        if isinstance(crop, int) or crop[0] != crop[1]:
+            raise ValueError("crop_size must be square")
+        if crop[0] > (resize if isinstance(resize, int) else min(resize)):
+            raise ValueError(f"crop_size is {crop[0]}, more than the resized image has")
+        return crop[0]
+
+    def _statistics(self) -> tuple[list[float], list[float]]:
+        """Returns mean and standard deviation for pixels from 0 to 1, whatever the file's scale is."""
+        mean, std = self.image_mean, self.image_std
+        if not self.do_normalize:
+            mean, std = 0.0, 1.0
+        if mean is None or std is None:
+            raise ValueError("image_mean or image_std is missing")
+        scale = 255 * self.rescale_factor if self.do_rescale else 255.0
+        return [value / scale for value in of_channels(mean)], [
+            value / scale for value in of_channels(std)
+        ]
+
+
+def image_pipeline(folder: Path) -> ImagePipeline:
+    """Reads the image processor's steps. Raises ConfigurationError."""
+    path = folder / PREPROCESSOR
+    file = read(path, Preprocessor)
+    with refusing(path):
+        return file.pipeline()
+
+
+def sides(field: str, size: Sizes, square: bool) -> int | tuple[int, int]:
+    """Returns the short side or (height, width); `square` decides for a single number.
+
+    Raises ValueError.
+    """
+    if isinstance(size, int):
+        return (size, size) if square else size
+    if set(size) == {"height", "width"}:
+        return size["height"], size["width"]
+    if set(size) == {"shortest_edge"}:
+        return size["shortest_edge"]
+    raise ValueError(f"{field} has {sorted(size)}; height and width, or shortest_edge, are supported")
+
+
+def of_channels(value: Channels) -> tuple[float, float, float]:
+    """Returns a value for each channel."""
+    return value if isinstance(value, tuple) else (value, value, value)

@@ -1,0 +1,68 @@
+"""Tokenisers of exports: `tokenizer.json`, and what `tokenizer_config.json` says of the texts."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt
+from tokenizers import Tokenizer
+
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import TextPipeline
+from smallplates.models.folder import Model
+from smallplates.models.huggingface import DEFAULT_TOKENS, TOKENIZER, Config, File, read
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+NO_LIMIT = 10**6
+"""Tokenisers without a limit state a larger number than this."""
+
+
+class TokenizerConfig(File):
+    """Content of `tokenizer_config.json`."""
+
+    model_max_length: float | None = None
+    truncation_side: Literal["left", "right"] = "right"
+    padding_side: Literal["left", "right"] = "right"
+    pad_token: str | dict[str, Any] | None = None
+    added_tokens_decoder: dict[NonNegativeInt, dict[str, Any]] = Field(default={})
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of the padding token; None if there is none."""
+        pad = self.pad_token.get("content") if isinstance(self.pad_token, dict) else self.pad_token
+        numbers = (n for n, token in self.added_tokens_decoder.items() if token.get("content") == pad)
+        return next(numbers, None) if pad else None
+
+
+def read_config(folder: Path) -> TokenizerConfig:
+    """Reads the tokeniser's configuration, if there is one. Raises ConfigurationError."""
+    path = folder / TOKENIZER_CONFIG
+    return read(path, TokenizerConfig) if path.exists() else TokenizerConfig()
+
+
+def text_pipeline(folder: Path, config: Config) -> TextPipeline:
+    """Returns the preprocessing of an export's texts. Raises ConfigurationError."""
+    if not (folder / TOKENIZER).is_file():
+        raise ConfigurationError(
+            f"{folder / TOKENIZER} is missing: only tokenisers in this format are "
+            "supported, which transformers saves with use_fast=True"
+        )
+    file = read_config(folder)
+    length = file.model_max_length
+    limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
+    return TextPipeline(
+        max_tokens=min(filter(None, limits), default=config.n_positions or DEFAULT_TOKENS),
+        pad_token_id=file.pad_token_id if config.pad_token_id is None else config.pad_token_id,
+        truncation_side=file.truncation_side,
+    )
+
+
+def load_tokenizer(model: Model) -> Tokenizer:
+    """Returns the tokeniser, without truncation and padding. Raises ConfigurationError."""
+    path = model.tokenizer()
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no exception type of its own
+        raise ConfigurationError(f"{path} cannot be read as a tokeniser: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
