@@ -4,12 +4,16 @@ No task's class is imported here, only when a model of that kind is served.
 """
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from itertools import chain
 from typing import Any, Literal
 
+from smallplates.errors import ConfigurationError
 from smallplates.models.comparison import Compare, probabilities
 
+ENTRY_POINTS = "smallplates.tasks"
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
 
@@ -90,9 +94,23 @@ HEADS = tuple(kind.head for kind in KINDS if kind.head)
 
 def kind_of(task: str) -> TaskKind:
     """Returns the kind of a task by its name in model.json; all other names mean Python tasks."""
-    return next((kind for kind in KINDS if kind.name == task), PYTHON)
+    own = (kind for kind in KINDS if kind.name == task)
+    return next(chain(own, other_kinds(name=task)), PYTHON)
 
 
 def kind_of_architecture(name: str) -> TaskKind | None:
     """Returns the kind of task that a transformers architecture has a head for, or None."""
-    return next((kind for kind in KINDS if kind.head and name.endswith(kind.head)), None)
+    kinds = chain(KINDS, other_kinds())
+    return next((kind for kind in kinds if kind.head and name.endswith(kind.head)), None)
+
+
+def other_kinds(**selection: str) -> Iterator[TaskKind]:
+    """Imports the rows of other packages, each an entry point `task = module:ROW`.
+
+    Raises ConfigurationError.
+    """
+    for entry in entry_points(group=ENTRY_POINTS, **selection):
+        try:
+            yield entry.load()
+        except Exception as error:  # whatever the other package raises
+            raise ConfigurationError(f"the task {entry.name} cannot be imported: {error}") from error

@@ -18,7 +18,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.tasks.base import Schema, Task
+from smallplates.tasks.base import Fields, Prepared, Schema, Task
 from smallplates.tasks.tokenizer import load_tokenizer, text_pipeline
 
 TOKENS, TENSOR = 0, 1
@@ -65,7 +65,7 @@ class TextTask(Task):
     def __init__(
         self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
     ) -> None:
-        """Reads the tokeniser. Raises ConfigurationError."""
+        """Reads the tokeniser, which truncates long texts if configured. Raises ConfigurationError."""
         super().__init__(model, settings, signatures, schemas)
         signature = signatures[TOKENS]
         self._inputs = signature.inputs
@@ -74,6 +74,11 @@ class TextTask(Task):
         """Maximum number of tokens in an item."""
 
         self._stride = min(self._most_tokens // 2, STRIDE)
+        if self.window is None and settings.long_text == "truncate":
+            side = model.description.text_pipeline.truncation_side
+            self._tokenizer.enable_truncation(self._most_tokens, direction=side)
+        elif self.window is None:
+            self.limits = {**self.limits, "tokens": self._most_tokens}
 
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
@@ -112,6 +117,20 @@ class TextTask(Task):
             return 1
         beyond = size / BYTES_PER_TOKEN - self._most_tokens
         return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self._most_tokens - self._stride))))
+
+    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+        """Tokenises the request's texts to one item, an array [tokens] per input of the graph.
+
+        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
+        """
+        names = (field.name for field in self.request)
+        encoding = self.encode({name: fields[name] for name in names if name in fields})
+        count = len(encoding.ids)
+        if count > self._most_tokens:
+            raise TextTooLongError(
+                f"the text has {count} tokens; at most {self._most_tokens} are accepted"
+            )
+        return Prepared([self.arrays(encoding)], truncated=bool(encoding.overflowing))
 
     def encode(self, texts: Mapping[str, str]) -> Encoding:
         """Tokenises a text or a pair of texts; the keys are for error messages.

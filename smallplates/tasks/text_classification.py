@@ -6,11 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from smallplates.errors import TextTooLongError
-from smallplates.models.folder import Model
 from smallplates.models.huggingface import Config
-from smallplates.settings import Settings
-from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
+from smallplates.tasks.base import Classification, fields_of
 from smallplates.tasks.text import TextTask
 from smallplates.tasks.tokenizer import text_pipeline
 
@@ -36,15 +33,6 @@ class TextClassification(TextTask, Classification):
     example_type = "text/plain"
     example = MappingProxyType({"text": "The film was wonderful."})
 
-    def __init__(self, model: Model, settings: Settings, *arguments: Any) -> None:
-        """Sets up truncation of long texts if configured. Raises ConfigurationError."""
-        super().__init__(model, settings, *arguments)
-        if settings.long_text == "truncate":
-            side = model.description.text_pipeline.truncation_side
-            self._tokenizer.enable_truncation(self._most_tokens, direction=side)
-        else:
-            self.limits = {**self.limits, "tokens": self._most_tokens}
-
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
         """Returns `labels` and `text`; see `Task.from_export`."""
@@ -53,17 +41,3 @@ class TextClassification(TextTask, Classification):
         activation = "sigmoid" if config.independent else "softmax"
         text = text_pipeline(folder, config).model_copy(update={"activation": activation})
         return {"labels": config.labels, "text": text}
-
-    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Tokenises to an array [tokens] per input of the graph.
-
-        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
-        """
-        names = ("text", "text_pair")
-        encoding = self.encode({name: fields[name] for name in names if name in fields})
-        count = len(encoding.ids)
-        if count > self._most_tokens:
-            raise TextTooLongError(
-                f"the text has {count} tokens; at most {self._most_tokens} are accepted"
-            )
-        return Prepared([self.arrays(encoding)], truncated=bool(encoding.overflowing))

@@ -1,0 +1,57 @@
+"""A task of another package: one file, with its row; `tests/e2e/test_new_task.py` serves it."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from pydantic import BaseModel, Field
+
+from smallplates.models.task_kinds import TaskKind
+from smallplates.models.tensors import Array
+from smallplates.tasks.base import Candidate, Prepared, fields_of
+from smallplates.tasks.text import TextTask
+
+
+class TextRequest(BaseModel):
+    """A text."""
+
+    text: str = Field(min_length=1)
+
+
+class Count(BaseModel):
+    """How many tokens it has."""
+
+    tokens: int
+
+
+class TokenCount(TextTask):
+    """Adds up a network's states, one of which is 1 for each token."""
+
+    request_schema = TextRequest.model_json_schema()
+    request = fields_of(request_schema)
+    answer_schema = Count.model_json_schema()
+    answer = fields_of(answer_schema)
+    list_fields = ("text",)
+    media_types = ("text/plain",)
+    example_type = "text/plain"
+    example = MappingProxyType({"text": "warm bread"})
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns the count."""
+        ((states,),) = outputs
+        return [{"tokens": int(states.sum())}]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
+        """Returns the count."""
+        return candidates[0]
+
+
+ROW = TaskKind(
+    "token-count",
+    f"{__name__}:TokenCount",
+    needs=("text",),
+    head="ForTokenCount",
+    outputs={"states": ("token", "hidden")},
+    plain_graph=True,
+)
