@@ -64,7 +64,7 @@ def alone(model_dir: Path, photo: bytes) -> dict[str, float]:
 
     def answer() -> bytes:
         score = best(described.labels, logits, 1)[0]
-        return orjson.dumps({"prediction": score.label, "probability": score.probability})
+        return orjson.dumps({"prediction": score["label"], "probability": score["probability"]})
 
     whole = median_ms(lambda: decoder.decode(photo))
     jpeg = median_ms(decode_only)

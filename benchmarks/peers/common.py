@@ -113,7 +113,7 @@ class Classify:
         """Answers an image file."""
         logits = self.infer_plain(data) if self.plain else self.infer_shared(data)
         score = best(self.labels, logits, 1)[0]
-        return {"prediction": score.label, "probability": score.probability}
+        return {"prediction": score["label"], "probability": score["probability"]}
 
     def infer_shared(self, data: bytes) -> NDArray[np.float32]:
         """Returns logits [classes] from the shared pipeline."""

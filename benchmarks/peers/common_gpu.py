@@ -56,4 +56,4 @@ class Infer:
         self.room[:count] = images
         logits = compute_logits(self.backend, self.room[: batch_sizes.padded(count, self.sizes)])[:count]
         scores = [best(self.labels, row, 1)[0] for row in logits]
-        return [{"prediction": score.label, "probability": score.probability} for score in scores]
+        return [{"prediction": score["label"], "probability": score["probability"]} for score in scores]

@@ -32,4 +32,4 @@ class ClassifyTexts:
             "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
         }
         scores = [best(self.labels, logits, 1)[0] for logits in self.session.run((), inputs)[0]]
-        return [{"prediction": score.label, "probability": score.probability} for score in scores]
+        return [{"prediction": score["label"], "probability": score["probability"]} for score in scores]

@@ -1,20 +1,10 @@
 """Scores: from logits to probabilities and best classes; used by tasks, backends and `training/`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-@dataclass(frozen=True)
-class Score:
-    """A class and its probability."""
-
-    label: str
-    probability: float
-    index: int
-    """Index of the class in the model's labels."""
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -34,11 +24,14 @@ ACTIVATIONS: dict[str, Activation] = {"softmax": softmax, "sigmoid": sigmoid}
 
 def best(
     labels: Sequence[str], logits: NDArray[np.float32], top_k: int, activation: Activation = softmax
-) -> list[Score]:
-    """Returns the `top_k` most probable classes of `logits` [classes], or all if there are fewer."""
+) -> list[dict[str, Any]]:
+    """Returns the `top_k` most probable classes of `logits` [classes], or all if there are fewer.
+
+    Each has its `label`, its `probability`, and its `index` in `labels`.
+    """
     probabilities = activation(logits)
     if top_k == 1:
         order = [int(probabilities.argmax())]
     else:
         order = np.argsort(-probabilities, kind="stable")[:top_k].tolist()
-    return [Score(labels[i], float(probabilities[i]), i) for i in order]
+    return [{"label": labels[i], "probability": float(probabilities[i]), "index": i} for i in order]

@@ -14,6 +14,8 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.comparison import Compare, probabilities
 
 ENTRY_POINTS = "smallplates.tasks"
+"""Group of entry points, each `task = module:ROW`."""
+
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
 
@@ -95,7 +97,7 @@ HEADS = tuple(kind.head for kind in KINDS if kind.head)
 def kind_of(task: str) -> TaskKind:
     """Returns the kind of a task by its name in model.json; all other names mean Python tasks."""
     own = (kind for kind in KINDS if kind.name == task)
-    return next(chain(own, other_kinds(name=task)), PYTHON)
+    return next(chain(own, other_kinds(task)), PYTHON)
 
 
 def kind_of_architecture(name: str) -> TaskKind | None:
@@ -104,13 +106,14 @@ def kind_of_architecture(name: str) -> TaskKind | None:
     return next((kind for kind in kinds if kind.head and name.endswith(kind.head)), None)
 
 
-def other_kinds(**selection: str) -> Iterator[TaskKind]:
-    """Imports the rows of other packages, each an entry point `task = module:ROW`.
+def other_kinds(name: str = "") -> Iterator[TaskKind]:
+    """Imports the rows of other packages, or the one for a task; each is an entry point.
 
     Raises ConfigurationError.
     """
-    for entry in entry_points(group=ENTRY_POINTS, **selection):
+    for entry in entry_points(group=ENTRY_POINTS):
         try:
-            yield entry.load()
+            if name in ("", entry.name):
+                yield entry.load()
         except Exception as error:  # whatever the other package raises
             raise ConfigurationError(f"the task {entry.name} cannot be imported: {error}") from error

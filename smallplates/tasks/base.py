@@ -133,7 +133,7 @@ class Task:
     """Maximum number of candidates in an answer, which is the largest `top_k`."""
 
     inline_limit: int = 0
-    """Size in bytes of the largest input for which `inspect` is called."""
+    """Size in bytes of the largest input for which `is_cheap` is called."""
 
     example: Fields | None = None
     """Example request for the documentation."""
@@ -197,16 +197,12 @@ class Task:
         """Estimates how many items, and so how many slots, an input of `size` bytes needs."""
         return 1
 
-    def inspect(self, fields: Fields) -> object | None:
-        """Returns None if the input is expensive, else findings to be passed on to `preprocess`.
-
-        Cheap inputs are preprocessed on the event loop. By default all small inputs count as cheap.
-        Raises RequestError.
-        """
+    def is_cheap(self, fields: Fields) -> bool:
+        """Returns whether `preprocess` may run on the event loop; called for small inputs only."""
         return True
 
-    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
-        """Turns a request's fields into items for the engine; `inspected` is the result of `inspect`.
+    def preprocess(self, fields: Fields) -> Prepared:
+        """Turns a request's fields into items for the engine.
 
         Raises RequestError, or NotSupportedError if the model takes tensors only.
         """
@@ -260,7 +256,7 @@ class Classification(Task):
     ) -> list[Candidate]:
         """Returns the most probable classes."""
         ((logits,),) = outputs
-        return [vars(score) for score in best(self.labels, logits, top_k, self._activation)]
+        return [*best(self.labels, logits, top_k, self._activation)]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
         """Returns the best class; `with_top` adds all candidates."""

@@ -15,7 +15,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
-from smallplates.tasks.image.decode import INLINE_BYTES, Header, ImageDecoder
+from smallplates.tasks.image.decode import INLINE_BYTES, ImageDecoder, is_cheap
 from smallplates.tasks.image.preprocessor import image_pipeline
 
 IMAGE, TENSOR = 0, 1
@@ -64,14 +64,13 @@ class ImageClassification(Classification):
         """Returns the signatures of an image classifier; see `image_signatures`."""
         return image_signatures(model.description.pipeline.output_size, len(model.labels))
 
-    def inspect(self, fields: Fields) -> Header | None:
-        """Returns the header of a small JPEG, the only format whose cost can be predicted, else None."""
-        return self._decoder.inline_header(fields["image"])
+    def is_cheap(self, fields: Fields) -> bool:
+        """Returns whether it is a small JPEG, the only format whose cost can be predicted."""
+        return is_cheap(fields["image"])
 
-    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields) -> Prepared:
         """Decodes to uint8 [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""
-        assert inspected is None or isinstance(inspected, Header)  # noqa: S101 as `inspect` returned it
-        return Prepared([[self._decoder.decode(fields["image"], inspected)]])
+        return Prepared([[self._decoder.decode(fields["image"])]])
 
 
 def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:

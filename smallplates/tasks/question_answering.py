@@ -114,7 +114,7 @@ class QuestionAnswering(TextTask):
             )
         return fields
 
-    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises to one item per window, with an array [tokens] per input of the graph.
 
         Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.

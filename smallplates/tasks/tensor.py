@@ -17,7 +17,7 @@ class TensorsOnly(Task):
         super().__init__(model, *arguments)
         self.labels = model.labels
 
-    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields) -> Prepared:
         """Always raises NotSupportedError."""
         name = self._model.description.name
         raise NotSupportedError(f"{name} is called with tensors: POST /v2/models/{name}/infer, or gRPC")

@@ -118,7 +118,7 @@ class TextTask(Task):
         beyond = size / BYTES_PER_TOKEN - self._most_tokens
         return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self._most_tokens - self._stride))))
 
-    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the request's texts to one item, an array [tokens] per input of the graph.
 
         Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.

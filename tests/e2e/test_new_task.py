@@ -65,13 +65,17 @@ def post(url: str, content: Any) -> Any:
     return answer.json()
 
 
+def post_text(url: str, text: str) -> Any:
+    headers = {"Content-Type": "text/plain"}
+    return requests.post(url, data=text.encode(), headers=headers, timeout=20).json()
+
+
 def test_its_own_request(url: str) -> None:
     assert [post(f"{url}/predict", {"text": text}) for text in TEXTS] == [
         {"tokens": count} for count in COUNTS
     ]
     assert post(f"{url}/predict", {"text": list(TEXTS)}) == [{"tokens": count} for count in COUNTS]
-    body = {"data": b"warm", "headers": {"Content-Type": "text/plain"}}
-    assert requests.post(f"{url}/predict", **body, timeout=20).json() == {"tokens": COUNTS[0]}
+    assert post_text(f"{url}/predict", TEXTS[0]) == {"tokens": COUNTS[0]}
     too_long = requests.post(f"{url}/predict", json={"text": "warm " * 99}, timeout=20)
     assert (too_long.status_code, too_long.json()["code"]) == (413, "text_too_long")
 
@@ -108,6 +112,4 @@ def test_tensorflow_serving(url: str) -> None:
 
 
 def test_torchserve(url: str) -> None:
-    predict = f"{url}/predictions/counter"
-    body = {"data": TEXTS[1].encode(), "headers": {"Content-Type": "text/plain"}}
-    assert requests.post(predict, **body, timeout=20).json() == {"tokens": COUNTS[1]}
+    assert post_text(f"{url}/predictions/counter", TEXTS[1]) == {"tokens": COUNTS[1]}

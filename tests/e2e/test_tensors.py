@@ -301,8 +301,8 @@ async def test_answers_that_are_slow_to_make_are_made_on_a_thread(
     task = service.active.task
     preprocess, postprocess = task.preprocess, task.postprocess
 
-    def prepared(fields: Fields, inspected: object | None = None) -> Prepared:
-        return replace(preprocess(fields, inspected), runs_inline=runs_inline)
+    def prepared(fields: Fields) -> Prepared:
+        return replace(preprocess(fields), runs_inline=runs_inline)
 
     def answers(*arguments: Any) -> list[Candidate]:
         threads.append(threading.current_thread())

@@ -116,8 +116,8 @@ class TritonPythonModel:
     def answer(self, photos: Photos, rows: Iterator[NDArray[np.float32]]) -> Response:
         """Returns labels and probabilities [N, top_k]; takes a row of logits for each photo."""
         tops = [best(self.labels, next(rows), photos.top_k) for _ in photos.pixels]
-        labels = np.array([[score.label.encode() for score in top] for top in tops], object)
-        probabilities = np.array([[score.probability for score in top] for top in tops], np.float32)
+        labels = np.array([[score["label"].encode() for score in top] for top in tops], object)
+        probabilities = np.array([[score["probability"] for score in top] for top in tops], np.float32)
         tensors = [
             pb_utils.Tensor(self.label, labels),
             pb_utils.Tensor(self.probability, probabilities),

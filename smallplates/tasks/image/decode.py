@@ -120,31 +120,19 @@ class ImageDecoder:
         AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as for other formats; requests are decoded in parallel
         Image.MAX_IMAGE_PIXELS = None  # disables Pillow's fixed limit; ours is checked below
 
-    @staticmethod
-    def inline_header(data: bytes) -> Header | None:
-        """Returns the header of a JPEG that is cheap enough to decode on the event loop, else None.
-
-        `decode` takes the header, to avoid reading it again. Other formats never count as cheap, because
-        their cost cannot be predicted from their bytes and pixels.
-        """
-        header = read_header(data) if len(data) <= INLINE_BYTES else None
-        if header is None or header.width * header.height > INLINE_PIXELS:
-            return None
-        return header
-
-    def decode(self, data: bytes, header: Header | None = None) -> NDArray[np.uint8]:
+    def decode(self, data: bytes) -> NDArray[np.uint8]:
         """Decodes a file to RGB pixels, uint8 [height, width, 3], of size `pipeline.output_size`.
 
-        `header` is the file's header if `inline_header` has read it. Raises InvalidImageError (unknown,
-        truncated or broken file) or ImageTooLargeError.
+        Raises InvalidImageError (unknown, truncated or broken file) or ImageTooLargeError.
         """
         if not data:
             raise InvalidImageError("the image is empty")
-        plain = self._decode_plain_jpeg(data, header or read_header(data))
+        plain = self._decode_plain_jpeg(data)
         return self._decode_by_pillow(data) if plain is None else self._transform(plain)
 
-    def _decode_plain_jpeg(self, data: bytes, header: Header | None) -> NDArray[np.uint8] | None:
+    def _decode_plain_jpeg(self, data: bytes) -> NDArray[np.uint8] | None:
         """Decodes a plain JPEG to a size that the SIMD resizer supports; None if Pillow must do it."""
+        header = read_header(data)
         if TURBO is None or header is None or not header.plain:
             return None
         self._check_size(header.width, header.height)
@@ -234,6 +222,15 @@ class ImageDecoder:
         if pipeline.enlarge:
             pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
         return pixels
+
+
+def is_cheap(data: bytes) -> bool:
+    """Returns whether it is a JPEG that is cheap enough to decode on the event loop.
+
+    The cost of other formats cannot be predicted from their bytes and pixels.
+    """
+    header = read_header(data) if len(data) <= INLINE_BYTES else None
+    return header is not None and header.width * header.height <= INLINE_PIXELS
 
 
 def read_header(data: bytes) -> Header | None:

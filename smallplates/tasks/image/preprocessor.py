@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
 from smallplates.models.description import ImagePipeline
@@ -74,8 +75,6 @@ class Preprocessor(File):
 
     def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
         """Returns the size after resizing, the short side or (height, width), and the crop's side."""
-        if self.size is None:
-            raise ValueError("size is missing")
         resize = sides("size", self.size, kind in SQUARE)
         if kind == CONVNEXT:
             if not isinstance(resize, int):
@@ -87,8 +86,6 @@ class Preprocessor(File):
         return resize, self._crop(resize) if crops else None
 
     def _crop(self, resize: int | tuple[int, int]) -> int:
-        if self.crop_size is None:
-            raise ValueError("crop_size is missing")
         crop = sides("crop_size", self.crop_size, square=True)
         if isinstance(crop, int) or crop[0] != crop[1]:
             raise ValueError("crop_size must be square")
@@ -104,9 +101,8 @@ class Preprocessor(File):
         if mean is None or std is None:
             raise ValueError("image_mean or image_std is missing")
         scale = 255 * self.rescale_factor if self.do_rescale else 255.0
-        return [value / scale for value in of_channels(mean)], [
-            value / scale for value in of_channels(std)
-        ]
+        mean, std = np.broadcast_to(mean, 3) / scale, np.broadcast_to(std, 3) / scale
+        return mean.tolist(), std.tolist()
 
 
 def image_pipeline(folder: Path) -> ImagePipeline:
@@ -117,11 +113,13 @@ def image_pipeline(folder: Path) -> ImagePipeline:
         return file.pipeline()
 
 
-def sides(field: str, size: Sizes, square: bool) -> int | tuple[int, int]:
+def sides(field: str, size: Sizes | None, square: bool) -> int | tuple[int, int]:
     """Returns the short side or (height, width); `square` decides for a single number.
 
     Raises ValueError.
     """
+    if size is None:
+        raise ValueError(f"{field} is missing")
     if isinstance(size, int):
         return (size, size) if square else size
     if set(size) == {"height", "width"}:
@@ -129,8 +127,3 @@ def sides(field: str, size: Sizes, square: bool) -> int | tuple[int, int]:
     if set(size) == {"shortest_edge"}:
         return size["shortest_edge"]
     raise ValueError(f"{field} has {sorted(size)}; height and width, or shortest_edge, are supported")
-
-
-def of_channels(value: Channels) -> tuple[float, float, float]:
-    """Returns a value for each channel."""
-    return value if isinstance(value, tuple) else (value, value, value)

@@ -83,7 +83,7 @@ class PythonRequests(Task):
         outputs = (TensorSpec("status", "uint8", ()), TensorSpec("answer", "uint8", ("answer_bytes",)))
         return (Signature("python", (request,), outputs, limits, True, BATCH_ELEMENTS),)
 
-    def preprocess(self, fields: Fields, inspected: object | None = None) -> Prepared:
+    def preprocess(self, fields: Fields) -> Prepared:
         """Passes JSON on unchanged, or encodes the fields that another protocol has delivered.
 
         Raises InvalidJsonError or PayloadTooLargeError.

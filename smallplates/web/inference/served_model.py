@@ -416,19 +416,18 @@ class ServedModel:
             on_event_loop = in_time or self.client.memory.counts.alone
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
             fields = source.read()
-            inspected = self.task.inspect(fields)
-            if inspected is not None:
-                return self._timed(fields, inspected)
+            if self.task.is_cheap(fields):
+                return self._timed(fields)
             source = Input(source.size, lambda: fields)
         return await self._preprocess_on_thread(source, bulk)
 
     async def _preprocess_on_thread(self, source: Input, bulk: bool) -> Prepared:
         return await self._threads.run(lambda: self._timed(source.read()), bulk)
 
-    def _timed(self, fields: Fields, inspected: object | None = None) -> Prepared:
+    def _timed(self, fields: Fields) -> Prepared:
         """Returns an input's items; measures the time that preparing them takes."""
         started, cpu_started = time.perf_counter(), time.thread_time()
-        prepared = self.task.preprocess(fields, inspected)
+        prepared = self.task.preprocess(fields)
         self._preparation_s += (time.thread_time() - cpu_started - self._preparation_s) / 8
         self._metrics.decode.observe(time.perf_counter() - started)
         return prepared

@@ -65,7 +65,7 @@ def expected() -> list[list[tuple[str, float]]]:
     decoder = ImageDecoder(served.description.pipeline, SETTINGS.max_image_pixels)
     pixels = np.stack([decoder.decode(photo) for photo in PHOTOS])
     rows = [best(served.labels, row, 11) for row in compute_logits(network, pixels)]
-    return [[(score.label, score.probability) for score in row] for row in rows]
+    return [[(score["label"], score["probability"]) for score in row] for row in rows]
 
 
 def answer(response: Any) -> list[list[tuple[str, float]]]:

@@ -14,4 +14,4 @@ def test_softmax_is_stable() -> None:
 @pytest.mark.parametrize("top_k", [1, 2, 3, 9])
 def test_best_is_sorted_and_has_at_most_all_classes(top_k: int) -> None:
     scores = best(["a", "b", "c"], np.array([0, 2, 1], np.float32), top_k)
-    assert [score.label for score in scores] == ["b", "c", "a"][:top_k]
+    assert [score["label"] for score in scores] == ["b", "c", "a"][:top_k]
