@@ -17,10 +17,10 @@ from typing import Annotated, Any
 
 import typer
 
+from smallplates.cli import task_check
 from smallplates.errors import ConfigurationError
 from smallplates.supervision.worker_process import describe_exit
 from smallplates.system.pdeathsig import die_with_parent
-from smallplates.tasks.python import check
 
 UNFINISHED = -1
 
@@ -68,7 +68,7 @@ def run(parent: int, status: Any, task: str, model_dir: Path | None, request: st
     die_with_parent(parent)
     faulthandler.enable()  # a crash of the task names its line
     try:
-        status.value = check.run(task, model_dir, request)
+        status.value = task_check.run(task, model_dir, request)
         sys.stdout.flush()  # what the class has printed
     finally:
         os._exit(0)

@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from smallplates.tasks.python import check
+from smallplates.cli import task_check as check
 from tests import graphs, servers
 from tests.e2e.tasks import Service
 

@@ -101,8 +101,7 @@ class Preprocessor(File):
         if mean is None or std is None:
             raise ValueError("image_mean or image_std is missing")
         scale = 255 * self.rescale_factor if self.do_rescale else 255.0
-        mean, std = np.broadcast_to(mean, 3) / scale, np.broadcast_to(std, 3) / scale
-        return mean.tolist(), std.tolist()
+        return (np.broadcast_to(mean, 3) / scale).tolist(), (np.broadcast_to(std, 3) / scale).tolist()
 
 
 def image_pipeline(folder: Path) -> ImagePipeline:

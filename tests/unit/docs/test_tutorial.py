@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from smallplates.cli import task_check as check
 from smallplates.settings import ROOT
-from smallplates.tasks.python import check
 
 DOCUMENT = (ROOT / "docs" / "tutorial.md").read_text()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from smallplates.cli import task_check as check
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT, Settings
-from smallplates.tasks.python import check
 from smallplates.tasks.python.backend import PythonBackend, Status
 from smallplates.tasks.python.web import PythonRequests
 from smallplates.worker import warmup

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smallplates.cli import task_check as check
 from smallplates.engine.backend import BackendInfo, DeclaredBackend
 from smallplates.engine.memory import KEPT_BYTES, Memory, SlotLayout
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT, Settings
-from smallplates.tasks.python import check
 from smallplates.tasks.python.backend import MAX_PROBLEMS, MAX_TEXT, PythonBackend, Status, TaskError
 from smallplates.tasks.python.web import PythonRequests
 from smallplates.web.api.documentation import describe_predict
