@@ -84,7 +84,6 @@ MEANS = helper.make_node("Flatten", ["pooled"], ["means"])
 
 
 def exported(model: ModelProto, folder: Path, *options: str) -> tuple[int, str]:
-    """Runs the command line on a file of this content; exit code and words."""
     file, labels = folder / "given.onnx", folder / "labels.txt"
     file.write_bytes(model.SerializeToString())
     labels.write_text("Käse\n豆腐\nelk\n", encoding="utf-8")
@@ -97,7 +96,6 @@ def exported(model: ModelProto, folder: Path, *options: str) -> tuple[int, str]:
 
 
 def means(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """What all these graphs compute, before what some do to it."""
     answer: NDArray[np.float32] = gpu_graph.normalised(pixels, PIPELINE).mean((2, 3))
     return answer
 

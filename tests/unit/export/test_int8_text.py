@@ -24,7 +24,6 @@ FILE: Kind = "model_quantized.onnx"
 
 
 def export(*words: str | Path) -> str:
-    """Runs the command; returns what it prints."""
     from smallplates.cli.export import quantise_app
 
     result = CliRunner().invoke(quantise_app, [*map(str, words)])
@@ -61,7 +60,6 @@ def test_the_verdict_is_kept_beside_the_file(folder: Path) -> None:
 
 
 def on_cpu(model: Model, **settings: str) -> tuple[str, str]:
-    """Returns the precision of the model in ONNX Runtime, and the reason."""
     values = {"device": "cpu", "cpu_runtime": "onnxruntime"} | settings
     info = Network.on_cpu(model, Settings.model_validate(values), None).info("cpu", None)
     return info.precision, info.precision_reason

@@ -40,7 +40,6 @@ SIDE = 16
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    """Runs the command line; returns the exit code, and what it said."""
     app = export.app if arguments[0] in ("torchvision", "onnx") else export.quantise_app
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
@@ -79,7 +78,6 @@ def colour_graph(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(tmp_path: Path, colour_graph: Path) -> Path:
-    """The model folder of `colour_graph`, without int8."""
     labels, out = tmp_path / "labels.txt", tmp_path / "colours"
     labels.write_text("\n".join(COLOURS))
     code, said = run(
@@ -195,7 +193,6 @@ def test_new_weights_take_old_int8_files_away(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Returns every file of a folder."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -297,11 +294,9 @@ class Quantiser:
         self.only: tuple[str, ...] = ()
 
     def write(self, method: str, exclude: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
-        """Remembers what it was asked for."""
         self.written, self.only = (method, tuple(exclude)), tuple(only)
 
     def judge(self, method: str, fp32_nodes: list[str]) -> Verdict:
-        """Judges what was written."""
         left = sum(harm for name, harm in self.harm.items() if name not in fp32_nodes)
         left += 0.001 * list(int8_onnx.METHODS).index(method)
         known = Verdict.of(Model.read(Settings().model_dir).description.int8["1/model_quantized.onnx"])
@@ -309,7 +304,6 @@ class Quantiser:
         return known.model_copy(update={**judgement, "method": method, "fp32_nodes": fp32_nodes})
 
     def difference(self, _: int) -> float:
-        """Says how much the only layer that was written hurts."""
         return self.harm[self.only[0]]
 
 

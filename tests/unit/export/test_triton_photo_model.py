@@ -29,7 +29,6 @@ PHOTOS = [pictures.jpeg(), pictures.rotated(6), pictures.encode(pictures.plate(9
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:  # TritonPythonModel, imported below
-    """An instance, as the backend starts it."""
     folder = tmp_path_factory.mktemp("triton")
     build(folder, SETTINGS)
     return started(folder / "food_classifier")
@@ -69,7 +68,6 @@ def expected() -> list[list[tuple[str, float]]]:
 
 
 def answer(response: Any) -> list[list[tuple[str, float]]]:
-    """Its labels and probabilities, of each photo."""
     assert response.error is None, response.error
     labels, probabilities = (tensor.as_numpy() for tensor in response.output_tensors)
     assert [tensor.name for tensor in response.output_tensors] == ["FOOD_LABEL", "PROBABILITY"]
@@ -80,7 +78,6 @@ def answer(response: Any) -> list[list[tuple[str, float]]]:
 
 
 def check_same(actual: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
-    """The same classes in the same order."""
     assert [label for label, _ in actual] == [label for label, _ in wanted]
     np.testing.assert_allclose([p for _, p in actual], [p for _, p in wanted], atol=1e-3)
 

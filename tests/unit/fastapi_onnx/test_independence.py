@@ -19,7 +19,6 @@ from tests.graphs import model, node, value
 
 
 def described(made: onnx.ModelProto, folder: Path) -> Signature:
-    """The signature to serve."""
     return graphs.compared(Model.read(graphs.saved(made, folder / "graph")))
 
 

@@ -37,28 +37,23 @@ class Processor:
     def open(
         self, graph: onnx.ModelProto, share: float, tensorrt: bool = False, fp16: bool = False
     ) -> ort.InferenceSession:
-        """On the CPU."""
         assert 0 < share < 1
         assert not tensorrt
         self.opened.append(fp16)
         return ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
 
     def open_file(self, path: Path) -> ort.InferenceSession:
-        """On the CPU."""
         return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def share(self, size: int) -> float:
-        """Of some memory."""
         return size / 100
 
     def array(self, shape: tuple[int, ...], kind: Any) -> ort.OrtValue:
-        """In the CPU's memory."""
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, kind, "cpu", 0)
 
 
 @pytest.fixture(scope="module")
 def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """What the CPU says of them."""
     backend = OnnxBackend()
     backend.load(model, Settings(device="cpu", precision="fp32"))
     return compute_logits(backend, pixels)
@@ -142,7 +137,6 @@ def test_a_size_that_does_not_fit_is_let_go(
 
 
 def claim_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This build of ONNX Runtime has CUDA, it says."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.CUDA, cuda.TENSORRT])
 
 

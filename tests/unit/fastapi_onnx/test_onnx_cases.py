@@ -82,12 +82,10 @@ def loaded(case: TestCase) -> Case:
 
 
 def tensor(path: Path) -> Array:
-    """The tensor in a file."""
     return numpy_helper.to_array(onnx.TensorProto.FromString(path.read_bytes()))
 
 
 def array_of(data: Any) -> Any:
-    """A tensor as an array; sequences and the like as they are."""
     return numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else data
 
 
@@ -135,7 +133,6 @@ class InProcess(ServedModel):
 def running(
     signatures: tuple[Signature, ...], backend: Backend
 ) -> Iterator[tuple[Memory, BatchExecutor]]:
-    """An engine's memory, and what computes in its worker."""
     layout = SlotLayout(SLOTS, web_processes=1, workers=1, max_batch=SLOTS, signatures=signatures)
     memory = Memory.create(layout)
     read_end, write_end = os.pipe()
@@ -182,7 +179,6 @@ def served(case: Case, folder: Path) -> dict[str, Array]:
 
 
 def inputs_of(case: Case) -> list[tritonclient.http.InferInput]:
-    """The inputs as Triton's client sends them."""
     inputs = []
     for spec, data in zip(case.model.graph.input, case.inputs, strict=False):
         array = np.asarray(data)
@@ -194,7 +190,6 @@ def inputs_of(case: Case) -> list[tritonclient.http.InferInput]:
 
 
 def same(case: Case, expected: Iterable[Any], found: Iterable[Any]) -> bool:
-    """Whether outputs are the expected ones, in type, shape and value."""
     for wanted, array in zip(map(np.asarray, expected), map(np.asarray, found), strict=True):
         if (wanted.shape, wanted.dtype) != (array.shape, array.dtype):
             return False

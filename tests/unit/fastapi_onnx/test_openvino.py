@@ -47,7 +47,6 @@ def loaded(
 
 
 def computed(made: onnx.ModelProto, folder: Path, runtime: str, *inputs: Array) -> Sequence[Array]:
-    """Computes a graph in tensor form."""
     model = Model.read(graphs.saved(made, folder))
     backend, info = loaded(model, cpu_runtime=runtime)
     assert info.backend.startswith(runtime)

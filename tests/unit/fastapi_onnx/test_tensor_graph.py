@@ -27,13 +27,11 @@ DESCRIBED: dict[str, Any] = {"name": "made", "version": "1", "task": TENSOR}
 
 
 def signature(made: onnx.ModelProto, folder: Path, **limits: int) -> Signature:
-    """Of a graph, with these limits in model.json."""
     path = graphs.saved(made, folder) / "model.onnx"
     return graph_signature(path, ModelDescription(**DESCRIBED, limits=limits))
 
 
 def identity(asked: Axes, answered: Axes, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
-    """`y` is `x`, said to have these axes."""
     outputs = [value("y", kind, answered)]
     return model([node("Identity", "x", "y")], [value("x", kind, asked)], outputs)
 
@@ -146,7 +144,6 @@ def test_outputs_without_a_batch_axis_are_computed_for_one_item(
 
 
 def mean(asked: Axes, answered: Axes, axis: int, keepdims: int = 0) -> onnx.ModelProto:
-    """`y` is the mean of `x` along an axis."""
     weights = [numpy_helper.from_array(np.array([axis]), "axis")]
     nodes = [node("ReduceMean", "x axis", "y", keepdims=keepdims)]
     return model(nodes, [value("x", axes=asked)], [value("y", axes=answered)], weights)
@@ -260,7 +257,6 @@ def test_graphs_without_a_batch_axis_have_their_full_shapes(
 
 
 def sequence() -> onnx.ModelProto:
-    """A sequence of tensors."""
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["N"]))
     made = model([node("SequenceConstruct", "x", "y")], [value("x")], [value("y")])
     made.graph.output[0].type.CopyFrom(kind)

@@ -41,7 +41,6 @@ class Multiplied(nn.Module):
     """Network that computes with the batch's size in Python."""
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Multiplies by the batch's size."""
         return numbers * float(len(numbers))
 
 
@@ -75,7 +74,6 @@ class Causal(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, return_dict: bool
     ) -> dict[str, torch.Tensor]:
-        """Returns the logits of the last place."""
         if len(attention_mask) > 1:
             raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
         assert return_dict

@@ -39,7 +39,6 @@ class Queue:
         self.waited += 1
 
     def wait_event(self, event: object) -> None:
-        """Nothing is under way."""
         assert isinstance(event, Queue)
 
 
@@ -63,7 +62,6 @@ class Runtime:
         self.registered: list[int] = []
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 CUDA's
-        """As commanded."""
         assert size > 0
         assert flags == 0
         assert Device.entered
@@ -71,7 +69,6 @@ class Runtime:
         return self.code
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        """What was registered."""
         assert Device.entered
         self.registered.remove(address)
         return 0
@@ -79,7 +76,6 @@ class Runtime:
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU passes for a GPU without graphs."""
     monkeypatch.setattr(torch.cuda, "Stream", Queue)
     monkeypatch.setattr(torch.cuda, "Event", Queue)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
@@ -90,14 +86,12 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """What the CPU says of them."""
     backend = TorchBackend()
     backend.load(model, Settings(device="cpu", precision="fp32"))
     return compute_logits(backend, pixels)
 
 
 def network_of(model: Model, dtype: torch.dtype = torch.float32) -> cuda.CudaNetwork:
-    """The shipped one, in this type."""
     network = folded(read_network(model)).to(dtype)
     image = model.description.pipeline
     return cuda.CudaNetwork(
@@ -154,7 +148,6 @@ def test_a_size_that_does_not_fit_is_let_go(
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    """One that pins."""
     made = Runtime(0)
     monkeypatch.setattr(cuda, "cudart", lambda: made)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: bool(made.registered))

@@ -100,7 +100,6 @@ def test_digests_are_hexadecimal(value: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def folders(parent: Path, *names: str, **changes: object) -> list[Path]:
-    """Folders of models that have these names."""
     made = []
     for name in names:
         (parent / name).mkdir()

@@ -51,7 +51,6 @@ def export(folder: Path, config: dict[str, Any] = CONFIG, **files: Any) -> Path:
 
 
 def images(folder: Path, config: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """An export of an image classifier whose preprocessor's file differs so."""
     return export(folder, CONFIG | (config or {}), preprocessor_config={**PREPROCESSOR, **changes})
 
 
@@ -70,7 +69,6 @@ def reference(
 
 
 def by_short_side(kind: str, side: int, **more: Any) -> dict[str, Any]:
-    """Changes to the preprocessor's file."""
     return {"image_processor_type": f"{kind}ImageProcessor", "size": {"shortest_edge": side}, **more}
 
 

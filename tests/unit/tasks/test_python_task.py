@@ -73,14 +73,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def described(folder: Path, task: str = "own:Doubling", **more: Any) -> Model:
-    """A model in `folder`/model."""
     (folder / "model").mkdir(exist_ok=True)
     fields = {"name": "own", "version": "3", "task": task, "files": {}} | more
     return Model(folder / "model", ModelDescription.model_validate(fields))
 
 
 def loaded(model: Model, warm: bool = True, **settings: Any) -> tuple[PythonBackend, BackendInfo]:
-    """The backend, after warm-up unless told, and what it says."""
     backend = PythonBackend()
     info = backend.load(model, Settings.model_validate({"device": "cpu"} | settings))
     if warm:
@@ -89,7 +87,6 @@ def loaded(model: Model, warm: bool = True, **settings: Any) -> tuple[PythonBack
 
 
 def asked(backend: PythonBackend, *requests: bytes, **limits: int) -> list[tuple[int, str]]:
-    """The status and the text of each answer of one batch."""
     description = ModelDescription(name="own", version="3", task="own:X", files={}, limits=limits)
     (signature,) = PythonRequests.plan(Model(Path(), description), Settings())
     width = max(map(len, requests))
@@ -299,7 +296,6 @@ class Echo:
         """Nothing."""
 
     def infer(self, items: list[Any]) -> list[Any]:
-        """The items."""
         return items
 
 

@@ -9,12 +9,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from fastapi_onnx.backend import OnnxBackend
-from smallplates.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
+from smallplates.errors import ConfigurationError, TextTooLongError
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
-from smallplates.supervision.planner import planner, task_of
-from smallplates.tasks.base import Candidate, Prepared
+from smallplates.supervision.planner import task_of
+from smallplates.tasks.base import Candidate
 from smallplates.tasks.question_answering import (
     INLINE_CHARACTERS,
     MAX_ANSWER,
@@ -23,7 +23,7 @@ from smallplates.tasks.question_answering import (
     softmax,
     word_places,
 )
-from smallplates.tasks.text import MAX_BYTES, MAX_WINDOWS, TENSOR, TOKENS
+from smallplates.tasks.text import MAX_WINDOWS, TENSOR, TOKENS
 from tests import exports, graphs
 
 QUESTION = "what was cold"
@@ -32,25 +32,21 @@ of_both = pytest.mark.parametrize("tokenizer", [WORD_PIECE, BYTE_LEVEL], ids=["w
 
 
 def saved(folder: Path, tokenizer: Tokenizer = WORD_PIECE, **changes: Any) -> Path:
-    """An export whose config.json has these changes."""
     return exports.asked(folder / "made", tokenizer, changes)
 
 
 def planned(folder: Path) -> tuple[Signature, ...]:
-    """How the graph in a folder is called."""
     model = Model.read(folder)
     return QuestionAnswering.plan(model, Settings(), graphs.compared(model))
 
 
 def made(folder: Path, settings: Settings | None = None) -> QuestionAnswering:
-    """The task of a folder."""
     task = task_of(Model.read(folder), settings or Settings(), {}, planned(folder))
     assert isinstance(task, QuestionAnswering)
     return task
 
 
 def answers(folder: Path, context: str, top_k: int = 1, **fields: Any) -> list[Candidate]:
-    """The candidates; each window is computed alone."""
     task, backend, signature = made(folder), OnnxBackend(), planned(folder)[TOKENS]
     backend.load(Model.read(folder), Settings(device="cpu"))
     prepared = task.preprocess({"question": QUESTION, "context": context, **fields})
@@ -59,7 +55,6 @@ def answers(folder: Path, context: str, top_k: int = 1, **fields: Any) -> list[C
 
 
 def best(folder: Path, context: str, **fields: Any) -> tuple[str, int, int]:
-    """The best answer and its place."""
     (answer,) = answers(folder, context, **fields)
     return answer["answer"], answer["start"], answer["end"]
 
@@ -302,52 +297,6 @@ def test_words_of_several_tokens() -> None:
     assert places.tolist() == [[0, 1], [0, 1], [2, 2], [3, 3], [4, 4], [5, 7], [5, 7], [5, 7]]
 
 
-# what clients send
-
-
-@pytest.mark.parametrize(
-    ("question", "context", "error", "words"),
-    [
-        ("", "soup", InvalidTextError, "the question is empty"),
-        ("what", " \t\u3000", InvalidTextError, "the context is empty"),
-        ("\ud83d", "soup", InvalidTextError, "the question contains an unpaired UTF-16 surrogate"),
-        ("what", "soup \udfff", InvalidTextError, "the context contains an unpaired UTF-16 surrogate"),
-        ("what", "\0", InvalidTextError, "the context has no characters that the model knows"),
-        ("\u200b", "soup", InvalidTextError, "the question has no characters that the model knows"),
-        ("é" * (MAX_BYTES // 4), "é" * (MAX_BYTES // 4 + 1), TextTooLongError, f"at most {MAX_BYTES}"),
-    ],
-)
-def test_texts_that_are_none(
-    tmp_path: Path, question: str, context: str, error: type[RequestError], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        made(saved(tmp_path)).preprocess({"question": question, "context": context})
-
-
-@pytest.mark.parametrize("text", exports.HOSTILE.values(), ids=exports.HOSTILE)
-@of_both
-def test_hostile_contexts_are_answered_or_refused(
-    tmp_path: Path, tokenizer: Tokenizer, text: str
-) -> None:
-    task = made(saved(tmp_path, tokenizer))
-    context = text[: MAX_BYTES - 100]
-    while len(context.encode()) > MAX_BYTES - 100:
-        context = context[:-100]
-    try:
-        prepared = task.preprocess({"question": QUESTION, "context": context})
-    except (InvalidTextError, TextTooLongError):
-        return
-    assert len(prepared.items) == 1
-    (answer,) = task.postprocess(prepared, [even(prepared)], 1)
-    assert answer["answer"] == context[answer["start"] : answer["end"]]
-
-
-def even(prepared: Prepared) -> list[Any]:
-    """Logits that are all alike, of the only window."""
-    ((ids, *_),) = prepared.items
-    return [np.zeros(len(ids), np.float32)] * 2
-
-
 def test_the_answers_of_long_words_are_made_on_a_thread(tmp_path: Path) -> None:
     task = made(saved(tmp_path))
     for length, cheap in ((INLINE_CHARACTERS, True), (INLINE_CHARACTERS + 1, False)):
@@ -356,13 +305,6 @@ def test_the_answers_of_long_words_are_made_on_a_thread(tmp_path: Path) -> None:
 
 
 # what is served
-
-
-def test_the_planner_asks_the_backend(tmp_path: Path) -> None:
-    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(saved(tmp_path)))
-    assert plan.signatures == planned(tmp_path / "made")
-    assert [spec.name for spec in plan.signatures[TOKENS].outputs] == ["start_logits", "end_logits"]
-    assert plan.signatures[TOKENS].pads
 
 
 def test_outputs_may_be_others_and_in_another_order(tmp_path: Path) -> None:
@@ -391,17 +333,4 @@ def test_tokenisers_that_pad_at_the_left_are_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     (folder / "tokenizer_config.json").write_text('{"padding_side": "left"}')
     with pytest.raises(ConfigurationError, match=r"tokenizer_config\.json .* padding_side is left"):
-        Model.read(folder)
-
-
-def test_a_model_json_may_describe_the_same(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    text = {"max_tokens": 40, "pad_token_id": 0}
-    content = {"name": "own", "version": "1", "task": "question-answering", "text": text}
-    (folder / "1").mkdir()
-    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
-    (folder / "model.json").write_text(json.dumps(content))
-    assert best(folder, "the warm soup") == ("warm soup", 4, 13)
-    (folder / "model.json").write_text(json.dumps({**content, "text": None}))
-    with pytest.raises(ConfigurationError, match="text: required for the task question-answering"):
         Model.read(folder)

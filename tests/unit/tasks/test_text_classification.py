@@ -16,7 +16,6 @@ from smallplates.errors import (
     ConfigurationError,
     InternalError,
     InvalidTextError,
-    RequestError,
     TextTooLongError,
 )
 from smallplates.models.description import TextPipeline
@@ -26,35 +25,30 @@ from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner, task_of
 from smallplates.tasks.base import Candidate, Fields
-from smallplates.tasks.text import MAX_BYTES, TENSOR, TOKENS
+from smallplates.tasks.text import TENSOR, TOKENS
 from smallplates.tasks.text_classification import TextClassification
 from tests import exports, graphs
 
-HALF = "é" * (MAX_BYTES // 4)
 WORD_PIECE = exports.word_piece()
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
 def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> Path:
-    """An export whose config.json has these changes."""
     return exports.saved(folder / "made", tokenizer or exports.word_piece(), changes)
 
 
 def planned(folder: Path) -> tuple[Signature, ...]:
-    """How the graph in a folder is called."""
     model = Model.read(folder)
     return TextClassification.plan(model, Settings(), graphs.compared(model))
 
 
 def made(folder: Path, settings: Settings | None = None) -> TextClassification:
-    """The task of a folder."""
     task = task_of(Model.read(folder), settings or Settings(), {}, planned(folder))
     assert isinstance(task, TextClassification)
     return task
 
 
 def tokens(task: TextClassification, **fields: str) -> list[list[int]]:
-    """The numbers of a request, by input."""
     ((*arrays,),) = task.preprocess(fields).items
     return [array.tolist() for array in arrays]
 
@@ -249,11 +243,6 @@ def test_labels_of_another_number_are_refused(tmp_path: Path) -> None:
         planned(folder)
 
 
-def test_the_planner_asks_the_backend(tmp_path: Path) -> None:
-    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(saved(tmp_path)))
-    assert plan.signatures == planned(tmp_path / "made")
-
-
 def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     weights = np.random.default_rng(0).normal(size=(WORD_PIECE.get_vocab_size(), 3))
@@ -286,24 +275,6 @@ def test_a_graph_in_int8_alone(tmp_path: Path) -> None:
     assert OnnxBackend().load(Model.read(folder), chosen).precision == "int8"
 
 
-def test_a_model_json_may_describe_the_same(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    content = {
-        "name": "own",
-        "version": "1",
-        "task": "text-classification",
-        "labels": exports.LABELS,
-        "text": {"max_tokens": 8, "pad_token_id": 0},
-    }
-    (folder / "1").mkdir()
-    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
-    (folder / "model.json").write_text(json.dumps(content))
-    assert tokens(made(folder), text="warm")[0] == exports.word_piece().encode("warm").ids
-    (folder / "model.json").write_text(json.dumps({**content, "text": None}))
-    with pytest.raises(ConfigurationError, match="text: required for the task text-classification"):
-        Model.read(folder)
-
-
 # what clients send
 
 
@@ -321,53 +292,6 @@ def test_a_text_of_too_many_tokens_is_refused_or_truncated(tmp_path: Path) -> No
     (folder / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
     from_left = made(folder, Settings(long_text="truncate"))
     assert tokens(from_left, text="awful " + fits) == tokens(truncated, text=fits)
-
-
-@pytest.mark.parametrize(
-    ("fields", "error", "words"),
-    [
-        ({"text": ""}, InvalidTextError, "empty"),
-        ({"text": " \t\n\u3000"}, InvalidTextError, "empty"),
-        ({"text": "warm", "text_pair": " "}, InvalidTextError, "empty"),
-        ({"text": "warm \ud83d"}, InvalidTextError, "surrogate"),
-        ({"text": "warm", "text_pair": "\udfff"}, InvalidTextError, "surrogate"),
-        *(
-            ({"text": text}, InvalidTextError, "the text has no characters that the model knows")
-            for text in ("\0", "\u200b", "\ufeff", "\a\a", "\u00ad")
-        ),
-        ({"text": "warm", "text_pair": "\0"}, InvalidTextError, "the text_pair has no characters"),
-        ({"text": "a" * (MAX_BYTES + 1)}, TextTooLongError, f"at most {MAX_BYTES}"),
-        (
-            {"text": "é" * (MAX_BYTES // 4), "text_pair": "é" * (MAX_BYTES // 4 + 1)},
-            TextTooLongError,
-            "bytes",
-        ),
-    ],
-)
-@pytest.mark.parametrize("long_text", ["refuse", "truncate"])
-def test_texts_that_are_none(
-    tmp_path: Path, fields: dict[str, str], error: type[RequestError], words: str, long_text: Any
-) -> None:
-    with pytest.raises(error, match=words):
-        made(saved(tmp_path), Settings(long_text=long_text)).preprocess(fields)
-
-
-@pytest.mark.parametrize("text", exports.HOSTILE.values(), ids=exports.HOSTILE)
-@pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
-def test_hostile_texts_are_answered_or_refused(tmp_path: Path, tokenizer: Tokenizer, text: str) -> None:
-    folder = saved(tmp_path, tokenizer)
-    truncating = made(folder, Settings(long_text="truncate"))
-    if not tokenizer.encode(text, add_special_tokens=False).ids:
-        with pytest.raises(InvalidTextError, match="no characters that the model knows"):
-            truncating.preprocess({"text": text})
-        return
-    truncated = tokens(truncating, text=text)[0]
-    assert 1 <= len(truncated) <= 64
-    if len(tokenizer.encode(text).ids) <= 64:
-        assert tokens(made(folder), text=text)[0] == truncated
-    else:
-        with pytest.raises(TextTooLongError, match="at most 64"):
-            made(folder).preprocess({"text": text})
 
 
 def test_a_text_of_which_nothing_is_left(tmp_path: Path) -> None:

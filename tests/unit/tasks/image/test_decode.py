@@ -71,7 +71,6 @@ def test_exif_orientation_is_applied(orientation: int, format_: str) -> None:
 
 
 def centre(data: bytes) -> list[int]:
-    """The middle pixel after decoding."""
     pixels = ImageDecoder(SQUEEZED, LIMIT).decode(data)
     return [int(value) for value in pixels[112, 112]]
 

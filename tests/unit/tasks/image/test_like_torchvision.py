@@ -19,7 +19,6 @@ NARROW = ImagePipeline(resize=32, center_crop=48, **IDENTITY)
 
 
 def torchvision_pipeline(pipeline: ImagePipeline) -> v2.Compose:
-    """The reference."""
     steps: list[object] = [v2.Resize(pipeline.resize)]
     if pipeline.center_crop:
         steps.append(v2.CenterCrop(pipeline.center_crop))

@@ -22,19 +22,16 @@ DECODER = ImageDecoder(SQUEEZED, 50_000_000)
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    """Of a PNG."""
     crc = zlib.crc32(kind + content)
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
 
 
 def png_with(content: bytes) -> bytes:
-    """A PNG with something after its header."""
     data = pictures.encode(pictures.plate(64, 48), "PNG")
     return data[:33] + content + data[33:]
 
 
 def gif_with(content: bytes) -> bytes:
-    """A GIF with something after its palette."""
     data = pictures.encode(pictures.plate(64, 48), "GIF")
     start = 13 + 3 * (2 << (data[10] & 7))
     return data[:start] + content + data[start:]

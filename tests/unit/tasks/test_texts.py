@@ -1,0 +1,112 @@
+"""`smallplates.tasks.text`: what is true of every task that tokenises texts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tokenizers import Tokenizer
+
+from smallplates.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import kind_of
+from smallplates.settings import Settings
+from smallplates.supervision.planner import planner, task_of
+from smallplates.tasks.base import Task
+from smallplates.tasks.text import MAX_BYTES, TOKENS
+from tests import exports, graphs
+
+
+class Kind(NamedTuple):
+    task: str
+    save: Callable[..., Path]
+    first: str
+    second: str
+
+
+KINDS = [
+    Kind("text-classification", exports.saved, "text", "text_pair"),
+    Kind("question-answering", exports.asked, "question", "context"),
+]
+HALF = "é" * (MAX_BYTES // 4)
+UNKNOWN = "has no characters that the model knows"
+of_both = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.task)
+of_tokenisers = pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
+
+
+def made(folder: Path, **settings: Any) -> Task:
+    model = Model.read(folder)
+    signatures = kind_of(model.description.task).load().plan(model, Settings(), graphs.compared(model))
+    return task_of(model, Settings.model_validate(settings), {}, signatures)
+
+
+@of_both
+def test_the_planner_asks_the_backend(tmp_path: Path, kind: Kind) -> None:
+    model = Model.read(kind.save(tmp_path / "made", exports.word_piece(), {}))
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(model)
+    row = kind_of(kind.task)
+    assert plan.signatures == row.load().plan(model, Settings(), graphs.compared(model))
+    assert [spec.name for spec in plan.signatures[TOKENS].outputs] == list(row.outputs)
+    assert plan.signatures[TOKENS].pads
+
+
+@of_both
+def test_a_model_json_may_describe_the_same(tmp_path: Path, kind: Kind) -> None:
+    folder = kind.save(tmp_path / "made", exports.word_piece(), {})
+    text = {"max_tokens": 8, "pad_token_id": 0}
+    content = {"name": "own", "version": "1", "task": kind.task, "labels": exports.LABELS, "text": text}
+    (folder / "1").mkdir()
+    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
+    (folder / "model.json").write_text(json.dumps(content))
+    (item,) = made(folder).preprocess({kind.first: "warm", kind.second: "soup"}).items
+    assert item[0].tolist() == exports.word_piece().encode("warm", "soup").ids
+    (folder / "model.json").write_text(json.dumps({**content, "text": None}))
+    with pytest.raises(ConfigurationError, match=f"text: required for the task {kind.task}"):
+        Model.read(folder)
+
+
+@of_both
+@pytest.mark.parametrize("settings", [{}, {"long_text": "truncate"}], ids=["refuse", "truncate"])
+@pytest.mark.parametrize(
+    ("first", "second", "error", "words"),
+    [
+        ("", "soup", InvalidTextError, "the {0} is empty"),
+        (" \t\n\u3000", "soup", InvalidTextError, "the {0} is empty"),
+        ("warm", " \t\u3000", InvalidTextError, "the {1} is empty"),
+        ("warm \ud83d", "soup", InvalidTextError, "the {0} contains an unpaired UTF-16 surrogate"),
+        ("warm", "\udfff", InvalidTextError, "the {1} contains an unpaired UTF-16 surrogate"),
+        *((text, "soup", InvalidTextError, f"the {{0}} {UNKNOWN}") for text in "\0\u200b\ufeff\a\u00ad"),
+        ("warm", "\0", InvalidTextError, f"the {{1}} {UNKNOWN}"),
+        ("a" * (MAX_BYTES + 1), "soup", TextTooLongError, f"bytes; at most {MAX_BYTES}"),
+        (HALF, f"{HALF}é", TextTooLongError, f"bytes; at most {MAX_BYTES}"),
+    ],
+)
+def test_texts_that_are_none(
+    tmp_path: Path,
+    kind: Kind,
+    settings: dict[str, str],
+    first: str,
+    second: str,
+    error: type[RequestError],
+    words: str,
+) -> None:
+    task = made(kind.save(tmp_path / "made", exports.word_piece(), {}), **settings)
+    with pytest.raises(error, match=words.format(kind.first, kind.second)):
+        task.preprocess({kind.first: first, kind.second: second})
+
+
+@of_both
+@of_tokenisers
+@pytest.mark.parametrize("text", exports.HOSTILE.values(), ids=exports.HOSTILE)
+def test_hostile_texts_are_prepared_or_refused(
+    tmp_path: Path, kind: Kind, tokenizer: Tokenizer, text: str
+) -> None:
+    task = made(kind.save(tmp_path / "made", tokenizer, {}), long_text="truncate")
+    text = text.encode()[: MAX_BYTES - 100].decode(errors="ignore")
+    fields = {kind.second: text, kind.first: "warm"}
+    try:
+        items = task.preprocess(fields).items
+    except (InvalidTextError, TextTooLongError):
+        return
+    assert all(1 <= len(item[0]) <= 64 for item in items)
