@@ -1,6 +1,5 @@
 """PyTorch backend, on the CPU or a CUDA GPU; the engine's workers load and call it."""
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
-from fastapi_pt.cuda import CudaNetwork
+from fastapi_pt.cuda import CudaNetwork, in_half
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
 from fastapi_pt.tokens import TokenNetwork, signature_of, token_network
 from smallplates.engine.backend import BackendInfo, Trial
@@ -106,16 +104,12 @@ class TorchBackend:
         torch.backends.cudnn.benchmark = True  # plans are made at warm-up, and used for ever
         torch.backends.cudnn.allow_tf32 = False  # fp32 means full precision
         size, classes = model.description.pipeline.output_size, len(model.labels)
-        precision, reason = "fp32", precision_check.FORCED.format("fp32")
         with translate_errors():
-            fp32 = network.to(device, **CHANNELS_LAST)
+            network = network.to(device, **CHANNELS_LAST)
             normalise = Normalise(model.description.pipeline).to(device)
-            if settings.precision != "fp32":
-                fp16 = copy.deepcopy(fp32).half()
-                insist = settings.precision == "fp16"
-                precision, reason = compared(model, fp32, fp16, normalise, insist)
-            chosen = fp16 if precision == "fp16" else fp32
-            self._network = CudaNetwork(chosen, normalise, size, classes, graphs=settings.cuda_graphs)
+            images = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
+            network, precision, reason = in_half(model, network, (images,), settings.precision)
+            self._network = CudaNetwork(network, normalise, size, classes, graphs=settings.cuda_graphs)
         return precision, reason
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -174,15 +168,3 @@ def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None
     if wanted == "cuda":
         raise ConfigurationError(f"CUDA cannot be used: {reason}")
     return torch.device("cpu"), reason
-
-
-def compared(
-    model: Model, network: nn.Module, half: nn.Module, normalise: nn.Module, insist: bool
-) -> tuple[str, str]:
-    """Compares a network with its copy in fp16; returns `precision_check.fp16_or_fp32`'s result."""
-    with torch.inference_mode():
-        device = next(network.parameters()).device
-        images = precision_check.sample_images(model.description.pipeline.output_size)
-        tensors = normalise(torch.from_numpy(images).to(device))
-        expected, actual = network(tensors).cpu().numpy(), half(tensors.half()).float().cpu().numpy()
-    return precision_check.fp16_or_fp32(model, [expected], [actual], insist)

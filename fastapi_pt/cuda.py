@@ -9,10 +9,11 @@ There are two streams: while one computes a batch, the other copies the next bat
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from smallplates.logging import logger
+from smallplates.models.folder import Model
 from smallplates.models.tensors import Array
+from smallplates.worker import precision_check
 from smallplates.worker.device_errors import translate_errors
 
 WARM_UP_RUNS = 3  # before a recording: the libraries allocate and choose algorithms
 NO_FLAGS = 0
+Module = TypeVar("Module", bound=nn.Module)
 PLACES = 2  # input buffers: two batches may be in flight
 
 
@@ -194,3 +198,23 @@ def pinned(shape: tuple[int, int]) -> Tensor:
 def cudart() -> Any:  # torch does not describe it
     """Returns CUDA's runtime library."""
     return torch.cuda.cudart()
+
+
+def in_half(
+    model: Model, network: Module, batch: tuple[Tensor, ...], precision: str
+) -> tuple[Module, str, str]:
+    """Returns the network in fp16 if its outputs for a batch agree, else itself; its precision, and why.
+
+    `precision` is the setting. Raises ConfigurationError if it is fp16 and they do not agree.
+    """
+    if precision == "fp32":
+        return network, "fp32", precision_check.FORCED.format("fp32")
+    half = copy.deepcopy(network).half()
+    in_fp16 = [tensor.half() if tensor.is_floating_point() else tensor for tensor in batch]
+    with torch.inference_mode():
+        answers = (network(*batch), half(*in_fp16))
+    outputs = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
+    expected, found = ([output.float().cpu().numpy() for output in each] for each in outputs)
+    insist = precision == "fp16"
+    precision, reason = precision_check.fp16_or_fp32(model, expected, found, insist)
+    return half if precision == "fp16" else network, precision, reason

@@ -1,6 +1,5 @@
 """Network of texts, on a CPU or on a GPU; used by `backend.py`."""
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from fastapi_pt import huggingface, text_cnn
 from fastapi_pt.cpu import Inputs, optimised, use_threads
+from fastapi_pt.cuda import in_half
 from fastapi_pt.huggingface import ByName
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
@@ -66,19 +66,10 @@ class TokenNetwork:
         precision_check.check_gpu_precision(settings.precision)
         network = token_network(model)
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
-        with translate_errors(), torch.inference_mode():
-            network.to(device)
-            if settings.precision == "fp32":
-                reason = precision_check.FORCED.format("fp32")
-                return cls(network, settings, device, "fp32", reason)
-            half = copy.deepcopy(network).half()
-            batch = [tensor.to(device) for tensor in examples(model, network)[-1]]
-            expected, actual = (
-                [output.float().cpu().numpy() for output in form(*batch)] for form in (network, half)
-            )
-        insist = settings.precision == "fp16"
-        precision, reason = precision_check.fp16_or_fp32(model, expected, actual, insist)
-        return cls(half if precision == "fp16" else network, settings, device, precision, reason)
+        with translate_errors():
+            batch = tuple(tensor.to(device) for tensor in examples(model, network)[-1])
+            network, precision, reason = in_half(model, network.to(device), batch, settings.precision)
+        return cls(network, settings, device, precision, reason)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
         """Computes a batch, see `Backend.infer`.

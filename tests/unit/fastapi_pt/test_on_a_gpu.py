@@ -1,7 +1,6 @@
 """`fastapi_pt.cuda`, as far as a CPU goes: buckets, slots and hand-over, without a recording."""
 
 import contextlib
-import copy
 import gc
 import weakref
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastapi_pt import cuda
-from fastapi_pt.backend import TorchBackend, compared
+from fastapi_pt.backend import TorchBackend
 from fastapi_pt.network import Normalise, folded, read_network
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
@@ -228,18 +227,23 @@ def test_errors_are_translated(
 
 
 def test_half_precision_is_only_used_where_it_agrees(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: Model, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, image = read_network(model), model.description.pipeline
-    half = copy.deepcopy(network).half()
-    with_half = partial(compared, model, network, half, Normalise(image))
-    assert with_half(insist=True) == ("fp16", "SERVING_PRECISION=fp16")
-    monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
-    precision, reason = with_half(insist=False)
-    assert precision == "fp32"
-    assert "in fp16 answers differ" in reason
-    with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
-        with_half(insist=True)
+    network, normalise = read_network(model), Normalise(model.description.pipeline)
+    half = partial(cuda.in_half, model, network, (normalise(torch.from_numpy(pixels)),))
+    with torch.inference_mode():
+        assert half("fp32") == (network, "fp32", "SERVING_PRECISION=fp32")
+        chosen, *why = half("fp16")
+        assert (next(chosen.parameters()).dtype, why) == (
+            torch.float16,
+            ["fp16", "SERVING_PRECISION=fp16"],
+        )
+        monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
+        chosen, precision, reason = half("auto")
+        assert (chosen is network, precision) == (True, "fp32")
+        assert "in fp16 answers differ" in reason
+        with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
+            half("fp16")
 
 
 def test_half_precision_on_a_cpu_is_refused(model: Model) -> None:
