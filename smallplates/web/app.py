@@ -22,7 +22,7 @@ from smallplates.settings import Protocol, Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import Registry, RegistryAccess
 from smallplates.web.api import native, tfserving, torchserve
-from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import ENTRY_POINTS, Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.pipeline import Pipeline
@@ -101,12 +101,14 @@ def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:
     with warnings.catch_warnings():  # about duplicate operation ids, which are replaced later
         warnings.simplefilter("ignore", UserWarning)
         schema = copy.deepcopy(FastAPI.openapi(app))
-    entries: dict[str, list[CatalogEntry]] = {}
-    for entry in catalog.entries.values():
-        entries.setdefault(entry.model.description.name, []).append(entry)
-    if entries:  # empty if all models have been unloaded
+    models = [
+        entry
+        for entry in catalog.by_signature()
+        if entry.takes_tensors is (entry.model.task.request_signature is None)
+    ]
+    if models:  # empty if all models have been unloaded
         routes = [route for route in app.routes if isinstance(route, Route)]
-        describe_models(schema, routes, [*entries.values()])
+        describe_models(schema, routes, models)
     return schema
 
 

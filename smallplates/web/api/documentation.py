@@ -1,6 +1,7 @@
 """Adds errors and the models in service to the OpenAPI document that FastAPI generates."""
 
 import copy
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +15,11 @@ from smallplates.tasks.base import Schema, Task, json_value
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.dialect import Route
 from smallplates.web.api.fields import TOP_K
+from smallplates.web.http.body import dump_json
 
-DEFINITIONS, COMPONENTS = "#/$defs/", "#/components/schemas/"
+REFERENCE = re.compile(rb'"\$ref":"#/\$defs/([^"]+)"')
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+PRIORITY = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
 OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
 """Paths that are documented separately for each model by name if there are several models."""
 
@@ -25,42 +28,41 @@ MAX_ZEROS = 4096
 
 
 def describe_models(
-    schema: dict[str, Any], routes: Sequence[Route], models: Sequence[Sequence[CatalogEntry]]
+    schema: dict[str, Any], routes: Sequence[Route], models: Sequence[CatalogEntry]
 ) -> None:
     """Adds the requests and answers of each model to an OpenAPI document.
 
-    `models` has the entries of each model, the default one first. If there are more, each also gets
-    native paths with its name.
+    `models` has an entry of each model, the default one first. If there are more, each also gets native
+    paths with its name.
     """
     paths = schema["paths"]
-    templates = {path: paths.pop(path) for path in OF_ANY_MODEL}
+    about = {path: paths.pop(path) for path in OF_ANY_MODEL}["/model/{model}"]["get"]
     tidy(schema)
-    templates["/predict"] = copy.deepcopy(paths["/predict"])
+    template = copy.deepcopy(paths["/predict"])
     for route in routes:
         if operations := paths.get(route.path_format):
             add_examples(operations, route, models)
             if not callable_models(route, models):
                 del paths[route.path_format]
     if "/predict" in paths:
-        describe_predict(schema, "/predict", models[0][0].model.task)
-    for entries in models if len(models) > 1 else ():
-        name, task = entries[0].model.description.name, entries[0].model.task
+        describe_predict(schema, "/predict", models[0].model.task)
+    for entry in models if len(models) > 1 else ():
+        name, task = entry.model.description.name, entry.model.task
         if task.request_signature is not None:
             path = f"/predict/{name}"
-            paths[path] = copy.deepcopy(templates["/predict"])
+            paths[path] = copy.deepcopy(template)
             describe_predict(schema, path, task)
-        about = {**templates["/model/{model}"]["get"], "operationId": f"get_model_{name}"}
-        paths[f"/model/{name}"] = {"get": {**about, "parameters": []}}
+        paths[f"/model/{name}"] = {
+            "get": {**about, "operationId": f"get_model_{name}", "parameters": []}
+        }
 
 
-def callable_models(
-    route: Route, models: Sequence[Sequence[CatalogEntry]]
-) -> Sequence[Sequence[CatalogEntry]]:
+def callable_models(route: Route, models: Sequence[CatalogEntry]) -> Sequence[CatalogEntry]:
     """Returns the models that a route can call or describe; without `{model}`, only the default one."""
     if not route.is_call or route.dialect.takes_tensors:
         return models
-    named = models if "{model}" in route.path else models[:1]
-    return [entries for entries in named if entries[0].model.task.request_signature is not None]
+    served = models if "{model}" in route.path else models[:1]
+    return [entry for entry in served if not entry.takes_tensors]
 
 
 def tidy(schema: dict[str, Any]) -> None:
@@ -75,13 +77,10 @@ def tidy(schema: dict[str, Any]) -> None:
                 body["schema"] = hoisted(schema, body["schema"])
 
 
-def add_examples(
-    operations: dict[str, Any], route: Route, models: Sequence[Sequence[CatalogEntry]]
-) -> None:
+def add_examples(operations: dict[str, Any], route: Route, models: Sequence[CatalogEntry]) -> None:
     """Adds each model's name, version and example to a route's operations."""
-    for entries in callable_models(route, models):
-        entry = example_entry(entries)
-        label = "this model" if entries is models[0] else entry.name
+    for entry in callable_models(route, models):
+        label = "this model" if entry is models[0] else entry.name
         names = {"model": entry.name, "version": entry.version}
         body = route.dialect.example(entry) if route.is_call else None
         for operation in operations.values():
@@ -94,11 +93,6 @@ def add_examples(
                     content["example"] = body
                 else:
                     content.setdefault("examples", {})[label] = {"value": body}
-
-
-def example_entry(entries: Sequence[CatalogEntry]) -> CatalogEntry:
-    """Returns the entry used to document a model: the last one for requests, else for tensors."""
-    return ([entry for entry in entries if not entry.takes_tensors] or [*entries])[-1]
 
 
 def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
@@ -151,14 +145,13 @@ def parameters(most: int) -> list[dict[str, Any]]:
 
     X-Request-Timeout-Ms is left out: testing tools would try its whole range and get 504.
     """
-    priority = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
-    described = [
-        (TOP_K, "query", top_k(most), "Also list the k best candidates."),
-        ("X-Priority", "header", priority, "`bulk` gives way to everything else."),
-    ]
+    described = {
+        TOP_K: ("query", top_k(most), "Also list the k best candidates."),
+        "X-Priority": ("header", PRIORITY, "`bulk` gives way to everything else."),
+    }
     return [
         {"name": name, "in": place, "schema": kind, "description": text}
-        for name, place, kind, text in described
+        for name, (place, kind, text) in described.items()
     ]
 
 
@@ -200,35 +193,23 @@ def component(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
     """Adds a schema to the document's components and returns a reference to it."""
     content = dict(definition)
     title, parts = content.get("title", "Object"), content.pop("$defs", {})
-    reference: dict[str, Any] = hoisted(
-        schema, {"$ref": DEFINITIONS + title, "$defs": {**parts, title: content}}
-    )
-    return reference
+    reference = {"$ref": f"#/$defs/{title}", "$defs": {**parts, title: content}}
+    return hoisted(schema, reference)
 
 
-def hoisted(schema: dict[str, Any], definition: Any) -> Any:
+def hoisted(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
     """Returns a JSON schema after moving its definitions to the document's components.
 
     A number is appended to their names if a different component already has one of them.
     """
     components = schema.setdefault("components", {}).setdefault("schemas", {})
+    text = dump_json(definition)
     for number in count(1):
         suffix = "" if number == 1 else str(number)
-        content = replaced(definition, suffix)
+        reference = rf'"$ref":"#/components/schemas/\g<1>{suffix}"'
+        content: dict[str, Any] = json.loads(REFERENCE.sub(reference.encode(), text))
         parts = {name + suffix: part for name, part in content.pop("$defs", {}).items()}
         if all(components.get(name, part) == part for name, part in parts.items()):
             break
     components |= parts
     return content
-
-
-def replaced(part: Any, suffix: str) -> Any:
-    """Returns a JSON schema whose references point to the document's components and end in `suffix`."""
-    if isinstance(part, dict):
-        return {
-            key: COMPONENTS + value.removeprefix(DEFINITIONS) + suffix
-            if key == "$ref" and value.startswith(DEFINITIONS)
-            else replaced(value, suffix)
-            for key, value in part.items()
-        }
-    return [replaced(element, suffix) for element in part] if isinstance(part, list) else part
