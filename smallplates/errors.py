@@ -6,6 +6,7 @@ it is raised at start, and the service does not start.
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
@@ -32,11 +33,13 @@ class ServingError(Exception):
 
     status = 500
     code = "internal_error"
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.headers = dict(headers or {})
+        if headers is not None:
+            self.headers = headers
 
 
 class RequestError(ServingError):
@@ -93,9 +96,7 @@ class UnauthorizedError(RequestError):
 
     status = 401
     code = "unauthorized"
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail, {"WWW-Authenticate": "Bearer"})
+    headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 class NotFoundError(RequestError):
@@ -117,9 +118,7 @@ class SlowBodyError(RequestError):
 
     status = 408
     code = "request_timeout"
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail, {"Connection": "close"})
+    headers = MappingProxyType({"Connection": "close"})
 
 
 class PayloadTooLargeError(RequestError):
@@ -157,13 +156,11 @@ class InvalidRequestError(RequestError):
 
 
 class RetryableError(ServingError):
-    """Temporary refusal: the same request may succeed after `retry_after` seconds."""
+    """Temporary refusal: the same request may succeed after `Retry-After` seconds."""
 
     status = 503
     code = "unavailable"
-
-    def __init__(self, detail: str, retry_after: int = 1) -> None:
-        super().__init__(detail, {"Retry-After": str(retry_after)})
+    headers = MappingProxyType({"Retry-After": "1"})
 
 
 class OverloadedError(RetryableError):
@@ -214,9 +211,8 @@ class WorkerTimeoutError(InternalError):
 
 def by_status(status: int, detail: str, headers: Mapping[str, str] | None) -> ServingError:
     """Returns the error for a status that the web framework raised (404, 405)."""
-    known: dict[int, type[RequestError]] = {404: NotFoundError, 405: MethodNotAllowedError}
     other = RequestError if 400 <= status < 500 else InternalError
-    kind: type[ServingError] = known.get(status, other)
+    kind = {404: NotFoundError, 405: MethodNotAllowedError}.get(status, other)
     error = kind(detail, headers)
     error.status = status
     return error

@@ -31,8 +31,8 @@ from smallplates.supervision.planner import planner, task_of
 from smallplates.supervision.registry import Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import WebProcess
-from smallplates.web.api import tcp
-from smallplates.web.server import bind, listen
+from smallplates.web.server import listen
+from smallplates.web.sockets import bind
 
 RESTART_S = 0.5
 SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
@@ -71,7 +71,7 @@ class Cluster:
         with contextlib.ExitStack() as held:
             self._listener = held.enter_context(bind(self._settings))
             if self._settings.tcp_port is not None:  # reserves the port; the web processes listen
-                held.enter_context(tcp.bind(self._settings, shared=True))
+                held.enter_context(bind(self._settings, "tcp_port", shared=True))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
             folder = held.enter_context(scratch.folder(METRICS, metrics_parent()))

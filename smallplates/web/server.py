@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from ipaddress import ip_address
 
 import uvicorn
@@ -26,6 +26,7 @@ from smallplates.logging import logger
 from smallplates.settings import Settings
 from smallplates.web.http.protocol import Connections, HttpProtocol
 from smallplates.web.inference.service import InferenceService
+from smallplates.web.sockets import bind, cannot_listen
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than proxies and client pools keep connections, so that they close first
@@ -35,7 +36,6 @@ COMPLAIN_S = 1.0
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 OTHER_DESCRIPTORS = 128  # for the engine, the logs, the libraries
 FEWEST_CONNECTIONS = 16
-UNREAD_MS = 60_000  # a client that acknowledges nothing for this long is gone
 BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n"
     b"connection: close\r\n\r\n"
@@ -234,18 +234,6 @@ def most_connections(settings: Settings) -> int:
     return max(FEWEST_CONNECTIONS, possible - others)
 
 
-def bind(settings: Settings) -> socket.socket:
-    """Returns a socket bound to `port` that does not listen yet. Raises ConfigurationError."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-    with cannot_listen(settings):
-        listener.bind((settings.host, settings.port))
-    return listener
-
-
 def listen(listener: socket.socket, settings: Settings) -> None:
     """Makes the socket listen. Warns if other machines need no key. Raises ConfigurationError."""
     with cannot_listen(settings):
@@ -253,14 +241,3 @@ def listen(listener: socket.socket, settings: Settings) -> None:
     listener.setblocking(False)  # in all processes that share it
     if settings.api_key is None and not ip_address(listener.getsockname()[0]).is_loopback:
         logger().warning("everyone who reaches this port can use the models: set SERVING_API_KEY")
-
-
-@contextlib.contextmanager
-def cannot_listen(settings: Settings) -> Iterator[None]:
-    """Turns errors into a ConfigurationError that names host and port."""
-    try:
-        yield
-    except (OSError, TypeError, ValueError) as error:  # the others: no host can have this name
-        place = f"SERVING_HOST={settings.host} SERVING_PORT={settings.port}"
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"cannot listen on {place}: {reason}") from error

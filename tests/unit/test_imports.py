@@ -27,7 +27,7 @@ ORDER = [
 folders.
 """
 
-OPENS_PORTS = {"web.server", "web.api.tcp"}
+OPENS_PORTS = {"web.server", "web.sockets"}
 """What `supervision/cluster.py` imports of the web processes that it starts."""
 
 

@@ -23,7 +23,6 @@ connections that are idle for `tcp_idle_timeout_s`. All web processes listen on 
 """
 
 import asyncio
-import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -34,7 +33,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from smallplates.errors import (
-    ConfigurationError,
     InvalidRequestError,
     OverloadedError,
     PayloadTooLargeError,
@@ -43,7 +41,6 @@ from smallplates.errors import (
     UnauthorizedError,
 )
 from smallplates.logging import logger
-from smallplates.settings import Settings
 from smallplates.tasks.base import Task
 from smallplates.web.api.fields import fields_from_body
 from smallplates.web.api.pipeline import Call, Pipeline, Target
@@ -56,6 +53,7 @@ from smallplates.web.http.request_context import (
     to_client_error,
 )
 from smallplates.web.inference.served_model import Input, RequestOptions
+from smallplates.web.sockets import bind
 
 BACKLOG = 512
 CHUNK_BYTES = 64 * 1024
@@ -162,7 +160,7 @@ class TcpServer:
         if self.service.settings.tcp_port is None:
             yield
             return
-        listener = bind(self.service.settings, self.service.registry.shares_ports)
+        listener = bind(self.service.settings, "tcp_port", self.service.registry.shares_ports)
         host, port = listener.getsockname()[:2]
         server = await asyncio.start_server(
             self._on_connection, sock=listener, backlog=BACKLOG, limit=CHUNK_BYTES
@@ -397,22 +395,3 @@ def decode(task: Task, options: Options, content: bytes) -> Call:
 def close(held: ExitStack, _: asyncio.Task[None]) -> None:
     """Frees what a request has held; called when its task has ended, or was cancelled at its start."""
     held.close()
-
-
-def bind(settings: Settings, shared: bool) -> socket.socket:
-    """Returns a socket bound to `tcp_port` that does not listen yet. Raises ConfigurationError.
-
-    `shared` means that other processes of the service listen on the port, too.
-    """
-    if shared and settings.tcp_port == 0:
-        raise ConfigurationError("SERVING_TCP_PORT=0 needs SERVING_WEB_PROCESSES=1: all share the port")
-    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
-        listener.bind((settings.host, settings.tcp_port))
-    except OSError as error:
-        listener.close()
-        text = f"cannot listen on SERVING_TCP_PORT={settings.tcp_port}: {error}"
-        raise ConfigurationError(text) from error
-    return listener

@@ -14,7 +14,7 @@ from smallplates.settings import Settings
 from smallplates.supervision.cluster import Cluster
 from smallplates.supervision.registry import EnginePlan, Registry
 from smallplates.web.app import create_app
-from smallplates.web.server import cannot_listen
+from smallplates.web.sockets import cannot_listen
 from tests.fake import BACKEND
 
 
