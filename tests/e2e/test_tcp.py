@@ -120,7 +120,7 @@ def service(gate: Path) -> Iterator[Service]:
 def frame(photo: bytes, number: int = 7, options: bytes = b"") -> bytes:
     """A request frame with options of any kind."""
     return (
-        frames.REQUEST.pack(frames.AFTER_LENGTH + len(options) + len(photo), number, len(options))
+        frames.FRAME.pack(frames.AFTER_LENGTH + len(options) + len(photo), number, len(options))
         + options
         + photo
     )
@@ -211,8 +211,8 @@ def test_what_is_sent_byte_by_byte_is_understood(shared: Service) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in frame(command(), 2**32 - 1, b'{"top_k": 2, "request_id": "r-1"}'):
             connection.sendall(bytes([byte]))
-        header = connection.recv(frames.RESPONSE.size, socket.MSG_WAITALL)
-        length, number, status = frames.RESPONSE.unpack(header)
+        header = connection.recv(frames.FRAME.size, socket.MSG_WAITALL)
+        length, number, status = frames.FRAME.unpack(header)
         body = connection.recv(length - frames.AFTER_LENGTH, socket.MSG_WAITALL)
     assert (number, status) == (2**32 - 1, 200)
     assert b'"request_id":"r-1"' in body
@@ -251,17 +251,17 @@ def test_a_mistake_costs_one_answer_and_not_the_connection(
 @pytest.mark.parametrize(
     ("sent", "number", "status", "code"),
     [
-        (frames.REQUEST.pack(0, 7, 0), 0, 422, "invalid_request"),
-        (frames.REQUEST.pack(5, 7, 0), 0, 422, "invalid_request"),
-        (frames.REQUEST.pack(8, 7, 3), 0, 422, "invalid_request"),
-        (frames.REQUEST.pack(6, 7, 65535), 0, 422, "invalid_request"),
-        (frames.REQUEST.pack(2**32 - 1, 7, 0), 7, 413, "payload_too_large"),
-        (frames.REQUEST.pack(6 + 300_001, 7, 0), 7, 413, "payload_too_large"),
-        (frames.REQUEST.pack(6 + 2000, 7, 2000), 7, 413, "payload_too_large"),
+        (frames.FRAME.pack(0, 7, 0), 0, 422, "invalid_request"),
+        (frames.FRAME.pack(5, 7, 0), 0, 422, "invalid_request"),
+        (frames.FRAME.pack(8, 7, 3), 0, 422, "invalid_request"),
+        (frames.FRAME.pack(6, 7, 65535), 0, 422, "invalid_request"),
+        (frames.FRAME.pack(2**32 - 1, 7, 0), 7, 413, "payload_too_large"),
+        (frames.FRAME.pack(6 + 300_001, 7, 0), 7, 413, "payload_too_large"),
+        (frames.FRAME.pack(6 + 2000, 7, 2000), 7, 413, "payload_too_large"),
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", int.from_bytes(b"/ HT"), 413, "payload_too_large"),
         (b"\0" * 400_000, 0, 422, "invalid_request"),
         (b"\0\0\0\5", 0, 422, "invalid_request"),  # at once: there can be no head behind it
-        (frames.REQUEST.pack(2**31, 7, 0) + bytes(400_000), 7, 413, "payload_too_large"),
+        (frames.FRAME.pack(2**31, 7, 0) + bytes(400_000), 7, 413, "payload_too_large"),
         (b"\0\0", 0, 408, "request_timeout"),
         (frame(command())[:10], 7, 408, "request_timeout"),
         (frame(command())[:-1], 7, 408, "request_timeout"),
@@ -538,9 +538,7 @@ def test_thousands_of_requests_at_once(shared: Service) -> None:
         sending = asyncio.create_task(send())
         statuses: dict[int, int] = {}
         while len(statuses) < len(ids):
-            length, number, status = frames.RESPONSE.unpack(
-                await reader.readexactly(frames.RESPONSE.size)
-            )
+            length, number, status = frames.FRAME.unpack(await reader.readexactly(frames.FRAME.size))
             await reader.readexactly(length - frames.AFTER_LENGTH)
             statuses[number] = status
         await sending

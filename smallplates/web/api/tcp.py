@@ -62,9 +62,9 @@ MAX_UNANSWERED = 32
 STOP_S = 5.0
 
 LENGTH = struct.Struct(">I")
-REQUEST = struct.Struct(">IIH")  # length, id, length of the options
-RESPONSE = struct.Struct(">IIH")  # length, id, status
-AFTER_LENGTH = REQUEST.size - LENGTH.size
+HEAD = struct.Struct(">IH")  # id, length of the options
+FRAME = struct.Struct(">IIH")  # length, id, and the length of the options or the status
+AFTER_LENGTH = HEAD.size
 MAX_OPTIONS_BYTES = 1024
 Answer = Callable[[], Awaitable[dict[str, Any]]]
 """Returns the content of a response. Raises ServingError."""
@@ -98,24 +98,13 @@ FATAL = (BrokenFrameError, PayloadTooLargeError, SlowBodyError, UnauthorizedErro
 CLIENT_LEFT = (OSError, EOFError)
 
 
-def check_length(data: bytes) -> None:
-    """Checks that a frame's length (its first four bytes) covers the head. Raises BrokenFrameError."""
-    (length,) = LENGTH.unpack(data)
-    if length < AFTER_LENGTH:
-        raise BrokenFrameError(f"the frame cannot be read: a length of {length}, below {AFTER_LENGTH}")
-
-
-def parse_head(data: bytes) -> tuple[int, int, int]:
-    """Parses the first ten bytes of a request frame: id, bytes of options, bytes of the body.
-
-    Raises BrokenFrameError.
-    """
-    length, number, options_bytes = REQUEST.unpack(data)
-    body_bytes = length - AFTER_LENGTH - options_bytes
-    if body_bytes < 0:
+def size_of_body(length: int, options_bytes: int = 0) -> int:
+    """Returns how many bytes follow the options of a frame. Raises BrokenFrameError."""
+    size = length - AFTER_LENGTH - options_bytes
+    if size < 0:
         text = f"a length of {length} with {options_bytes} bytes of options"
         raise BrokenFrameError(f"the frame cannot be read: {text}")
-    return number, options_bytes, body_bytes
+    return size
 
 
 def check_sizes(options_bytes: int, body_bytes: int, max_body_bytes: int) -> None:
@@ -135,7 +124,7 @@ def parse_options(data: bytes) -> Options:
 def response(number: int, status: int, content: dict[str, Any]) -> bytes:
     """Returns a response frame; `number` is the request's id, `content` any JSON object."""
     text = dump_json(content)
-    return RESPONSE.pack(AFTER_LENGTH + len(text), number, status) + text
+    return FRAME.pack(AFTER_LENGTH + len(text), number, status) + text
 
 
 def error_content(error: ServingError, request_id: str) -> dict[str, Any]:
@@ -290,10 +279,10 @@ class Connection:
         `held` gets what the answer needs: the model and the body.
         """
         self._arriving = False
-        length = first + await self._read(LENGTH.size - 1, "frame")
-        check_length(length)
-        head = parse_head(length + await self._read(AFTER_LENGTH, "frame"))
-        frame.number, options_bytes, frame.unread = head
+        (length,) = LENGTH.unpack(first + await self._read(LENGTH.size - 1, "frame"))
+        size_of_body(length)  # refuses a length that is too short before anything follows it
+        number, options_bytes = HEAD.unpack(await self._read(HEAD.size, "frame"))
+        frame.unread, frame.number = size_of_body(length, options_bytes), number
         check_sizes(options_bytes, frame.unread, self._settings.max_body_bytes)
         options = parse_options(await self._read(options_bytes, "options"))
         frame.context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))

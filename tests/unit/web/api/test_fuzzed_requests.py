@@ -1,4 +1,4 @@
-"""Parsers of gRPC, TensorFlow Serving, TorchServe and TCP: whatever comes, a request or a refusal."""
+"""Parsers of gRPC, TensorFlow Serving and TorchServe: whatever comes, a request or a refusal."""
 
 import contextlib
 import json
@@ -12,10 +12,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallplates.client.tcp import request_frame
 from smallplates.errors import ServingError
 from smallplates.tasks.base import Field, Task
-from smallplates.web.api import tcp as frames
 from smallplates.web.api import tfserving, torchserve
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.fields import fields_from_body
@@ -230,24 +228,6 @@ def test_a_file_of_a_form_comes_out_as_it_went_in(content: bytes) -> None:
     form = head + content + b"\r\n--B--\r\n"
     part = body.only_file(body.form_parts(form, b"B"), torchserve.FORM_FIELDS)
     assert (part.content, part.content_type) == (content, None)
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.binary(max_size=200), changes=st.dictionaries(st.integers(0, 60), st.integers(0, 255)))
-def test_frames_with_some_bytes_changed(data: bytes, changes: dict[int, int]) -> None:
-    whole = bytearray(request_frame(7, data, {"top_k": 3, "request_id": "r"}))
-    for place, value in changes.items():
-        whole[place % len(whole)] = value
-    with contextlib.suppress(frames.BrokenFrameError):
-        _, options_bytes, body_bytes = frames.parse_head(bytes(whole[: frames.REQUEST.size]))
-        try:
-            frames.check_sizes(options_bytes, body_bytes, 1000)
-            options = frames.parse_options(bytes(whole[10 : 10 + options_bytes]))
-        except ServingError as error:
-            assert 400 <= error.status < 500  # noqa: PT017 what the test is about
-            return
-        assert options.top_k is None or options.top_k >= 1
-        assert body_bytes <= 1000
 
 
 @pytest.mark.parametrize("count", [16, 17, 40])

@@ -1,100 +1,169 @@
-"""TCP connections: time limits, one that the client has just reset, a body that arrives at shutdown."""
+"""TCP connections without a socket: whatever the bytes, answers with the documented statuses."""
 
 import asyncio
-from typing import Any, cast
-from unittest.mock import AsyncMock, MagicMock, Mock
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from smallplates.client.tcp import request_frame
+from smallplates.client.tcp import MAX_ID, request_frame
 from smallplates.errors import InvalidImageError
 from smallplates.settings import Settings
-from smallplates.web.api import tcp as frames
+from smallplates.web.api import tcp
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.api.tcp import Connection, TcpServer
-from tests import pictures
 
-
-class Gone:
-    """A writer whose transport was reset; uvloop's raises RuntimeError then."""
-
-    def is_closing(self) -> bool:
-        """Returns True."""
-        return True
-
-    def get_extra_info(self, _: str) -> None:
-        """Returns None: the address is unknown after the reset."""
-
-    def write(self, _: bytes) -> None:
-        """Fails."""
-        raise RuntimeError("the handler is closed")
-
-    write_eof = write
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [(b"", 5000), (b'{"timeout_ms": 4999}', 4999), (b'{"timeout_ms": %d}' % 10**100, 5000)],
+CLASSES = 3
+BODY = b"picture"
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=128)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "top_k": st.integers(1, CLASSES),
+        "timeout_ms": st.integers(1, 2**62),
+        "priority": st.sampled_from(["interactive", "bulk"]),
+        "request_id": TEXTS,
+        "key": TEXTS,
+    },
 )
-def test_longer_time_limits_are_cut(options: bytes, expected: int) -> None:
-    service, task = Mock(settings=Settings(request_timeout_ms=5000)), Mock()
-    connection = Connection(TcpServer(Pipeline(service)), Mock(), MagicMock())
-    assert connection._limits(frames.parse_options(options), task).timeout_ms == expected
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """Does not wait for a client that is not there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tcp, "LINGER_S", 0.001)
+        yield
+
+
+class Service:
+    """A connection to a service whose only model has three classes."""
+
+    def __init__(self, **fields: Any) -> None:
+        limits = {"tcp_idle_timeout_s": 0.001, "body_timeout_ms": 1, "max_body_bytes": 1000}
+        self.service = MagicMock(settings=Settings(**limits | fields))
+        self.model = self.service.model()
+        self.model.task.most_candidates, self.model.task.media_types = CLASSES, ("",)
+        self.model.admitted().__aexit__.return_value = False
+        timings = SimpleNamespace(decode_s=0.0, queue_s=0.0, infer_s=0.0, truncated=False)
+        answer = MagicMock(timings=timings)
+        answer.task.to_json.return_value = {"prediction": "a"}
+        self.model.predict = AsyncMock(return_value=answer)
+        self.writer = MagicMock(drain=AsyncMock())
+        self.writer.is_closing = lambda: bool(self.writer.close.called)
+        self.reader: asyncio.StreamReader
+
+    def connect(self) -> tcp.Connection:
+        """Returns a new connection; needs an event loop."""
+        self.reader = asyncio.StreamReader()
+        return tcp.Connection(tcp.TcpServer(Pipeline(self.service)), self.reader, self.writer)
+
+    def answers(self, data: bytes) -> list[tuple[int, int, Any]]:
+        """Sends bytes, waits until the connection is idle, and returns ids, statuses and objects."""
+
+        async def serve() -> None:
+            connection = self.connect()
+            self.reader.feed_data(data)
+            await connection.run()
+
+        asyncio.run(serve())
+        frames = []
+        for call in self.writer.write.call_args_list:
+            length, number, status = tcp.FRAME.unpack(call.args[0][:10])
+            assert length == len(call.args[0]) - 4
+            frames.append((number, status, json.loads(call.args[0][10:])))
+        assert self.service.metrics.requests.labels.call_count == len(frames)
+        return frames
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, MAX_ID), st.binary(max_size=300), OPTIONS)
+def test_frames_are_read_as_they_are_written(number: int, body: bytes, options: dict[str, Any]) -> None:
+    service = Service()
+    ((answered, status, content), *_) = service.answers(request_frame(number, body, options) * 2)
+    assert (answered, status, content["prediction"]) == (number, 200, "a")
+    inputs, top_k, limits, _ = service.model.predict.call_args.args
+    assert (inputs[0].size, top_k) == (len(body), options.get("top_k", 1))
+    assert limits.bulk is (options.get("priority") == "bulk")
+    assert limits.timeout_ms == min(options.get("timeout_ms", 30_000), 30_000)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=100) | st.just(request_frame(7, BODY, {"top_k": 2, "request_id": "r"})),
+    st.dictionaries(st.integers(0, 60), st.integers(0, 255)),
+)
+@example(bytes(10), {})
+def test_any_bytes_are_answered_or_refused(data: bytes, changes: dict[int, int]) -> None:
+    changed = bytearray(data)
+    for place, value in changes.items():
+        if data:
+            changed[place % len(data)] = value
+    for _, status, content in Service().answers(bytes(changed)):
+        assert status in (200, 400, 408, 413, 415, 422)
+        assert content["request_id"]
 
 
 @pytest.mark.parametrize(
-    "data",
+    "options",
     [
-        request_frame(1, pictures.jpeg(8, 8), {"top_k": 99}),
-        request_frame(1, b"", {}),
-        b"\0" * frames.REQUEST.size,
+        *(b"{", b"[" * 1024, b'{"a":' * 200, b"\xff", b'{"top_k": 1', b'{"top_k": nan}', b"{}x"),
+        *(b'"\\ud800"', b'{"key": "\\ud800"}', b'{"request_id": "\\ud800"}'),
+        *(b"[]", b"7", b"null", b'{"top_k": 0}', b'{"top_k": 1.5}', b'{"top_k": "3"}', b'{"top_k": 4}'),
+        *(b'{"timeout_ms": -1}', b'{"priority": "urgent"}', b'{"priority": "bulk\\n"}'),
+        *(b'{"unknown": 1}', b'{"key": 7}', b" " * 1025),
     ],
-    ids=["refused", "empty", "broken"],
 )
-def test_an_answer_that_is_late_is_no_error(data: bytes) -> None:
-    classifier: Any = MagicMock()
-    classifier.settings = Settings()
-    classifier.model.labels = ["a", "b"]
-    classifier.model().admitted().__aenter__.return_value = MagicMock()
-    classifier.model().predict = AsyncMock(side_effect=InvalidImageError("the body is empty"))
+def test_other_options_than_documented(options: bytes) -> None:
+    frame = tcp.FRAME.pack(6 + len(options) + len(BODY), 7, len(options)) + options + BODY
+    ((number, status, _), *others) = Service().answers(frame + request_frame(8, BODY, {}))
+    assert (number, status in (400, 413, 422)) == (7, True)
+    assert [answer[:2] for answer in others] == ([(8, 200)] if status != 413 else [])
 
-    async def serve() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        server = TcpServer(Pipeline(classifier))
-        await Connection(server, reader, cast(asyncio.StreamWriter, Gone())).run()
 
-    asyncio.run(serve())
-    assert classifier.metrics.requests.labels.call_count == 1
+@pytest.mark.parametrize(("sizes", "status"), [((0, 1000), 200), ((0, 1001), 413), ((1025, 0), 413)])
+def test_sizes_are_limited(sizes: tuple[int, int], status: int) -> None:
+    frame = tcp.FRAME.pack(6 + sum(sizes), 7, sizes[0]) + b" " * sizes[0] + bytes(sizes[1])
+    assert [answer[:2] for answer in Service().answers(frame)] == [(7, status)]
+
+
+def test_a_client_that_has_reset_its_connection_is_no_error() -> None:
+    for data in (request_frame(1, BODY, {"top_k": 99}), request_frame(1, BODY, {}), bytes(10)):
+        service = Service()
+        service.writer.is_closing = lambda: True
+        service.writer.write.side_effect = RuntimeError("the handler is closed")  # as uvloop's
+
+        async def serve(service: Service = service, data: bytes = data) -> None:
+            connection = service.connect()
+            service.reader.feed_data(data)
+            await connection.run()
+
+        asyncio.run(serve())
+        assert service.service.metrics.requests.labels.call_count == 1
 
 
 @pytest.mark.parametrize("admitted", [True, False])
 def test_a_body_that_arrives_at_shutdown(admitted: bool) -> None:
-    service: Any = MagicMock(settings=Settings())
-    model = service.model()
-    model.admitted().__aenter__.return_value = MagicMock()
-    model.predict = AsyncMock(side_effect=InvalidImageError("so it was read"))
-    writer: Any = MagicMock(drain=AsyncMock())
-    writer.is_closing = lambda: bool(writer.close.called)
-    data = request_frame(1, pictures.jpeg(8, 8), {})
-    head = len(data) - (1 if admitted else len(data) - 3)
+    service, data = Service(tcp_idle_timeout_s=20, body_timeout_ms=20_000), request_frame(1, BODY, {})
+    service.model.predict.side_effect = InvalidImageError("so it was read")
+    head = len(data) - 1 if admitted else 3
 
     async def serve() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data[:head])
-        connection = Connection(TcpServer(Pipeline(service)), reader, writer)
+        connection = service.connect()
+        service.reader.feed_data(data[:head])
         task = asyncio.ensure_future(connection.run())
         for _ in range(20):
             await asyncio.sleep(0)
-        assert model.refuse_if_full.called is admitted
+        assert service.model.refuse_if_full.called is admitted
         connection.finish()
-        reader.feed_data(data[head:] + data)
-        reader.feed_eof()
+        service.reader.feed_data(data[head:] + data)
+        service.reader.feed_eof()
         await task
 
     asyncio.run(serve())
-    assert model.predict.call_count == admitted
-    assert len(writer.write.call_args_list) == admitted
+    assert service.model.predict.call_count == admitted
+    assert service.writer.write.call_count == admitted
