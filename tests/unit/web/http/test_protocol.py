@@ -6,12 +6,11 @@ import gc
 import re
 import socket
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import uvicorn
-import uvloop
 from uvicorn.server import ServerState
 
 from smallplates.web.http.protocol import (
@@ -23,6 +22,7 @@ from smallplates.web.http.protocol import (
     ResponseTransport,
 )
 
+pytestmark = pytest.mark.anyio
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
@@ -117,35 +117,33 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-Talk = Callable[[Client], Coroutine[Any, Any, None]]
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The event loop of the service."""
+    return "asyncio", {"use_uvloop": True}
 
 
-@contextlib.asynccontextmanager
-async def connected(connections: Connections, keep_alive_s: float) -> AsyncIterator[Client]:
-    client = Client(Application(), connections, keep_alive_s)
+@pytest.fixture
+def limits() -> dict[str, float]:
+    """Time limits of a connection, in seconds."""
+    return {}
+
+
+@pytest.fixture
+async def client(limits: dict[str, float]) -> AsyncIterator[Client]:
+    """A connection to an application of its own."""
+    connections = Connections(head_s=limits.get("head_s", 20))
+    client = Client(Application(), connections, limits.get("keep_alive_s", 60))
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: client.protocol, theirs)
     client.reader, client.writer = await asyncio.open_connection(sock=ours)
-    try:
-        yield client
-    finally:
-        client.app.gate.set()
-        client.writer.close()
-        with contextlib.suppress(ConnectionError):
-            await client.writer.wait_closed()
-        await until(lambda: not (client.state.connections or client.state.tasks))  # nothing must stay
-
-
-def talk(what: Talk, head_s: float = 20, keep_alive_s: float = 60) -> None:
-    """Runs a client on uvloop, as the service does."""
-
-    async def main() -> None:
-        connections = Connections(head_s=head_s)
-        async with asyncio.timeout(20), connected(connections, keep_alive_s) as client:
-            await what(client)
-
-    uvloop.run(main())
+    yield client
+    client.app.gate.set()
+    client.writer.close()
+    with contextlib.suppress(ConnectionError):
+        await client.writer.wait_closed()
+    await until(lambda: not (client.state.connections or client.state.tasks))  # nothing must stay
 
 
 def statuses(answers: bytes) -> list[bytes]:
@@ -153,12 +151,6 @@ def statuses(answers: bytes) -> list[bytes]:
     return STATUS.findall(answers)
 
 
-def talking(head_s: float = 20, keep_alive_s: float = 60) -> Callable[[Talk], Callable[[], None]]:
-    """Makes a test of a client."""
-    return lambda what: lambda: talk(what, head_s, keep_alive_s)
-
-
-@talking()
 async def test_answers_come_in_the_order_of_their_requests(client: Client) -> None:
     requests = post(b"held", 3) + b"abc" + GET % b"a" + post(b"read", 2) + b"de" + GET % b"c"
     await client.ask(requests, "/held")
@@ -186,22 +178,20 @@ async def test_answers_come_in_the_order_of_their_requests(client: Client) -> No
     ids=["garbage", "target", "no path", "tunnel", "long head", "broken body", "many"],
 )
 @pytest.mark.parametrize("before", [1, 2])
-def test_what_cannot_be_read_spoils_no_answer_before_it(rest: bytes, before: int) -> None:
+async def test_what_cannot_be_read_spoils_no_answer_before_it(
+    client: Client, rest: bytes, before: int
+) -> None:
     """It would be taken for the first one's answer."""
-
-    async def ask(client: Client) -> None:
-        await client.ask(GET % b"held" + (GET % b"a") * (before - 1), "/held")
-        client.writer.write(rest)
-        await client.is_last()
-        assert client.protocol.flow.read_paused
-        client.app.gate.set()
-        answers = await client.rest()
-        count = 1 + MAX_PIPELINED if rest.startswith(GET % b"b") else before
-        assert statuses(answers) == [b"200"] * count
-        assert answers.count(b"connection: close\r\n") == 1
-        assert len(client.app.asked) == count
-
-    talk(ask)
+    await client.ask(GET % b"held" + (GET % b"a") * (before - 1), "/held")
+    client.writer.write(rest)
+    await client.is_last()
+    assert client.protocol.flow.read_paused
+    client.app.gate.set()
+    answers = await client.rest()
+    count = 1 + MAX_PIPELINED if rest.startswith(GET % b"b") else before
+    assert statuses(answers) == [b"200"] * count
+    assert answers.count(b"connection: close\r\n") == 1
+    assert len(client.app.asked) == count
 
 
 @pytest.mark.parametrize("first", [b"", GET % b"a"])
@@ -220,36 +210,30 @@ def test_what_cannot_be_read_spoils_no_answer_before_it(rest: bytes, before: int
         (CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", b"400"),
     ],
 )
-def test_who_sends_what_cannot_be_read_is_told(first: bytes, data: bytes, status: bytes) -> None:
-    async def ask(client: Client) -> None:
-        await client.ask(first, *(["/a"] if first else []))
-        client.writer.write(data)
-        answers = await client.rest()
-        assert statuses(answers) == [b"200"] * bool(first) + [status]
-        assert b"\r\ndate: " in answers
-        assert answers.count(b"connection: close\r\n") == 1
-
-    talk(ask)
+async def test_who_sends_what_cannot_be_read_is_told(
+    client: Client, first: bytes, data: bytes, status: bytes
+) -> None:
+    await client.ask(first, *(["/a"] if first else []))
+    client.writer.write(data)
+    answers = await client.rest()
+    assert statuses(answers) == [b"200"] * bool(first) + [status]
+    assert b"\r\ndate: " in answers
+    assert answers.count(b"connection: close\r\n") == 1
 
 
 @pytest.mark.parametrize("head", [b"GET /a HTTP/1.0\r\n\r\n", CHUNKED.replace(b"chunked", b"Chunked")])
-def test_heads_that_are_accepted(head: bytes) -> None:
-    async def ask(client: Client) -> None:
-        client.writer.write(head + (b"0\r\n\r\n" if b"hunked" in head else b""))
-        client.writer.write_eof()
-        assert statuses(await client.rest()) == [b"200"]
-
-    talk(ask)
+async def test_heads_that_are_accepted(client: Client, head: bytes) -> None:
+    client.writer.write(head + (b"0\r\n\r\n" if b"hunked" in head else b""))
+    client.writer.write_eof()
+    assert statuses(await client.rest()) == [b"200"]
 
 
-@talking()
 async def test_a_broken_rest_of_a_body_is_not_answered_twice(client: Client) -> None:
     await client.ask(CHUNKED.replace(b"/read", b"/early"), "/early")
     client.writer.write(b"no length\r\n")
     assert statuses(await client.rest()) == [b"200"]
 
 
-@talking()
 async def test_who_leaves_a_large_body_behind_has_left(client: Client) -> None:
     """Also where all of it came at once, while it was waited for."""
     await client.ask(post(b"held", 150_000), "/held")
@@ -259,22 +243,20 @@ async def test_who_leaves_a_large_body_behind_has_left(client: Client) -> None:
     await until(lambda: client.app.disconnected)
 
 
+@pytest.mark.parametrize("limits", [{"keep_alive_s": 0.01}])
 @pytest.mark.parametrize("size", [0, 3])
-def test_an_idle_connection_is_closed(size: int) -> None:
-    async def ask(client: Client) -> None:
-        await client.ask(post(b"early", size), "/early")
-        client.writer.write(bytes(size))
-        assert b"connection: close\r\n" not in await client.rest()
-
-    talk(ask, keep_alive_s=0.01)
+async def test_an_idle_connection_is_closed(client: Client, size: int) -> None:
+    await client.ask(post(b"early", size), "/early")
+    client.writer.write(bytes(size))
+    assert b"connection: close\r\n" not in await client.rest()
 
 
-@talking(head_s=0.01)
+@pytest.mark.parametrize("limits", [{"head_s": 0.01}])
 async def test_a_connection_that_sends_nothing_is_closed(client: Client) -> None:
     assert await client.rest() == b""
 
 
-@talking(head_s=0.1)
+@pytest.mark.parametrize("limits", [{"head_s": 0.1}])
 async def test_a_head_that_began_before_an_answer_has_no_more_time_than_others(client: Client) -> None:
     await client.ask(GET % b"held", "/held")
     client.protocol.data_received(b"GET /")
@@ -282,7 +264,6 @@ async def test_a_head_that_began_before_an_answer_has_no_more_time_than_others(c
     assert statuses(await client.rest()) == [b"200"]
 
 
-@talking()
 async def test_unread_answers_are_bounded_in_time(client: Client) -> None:
     client.protocol.pause_writing()
     timer = client.protocol._write_timer
@@ -294,7 +275,6 @@ async def test_unread_answers_are_bounded_in_time(client: Client) -> None:
     assert await client.rest() == b""
 
 
-@talking()
 async def test_a_client_that_leaves_while_answers_are_unread(client: Client) -> None:
     client.protocol.pause_writing()
     client.writer.close()
@@ -304,7 +284,6 @@ async def test_a_client_that_leaves_while_answers_are_unread(client: Client) -> 
     assert timer.cancelled()
 
 
-@talking()
 async def test_a_connection_makes_room_while_it_waits_for_its_client(client: Client) -> None:
     await client.ask(post(b"held", 3), "/held")
     client.protocol.data_received(b"abc")
@@ -318,16 +297,12 @@ async def test_a_connection_makes_room_while_it_waits_for_its_client(client: Cli
 
 
 @pytest.mark.parametrize("data", [b"", post(b"read", 3) + b"a"])
-def test_a_connection_whose_request_is_incomplete_makes_room(data: bytes) -> None:
-    async def ask(client: Client) -> None:
-        await client.ask(data, *(["/read"] if data else []))
-        assert client.connections.make_room()
-        await client.is_closed()
-
-    talk(ask)
+async def test_a_connection_whose_request_is_incomplete_makes_room(client: Client, data: bytes) -> None:
+    await client.ask(data, *(["/read"] if data else []))
+    assert client.connections.make_room()
+    await client.is_closed()
 
 
-@talking()
 async def test_a_client_that_leaves_an_incomplete_body_has_left(client: Client) -> None:
     await client.ask(post(b"read", 3) + b"a", "/read")
     client.writer.write_eof()
@@ -335,14 +310,12 @@ async def test_a_client_that_leaves_an_incomplete_body_has_left(client: Client) 
     assert not client.connections.make_room()
 
 
-@talking()
 async def test_requests_behind_another_one_wait_in_the_system(client: Client) -> None:
     await client.ask(GET % b"parts", "/parts")
     client.protocol.data_received(GET % b"a")
     assert client.protocol.flow.read_paused
 
 
-@talking()
 async def test_the_time_to_be_idle_ends_with_the_next_request(client: Client) -> None:
     """It begins with the end of a body that nobody has read; the next request was in the same packet."""
     await client.ask(post(b"early", 3), "/early")
@@ -350,7 +323,6 @@ async def test_the_time_to_be_idle_ends_with_the_next_request(client: Client) ->
     assert client.protocol.timeout_keep_alive_task is None
 
 
-@talking()
 async def test_who_is_slow_with_another_request_is_still_answered(client: Client) -> None:
     await client.ask(GET % b"held", "/held")
     client.connections.head_s = 0.01
@@ -367,132 +339,107 @@ SIZE = 30_000_000
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("rest", [b"", GET % b"later"])
-def test_a_client_that_closes_has_its_answer_before_its_body_is_sent(
-    version: bytes, rest: bytes
+async def test_a_client_that_closes_has_its_answer_before_its_body_is_sent(
+    client: Client, version: bytes, rest: bytes
 ) -> None:
     """Were the connection closed at once, the body would meet nobody, and the system drop the answer."""
-
-    async def ask(client: Client) -> None:
-        client.writer.write(post(b"early", SIZE, b"Connection: close\r\n", version))
-        answer = await client.rest()  # to the end: our side is closed
-        assert statuses(answer) == [b"200"]
-        assert b"connection: close\r\n" in answer
-        client.writer.write(bytes(SIZE) + rest)
-        await client.writer.drain()
-        await client.is_closed()
-        assert client.app.asked == ["/early"]
-
-    talk(ask)
+    client.writer.write(post(b"early", SIZE, b"Connection: close\r\n", version))
+    answer = await client.rest()  # to the end: our side is closed
+    assert statuses(answer) == [b"200"]
+    assert b"connection: close\r\n" in answer
+    client.writer.write(bytes(SIZE) + rest)
+    await client.writer.drain()
+    await client.is_closed()
+    assert client.app.asked == ["/early"]
 
 
+@pytest.mark.parametrize("limits", [{"head_s": 0.05}])
 @pytest.mark.parametrize("path", [b"early", b"fails"])
 @pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
-def test_a_body_that_nobody_reads_is_not_waited_for(path: bytes, extra: bytes) -> None:
-    async def ask(client: Client) -> None:
-        client.writer.write(post(path, SIZE, extra))
-        await client.is_closed()
-
-    talk(ask, head_s=0.05)
+async def test_a_body_that_nobody_reads_is_not_waited_for(
+    client: Client, path: bytes, extra: bytes
+) -> None:
+    client.writer.write(post(path, SIZE, extra))
+    await client.is_closed()
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_only_newer_clients_are_told_to_go_on(version: bytes) -> None:
-    async def ask(client: Client) -> None:
-        head = post(b"read", 3, b"Connection: close\r\nExpect: 100-continue\r\n", version)
-        await client.ask(head, "/read")
-        client.writer.write(b"abc")
-        answers = [b"200"] if version == b"1.0" else [b"100", b"200"]
-        assert statuses(await client.rest()) == answers
-
-    talk(ask)
+async def test_only_newer_clients_are_told_to_go_on(client: Client, version: bytes) -> None:
+    head = post(b"read", 3, b"Connection: close\r\nExpect: 100-continue\r\n", version)
+    await client.ask(head, "/read")
+    client.writer.write(b"abc")
+    answers = [b"200"] if version == b"1.0" else [b"100", b"200"]
+    assert statuses(await client.rest()) == answers
 
 
 @pytest.mark.parametrize("target", [b"http://x", b"http://x?a=b", b"http://x/", b"/", b"//"])
-def test_the_root_by_any_name(target: bytes) -> None:
-    async def ask(client: Client) -> None:
-        client.writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
-        assert await client.rest()
-        assert client.app.asked == ["//" if target == b"//" else "/"]
-
-    talk(ask)
+async def test_the_root_by_any_name(client: Client, target: bytes) -> None:
+    client.writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
+    assert await client.rest()
+    assert client.app.asked == ["//" if target == b"//" else "/"]
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_servers_end(busy: bool) -> None:
+async def test_the_servers_end(client: Client, busy: bool) -> None:
     """What was accepted is answered; who is idle is not told."""
-
-    async def ask(client: Client) -> None:
-        if busy:
-            await client.ask((GET % b"held") * 2, "/held")
-        else:
-            await client.ask(GET % b"a", "/a")
-            await until(lambda: client.state.total_requests == 1)
-        client.protocol.shutdown()
-        client.app.gate.set()
-        answers = await client.rest()
-        assert statuses(answers) == [b"200"] * (1 + busy)
-        assert answers.count(b"connection: close\r\n") == busy
-
-    talk(ask)
+    if busy:
+        await client.ask((GET % b"held") * 2, "/held")
+    else:
+        await client.ask(GET % b"a", "/a")
+        await until(lambda: client.state.total_requests == 1)
+    client.protocol.shutdown()
+    client.app.gate.set()
+    answers = await client.rest()
+    assert statuses(answers) == [b"200"] * (1 + busy)
+    assert answers.count(b"connection: close\r\n") == busy
 
 
 @pytest.mark.parametrize("path", ["/early", "/held"])
-def test_what_a_client_sent_goes_with_it(path: str) -> None:
+async def test_what_a_client_sent_goes_with_it(client: Client, path: str) -> None:
     """Without the garbage collector, which comes late to what is old."""
-
-    async def ask(client: Client) -> None:
-        request = post(b"read", SIZE) if path == "/held" else b""
-        await client.ask(
-            post(path[1:].encode(), 0 if request else SIZE) + request + bytes(200_000), path
-        )
-        await until(lambda: client.app.held or client.state.total_requests == 1)
-        known = weakref.ref(client.protocol.cycle)
-        gc.disable()
-        try:
-            client.writer.close()
-            await client.is_closed()
-            assert known() is None
-        finally:
-            gc.enable()
-
-    talk(ask)
+    request = post(b"read", SIZE) if path == "/held" else b""
+    await client.ask(post(path[1:].encode(), 0 if request else SIZE) + request + bytes(200_000), path)
+    await until(lambda: client.app.held or client.state.total_requests == 1)
+    known = weakref.ref(client.protocol.cycle)
+    gc.disable()
+    try:
+        client.writer.close()
+        await client.is_closed()
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("extra", [b"", b"Connection: close\r\n"])
-def test_a_request_while_the_service_drains_is_answered_as_the_last(extra: bytes) -> None:
-    async def ask(client: Client) -> None:
-        await client.ask(GET % b"a", "/a")
-        assert b"connection: close\r\n" not in await client.reader.readuntil(b"/a 0.")
-        client.drain()
-        client.writer.write(post(b"read", 3, extra) + b"abc")
-        answer = await client.rest()
-        assert statuses(answer) == [b"200"]
-        assert answer.count(b"connection: close\r\n") == 1
-        assert answer.endswith(b"/read 3.")
-
-    talk(ask)
+async def test_a_request_while_the_service_drains_is_answered_as_the_last(
+    client: Client, extra: bytes
+) -> None:
+    await client.ask(GET % b"a", "/a")
+    assert b"connection: close\r\n" not in await client.reader.readuntil(b"/a 0.")
+    client.drain()
+    client.writer.write(post(b"read", 3, extra) + b"abc")
+    answer = await client.rest()
+    assert statuses(answer) == [b"200"]
+    assert answer.count(b"connection: close\r\n") == 1
+    assert answer.endswith(b"/read 3.")
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_while_draining_the_newest_request_is_the_last(early: bool) -> None:
-    async def ask(client: Client) -> None:
-        await client.ask(GET % b"held", "/held")
-        if early:
-            client.drain()
-        client.protocol.data_received(post(b"read", 3))
+async def test_while_draining_the_newest_request_is_the_last(client: Client, early: bool) -> None:
+    await client.ask(GET % b"held", "/held")
+    if early:
         client.drain()
-        client.app.gate.set()
-        first = await client.reader.readuntil(b"/held 0.")
-        assert b"connection: close\r\n" not in first
-        client.writer.write(b"abc")
-        last = await client.rest()
-        assert b"connection: close\r\n" in last
-        assert last.endswith(b"/read 3.")
+    client.protocol.data_received(post(b"read", 3))
+    client.drain()
+    client.app.gate.set()
+    first = await client.reader.readuntil(b"/held 0.")
+    assert b"connection: close\r\n" not in first
+    client.writer.write(b"abc")
+    last = await client.rest()
+    assert b"connection: close\r\n" in last
+    assert last.endswith(b"/read 3.")
 
-    talk(ask)
 
-
-@talking()
 async def test_an_answer_that_has_begun_is_not_the_last(client: Client) -> None:
     await client.ask(GET % b"parts", "/parts")
     assert b"connection: close\r\n" not in await client.reader.readuntil(b"\r\n\r\n")
@@ -503,7 +450,6 @@ async def test_an_answer_that_has_begun_is_not_the_last(client: Client) -> None:
     assert b"connection: close\r\n" in await client.rest()
 
 
-@talking()
 async def test_what_comes_behind_the_last_answer_is_not_answered(client: Client) -> None:
     client.drain()
     await client.ask(GET % b"parts", "/parts")
@@ -515,20 +461,18 @@ async def test_what_comes_behind_the_last_answer_is_not_answered(client: Client)
     assert client.app.asked == ["/parts"]
 
 
-def test_the_rest_of_a_body_is_taken_behind_the_last_answer(caplog: pytest.LogCaptureFixture) -> None:
-    async def ask(client: Client) -> None:
-        client.drain()
-        await client.ask(post(b"early", 3), "/early")
-        assert b"connection: close\r\n" in await client.rest()
-        client.writer.write(b"abc" + GET % b"b")
-        await client.is_closed()
-        assert client.app.asked == ["/early"]
-
-    talk(ask)
+async def test_the_rest_of_a_body_is_taken_behind_the_last_answer(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.drain()
+    await client.ask(post(b"early", 3), "/early")
+    assert b"connection: close\r\n" in await client.rest()
+    client.writer.write(b"abc" + GET % b"b")
+    await client.is_closed()
+    assert client.app.asked == ["/early"]
     assert not caplog.records
 
 
-@talking()
 async def test_trailers_are_not_headers_of_the_request(client: Client) -> None:
     await client.ask(CHUNKED.replace(b"/read", b"/held"), "/held")
     headers = client.protocol.scope["headers"]
@@ -537,7 +481,6 @@ async def test_trailers_are_not_headers_of_the_request(client: Client) -> None:
     assert [name for name, _ in headers] == [b"host", b"transfer-encoding"]
 
 
-@talking()
 async def test_a_client_that_leaves_after_its_answer_does_not_disconnect(client: Client) -> None:
     await client.ask(GET % b"a", "/a")
     disconnect = client.protocol.scope["disconnect"]  # type: ignore[typeddict-item]  # our own key
@@ -579,13 +522,11 @@ def test_head_and_body_are_one_packet(status: bytes, sent: bytes) -> None:
     assert wire.writes == [CONTINUE, HEAD % sent + b"h", b"i"]
 
 
-@talking()
 async def test_an_answer_without_a_body_is_sent(client: Client) -> None:
     client.writer.write(b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n")
     assert statuses(await client.reader.readuntil(b"\r\n\r\n")) == [b"200"]
 
 
-@talking()
 async def test_a_client_that_only_sends_no_more_has_all_answers(client: Client) -> None:
     await client.ask((GET % b"held") * 2, "/held")
     client.writer.write_eof()
@@ -596,15 +537,12 @@ async def test_a_client_that_only_sends_no_more_has_all_answers(client: Client) 
 
 
 @pytest.mark.parametrize("behind", [b"", GET % b"a"])
-def test_a_client_that_leaves_for_good_is_noticed(
-    behind: bytes, caplog: pytest.LogCaptureFixture
+async def test_a_client_that_leaves_for_good_is_noticed(
+    client: Client, behind: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def ask(client: Client) -> None:
-        await client.ask(post(b"held", 3) + b"abc" + behind, "/held")
-        await until(lambda: client.app.held)
-        client.writer.close()
-        await until(lambda: client.app.disconnected)
-        await until(lambda: not client.state.tasks)
-        assert not caplog.records
-
-    talk(ask)
+    await client.ask(post(b"held", 3) + b"abc" + behind, "/held")
+    await until(lambda: client.app.held)
+    client.writer.close()
+    await until(lambda: client.app.disconnected)
+    await until(lambda: not client.state.tasks)
+    assert not caplog.records
