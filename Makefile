@@ -7,6 +7,8 @@ TRITON := runs/triton-test
 IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 TESTS ?= tests/docker
 BIN := .venv/bin
+# most tests wait for a process; a file's tests stay together, since they share services
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Ray's variables, and its Python first on the PATH
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . smallplates/ray/local.sh &&
 SIZE_onnx := 560 MB
@@ -34,10 +36,10 @@ run-ray: .venv-ray/installed  ## the same from three replicas on a local Ray of 
 	@$(RAY) exec python -m smallplates $(SERVE) --ray
 
 test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser test where a Chromium is found
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: test .venv/dev-all.installed  ## everything that needs no GPU: what `test` runs, then the tests marked slow
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 test-docs: .venv/dev-all.installed  ## the blocks of code in README.md and docs/, as printed; part of test-all
 	$(BIN)/python -m pytest -m slow tests/e2e/test_document_blocks.py

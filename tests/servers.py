@@ -1,23 +1,38 @@
 """Starts the project's programs as real processes on free ports, and ends them again."""
 
+import itertools
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 import requests
 
-from benchmarks.running import free_port as free_port  # the tests find it here
 from smallplates.cli import processes
 
 ROOT = Path(__file__).resolve().parent.parent
+PORTS = range(10_000, 32_000)
+"""Below those that the system gives to clients' connections."""
+
+_ports = itertools.count(random.randrange(len(PORTS)))
+
+
+def free_port() -> int:
+    """Returns a TCP port of 127.0.0.1 that nobody has; each call in this process returns another one."""
+    while True:
+        port = PORTS[next(_ports) % len(PORTS)]
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 110) -> None:
@@ -33,7 +48,7 @@ def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float 
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Returns as soon as the condition holds."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "the condition was never met"
         time.sleep(0.01)
@@ -77,7 +92,7 @@ def running(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(15)
+                process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

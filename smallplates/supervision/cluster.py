@@ -80,6 +80,7 @@ class Cluster:
             self._metrics_folder = folder
             self._watch()
             self._starting = starting = self._spawn(self._registry.start())
+            keepers: list[asyncio.Task[None]] = []
             try:
                 if self._settings.web_processes == "auto":
                     await starting
@@ -92,6 +93,7 @@ class Cluster:
                     raise
             finally:
                 await self._end()
+                await asyncio.gather(*keepers, return_exceptions=True)  # asyncio logs what nobody reads
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
